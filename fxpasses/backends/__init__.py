@@ -1,0 +1,1 @@
+"""What compiles one part of a lowered model: eager, inductor, onnxruntime, openvino."""

@@ -1,0 +1,1 @@
+"""Transformations: each pass is one idea in one file."""
