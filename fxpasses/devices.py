@@ -1,0 +1,297 @@
+"""The machines a model is placed on: devices with memory and speed, and the links between them.
+
+A :class:`Device` is a description, not a handle: planning works without the hardware, running needs ``torch_device``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from fxpasses.errors import InputError
+from fxpasses.units import GiB, parse_bytes, parse_count, parse_rate, parse_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Device", "Link", "Topology", "detect", "fake_devices", "parse_device", "parse_link"]
+
+DEFAULT_FLOPS = 100e9
+DEFAULT_BANDWIDTH = 20e9
+DEFAULT_OVERHEAD = 5e-6
+DEFAULT_LINK_BANDWIDTH = 16 * GiB
+DEFAULT_LINK_LATENCY = 5e-6
+
+
+def _no_limit(size: int | None) -> int | None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
+        raise InputError(f"A device's memory is a number of bytes, not {size!r}; leave it out for 'no limit'.")
+    return size
+
+
+def _positive(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not (isinstance(value, (int, float)) and value > 0 and not math.isnan(value)):
+            raise InputError(f"A device's {what} must be a positive number, not {value!r}.")
+
+    return check
+
+
+@attrs.frozen
+class Device:
+    """A place that holds tensors and runs operators.
+
+    Args:
+        name: How plans and reports call it; unique among the devices of one placement.
+        available_mem_bytes: Its memory budget in bytes; None means no limit.
+        logical_id: A number that partitioners of the ``torch.fx`` family use; -1 when it does not matter.
+        torch_device: Where tensors really go, as ``torch.device`` takes it: ``"cpu"``, ``"cuda:0"``.
+        flops: Peak floating-point operations per second.
+        bandwidth: Memory bandwidth in bytes per second.
+        overhead: Seconds that launching one operator costs.
+        backend: The backend that compiles this device's parts.
+        supports: Says whether the device can run a node: called as ``supports(submodules, node)``; None means all.
+
+    Raises:
+        InputError: a size or a rate that makes no sense.
+    """
+
+    name: str
+    available_mem_bytes: int | None = attrs.field(default=None, converter=_no_limit)
+    logical_id: int = -1
+    torch_device: str = attrs.field(default="cpu", kw_only=True, converter=str)
+    flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, validator=_positive("flops"))
+    bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
+    overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True)
+    backend: str = attrs.field(default="eager", kw_only=True)
+    supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+
+    @property
+    def memory(self) -> float:
+        """The budget in bytes, ``inf`` when there is none."""
+        return math.inf if self.available_mem_bytes is None else float(self.available_mem_bytes)
+
+    def runs(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:
+        """Whether this device can run ``node``, by asking ``supports`` (or its ``is_node_supported``)."""
+        if self.supports is None:
+            return True
+        question = getattr(self.supports, "is_node_supported", self.supports)
+        return bool(question(submodules, node))
+
+
+@attrs.frozen
+class Link:
+    """A connection between two devices, the same in both directions.
+
+    Args:
+        first: Name of one device.
+        second: Name of the other.
+        bandwidth: Bytes per second.
+        latency: Seconds before the first byte arrives.
+    """
+
+    first: str
+    second: str
+    bandwidth: float = attrs.field(default=DEFAULT_LINK_BANDWIDTH, validator=_positive("link bandwidth"))
+    latency: float = DEFAULT_LINK_LATENCY
+
+    def seconds(self, size: float) -> float:
+        """The time that ``size`` bytes take."""
+        return self.latency + size / self.bandwidth
+
+
+@attrs.frozen
+class Topology:
+    """A set of devices and the links between them; pairs that no link names use the default link.
+
+    Raises:
+        InputError: no device, two devices of one name, or a link to a device that is not there.
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if not self.devices:
+            raise InputError("There is no device to place the model on; give at least one, such as Device('cpu').")
+        names: dict[str, Device] = {}
+        for device in self.devices:
+            if not isinstance(device, Device):
+                raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
+            if device.name in names:
+                raise InputError(f"Two devices are called {device.name!r}; give each its own name.")
+            names[device.name] = device
+        for link in self.links:
+            for end in (link.first, link.second):
+                if end not in names:
+                    raise InputError(
+                        f"The link {link.first}:{link.second} names the device {end!r}, which is not among "
+                        f"{', '.join(names)}."
+                    )
+
+    def __getitem__(self, name: str) -> Device:
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise InputError(f"There is no device {name!r}; there are {', '.join(d.name for d in self.devices)}.")
+
+    def link(self, source: str, target: str) -> Link:
+        """The link between two devices; the default one where none was given."""
+        for link in self.links:
+            if {link.first, link.second} == {source, target}:
+                return link
+        return Link(source, target)
+
+    def seconds(self, source: str, target: str, size: float) -> float:
+        """The time that ``size`` bytes take from one device to another; 0 within a device."""
+        return 0.0 if source == target else self.link(source, target).seconds(size)
+
+    @classmethod
+    def of(cls, devices: Topology | Iterable[Device], links: Iterable[Link] = ()) -> Topology:
+        """Take devices as users hand them over."""
+        return devices if isinstance(devices, Topology) else cls(tuple(devices), tuple(links))
+
+
+_DEVICE_OPTIONS = ("memory", "flops", "bandwidth", "overhead", "backend")
+
+
+def parse_device(text: str) -> Device:
+    """Read a device as the command line takes it: ``NAME=TORCH_DEVICE[,memory=40MiB][,flops=..][,bandwidth=..]``.
+
+    >>> parse_device("left=cpu,memory=40MiB").available_mem_bytes
+    41943040
+
+    Raises:
+        InputError: the text does not parse, or the torch device does not exist.
+    """
+    head, *options = text.split(",")
+    name, equals, torch_device = head.partition("=")
+    if not equals or not name.strip() or not torch_device.strip():
+        raise InputError(f"--device {text!r} does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB.")
+    facts: dict[str, Any] = {"torch_device": _real_device(torch_device.strip(), text)}
+    memory: int | None = None
+    for option in options:
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if key not in _DEVICE_OPTIONS or not equals:
+            raise InputError(f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)}.")
+        if key == "memory":
+            memory = parse_bytes(value)
+        elif key == "flops":
+            facts[key] = parse_count(value, "a number of FLOP/s")
+        elif key == "bandwidth":
+            facts[key] = parse_rate(value)
+        elif key == "overhead":
+            facts[key] = parse_seconds(value)
+        else:
+            facts[key] = value
+    return Device(name.strip(), memory, **facts)
+
+
+def _real_device(torch_device: str, text: str) -> str:
+    import torch
+
+    try:
+        return str(torch.device(torch_device))
+    except RuntimeError:
+        raise InputError(
+            f"--device {text!r} asks for the torch device {torch_device!r}, which torch does not know; "
+            "write cpu, cuda:0, mps, meta, ..."
+        ) from None
+
+
+def parse_link(text: str) -> Link:
+    """Read a link as the command line takes it: ``A:B=16GiB/s,5us``.
+
+    >>> parse_link("left:right=1GiB/s,5us")
+    Link(first='left', second='right', bandwidth=1073741824.0, latency=5e-06)
+
+    Raises:
+        InputError: the text does not parse.
+    """
+    ends, equals, facts = text.partition("=")
+    first, colon, second = (end.strip() for end in ends.partition(":"))
+    if not equals or not colon or not first or not second:
+        raise InputError(f"--link {text!r} does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us.")
+    rate, _, latency = facts.partition(",")
+    return Link(first, second, parse_rate(rate), parse_seconds(latency) if latency.strip() else DEFAULT_LINK_LATENCY)
+
+
+def fake_devices(
+    count: int,
+    *,
+    memory: int | Sequence[int | None] | None = None,
+    flops: float | Sequence[float] = DEFAULT_FLOPS,
+    bandwidth: float = DEFAULT_BANDWIDTH,
+    torch_device: str = "cpu",
+) -> tuple[Device, ...]:
+    """Make ``count`` devices for planning without hardware; a sequence gives each its own memory or speed.
+
+    >>> [device.name for device in fake_devices(2)]
+    ['device0', 'device1']
+    """
+
+    def each(value: Any, index: int) -> Any:
+        return value[index] if isinstance(value, Sequence) else value
+
+    return tuple(
+        Device(
+            f"device{index}",
+            each(memory, index),
+            index,
+            torch_device=torch_device,
+            flops=each(flops, index),
+            bandwidth=bandwidth,
+        )
+        for index in range(count)
+    )
+
+
+# Dense fp32 FLOP/s, memory bytes/s by CUDA compute capability (vendor data sheets; tensor-core TF32 left out).
+_CUDA_SPEED = {(7, 0): (14e12, 0.9e12), (7, 5): (8e12, 0.3e12), (8, 0): (19.5e12, 1.6e12), (9, 0): (60e12, 3.3e12)}
+
+
+def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
+    """List what this machine has: each CUDA device, then the CPU.
+
+    Args:
+        reserve: The share of each device's free memory that is left to others.
+    """
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, _total = torch.cuda.mem_get_info(index)
+        flops, bandwidth = _CUDA_SPEED.get(torch.cuda.get_device_capability(index), (20e12, 1e12))
+        found.append(
+            Device(
+                f"cuda{index}",
+                int(free * (1 - reserve)),
+                index,
+                torch_device=f"cuda:{index}",
+                flops=flops,
+                bandwidth=bandwidth,
+            )
+        )
+    threads = torch.get_num_threads()
+    memory = int(_free_memory() * (1 - reserve))
+    return (*found, Device("cpu", memory, len(found), flops=threads * 30e9))
+
+
+def _free_memory() -> int:
+    """Bytes of main memory that are free or can be freed (Linux), else the physical size, else 8 GiB."""
+    import os
+
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 8 * GiB

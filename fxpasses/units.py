@@ -1,0 +1,129 @@
+"""Sizes, rates and times as people write them: ``40MiB``, ``16GiB/s``, ``5us``."""
+
+from __future__ import annotations
+
+import re
+
+from fxpasses.errors import InputError
+
+__all__ = [
+    "GB",
+    "KB",
+    "MB",
+    "TB",
+    "GiB",
+    "KiB",
+    "MiB",
+    "TiB",
+    "format_bytes",
+    "format_seconds",
+    "parse_bytes",
+    "parse_count",
+    "parse_rate",
+    "parse_seconds",
+]
+
+KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+
+_BYTES = {"": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": KB, "mb": MB, "gb": GB, "tb": TB}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)\s*$")
+
+
+def _split(text: str, what: str, example: str) -> tuple[float, str]:
+    found = _NUMBER.match(text)
+    if found is None:
+        raise InputError(f"{text!r} is not {what}; write it like {example}.")
+    return float(found.group(1)), found.group(2).lower()
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a number of bytes; binary (``KiB``) and decimal (``KB``) units.
+
+    >>> parse_bytes("40MiB"), parse_bytes("1.5kB"), parse_bytes(7)
+    (41943040, 1500, 7)
+
+    Raises:
+        InputError: the text is not a size.
+    """
+    if isinstance(text, int):
+        return text
+    number, unit = _split(text, "a size in bytes", "40MiB or 2GB")
+    if unit not in _BYTES:
+        raise InputError(f"{text!r} is not a size in bytes: there is no unit {unit!r}; write it like 40MiB or 2GB.")
+    return round(number * _BYTES[unit])
+
+
+def parse_rate(text: str | float) -> float:
+    """Read bytes per second: ``16GiB/s``.
+
+    Raises:
+        InputError: the text is not a rate.
+    """
+    if isinstance(text, (int, float)):
+        return float(text)
+    body = text.strip().removesuffix("/s").removesuffix("ps")
+    try:
+        return float(parse_bytes(body))
+    except InputError:
+        raise InputError(f"{text!r} is not a rate in bytes per second; write it like 16GiB/s.") from None
+
+
+def parse_count(text: str | float, what: str = "a number") -> float:
+    """Read a number with a decimal prefix: ``2.5T`` is 2.5e12; a trailing ``FLOP/s`` or ``FLOPS`` is allowed.
+
+    Raises:
+        InputError: the text is not a number.
+    """
+    if isinstance(text, (int, float)):
+        return float(text)
+    body = re.sub(r"(?i)flop(?:s|/s)?$", "", text.strip())
+    number, unit = _split(body, what, "2.5T")
+    if unit not in _COUNTS:
+        raise InputError(f"{text!r} is not {what}: there is no prefix {unit!r}; write it like 2.5T.")
+    return number * _COUNTS[unit]
+
+
+def parse_seconds(text: str | float) -> float:
+    """Read a time: ``5us``.
+
+    Raises:
+        InputError: the text is not a time.
+    """
+    if isinstance(text, (int, float)):
+        return float(text)
+    number, unit = _split(text, "a time", "5us")
+    if unit not in _SECONDS:
+        raise InputError(f"{text!r} is not a time: there is no unit {unit!r}; write it like 5us or 2ms.")
+    return number * _SECONDS[unit]
+
+
+def format_bytes(size: float) -> str:
+    """Write a size with three digits that matter.
+
+    >>> format_bytes(0), format_bytes(1536), format_bytes(40 * MiB)
+    ('0 B', '1.50 KiB', '40.0 MiB')
+    """
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} B" if unit == "B" else f"{value:#.3g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with three digits that matter.
+
+    >>> format_seconds(0.0), format_seconds(1.5e-3), format_seconds(12.0)
+    ('0 s', '1.50 ms', '12.0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            value = seconds / scale
+            return f"{value:#.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{seconds / 1e-9:#.3g} ns"
