@@ -213,9 +213,7 @@ class Dependencies:
 
     def merger(self) -> Merger:
         """A fresh :class:`~fxpasses.merging.Merger`: every node a group of its own."""
-        if self.topological_violation() is not None:
-            _ = self.topological  # raises on a cycle
-        return Merger(self.successor_lists, self.predecessor_lists, self.describe)
+        return Merger(self.successor_lists, self.predecessor_lists, self.topological, self.describe)
 
     def quotient(self, labels: Sequence[int]) -> nx.DiGraph:
         """The graph of the groups: nodes with one label become one.
