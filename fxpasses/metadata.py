@@ -196,9 +196,10 @@ def merge_provenance(new: Node, replaced: Sequence[Node], pass_name: str | None 
         new.meta["nn_module_stack"] = stack
     _merge_other_entries(new.meta, metas)
     known = list(new.meta.get("from_node") or [])
-    sources = [source_of(node, pass_name) for node in dict.fromkeys(replaced) if node is not new]
-    if sources:
-        new.meta["from_node"] = [*known, *sources]
+    listed = {(source.name, source.graph_id) for source in known}
+    going = [node for node in dict.fromkeys(replaced) if node is not new and (node.name, id(node.graph)) not in listed]
+    if going:
+        new.meta["from_node"] = [*known, *(source_of(node, pass_name) for node in going)]
 
 
 def copy_metadata(source: Node, target: Node, *, values: bool = True, provenance: bool = False) -> None:
