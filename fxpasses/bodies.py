@@ -16,7 +16,8 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxpasses.purity import CallEffects, RegionKind, Registry, Rule, flat_nodes, opaque, rule_for_target
+from fxpasses.call_effects import CallEffects, RegionKind, Registry, Rule, flat_nodes, opaque
+from fxpasses.purity import rule_for_target
 
 __all__ = ["BodySummary", "higher_order_effects", "module_effects"]
 
@@ -293,7 +294,8 @@ def _state(module: nn.Module) -> Iterator[torch.Tensor]:
 def _library_module(node: Node, module: nn.Module, parts: Sequence[nn.Module]) -> CallEffects:
     """A module of ``torch.nn``, by its class and switches."""
     statistics = tuple(tensor for part in parts if _updates_statistics(part) for tensor in part.buffers(recurse=False))
-    renormed = tuple(part.weight for part in parts if getattr(part, "max_norm", None) is not None)
+    embeddings = (part for part in parts if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
+    renormed = tuple(part.weight for part in embeddings if part.max_norm is not None)
     random = any(_draws(part) for part in parts)
     inplace = any(getattr(part, "inplace", False) for part in parts)
     operands = tuple(node.all_input_nodes)

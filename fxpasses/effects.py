@@ -13,7 +13,7 @@ on a straight line of code. Time and memory are linear in nodes and operands, ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -26,7 +26,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.aliasing import NO_STORAGE, Storages
 from fxpasses.bodies import BodySummary, higher_order_effects, module_effects
-from fxpasses.purity import PLAIN, CallEffects, RegionKind, Registry, Rule, flat_nodes, opaque, rule_for_target
+from fxpasses.call_effects import PLAIN, CallEffects, RegionKind, Registry, Rule, flat_nodes, opaque
+from fxpasses.purity import rule_for_target
 
 __all__ = [
     "CallEffects",
@@ -113,7 +114,7 @@ def analyze_effects(
 
     Args:
         graph: A graph, or the module that holds it. A bare graph is looked up in its owning module.
-        signature: The signature of an exported program whose graph this is: which inputs the outputs are copied back to.
+        signature: The signature of an exported program whose graph this is: it tells which outputs are copied back.
         program: The program itself; its real tensors tell which parameters share memory. Gives the signature, too.
         registry: What users said about targets; what was registered in this process if it is not given.
 
@@ -460,10 +461,13 @@ class _Ordering:
                 self._edge(self.barrier, node)
             self.since_barrier.append(node)
             return
-        for earlier in self.since_barrier or [self.barrier]:
-            if earlier is not None:
-                self._edge(earlier, node)
+        for earlier in self._before_barrier():
+            self._edge(earlier, node)
         self.since_barrier, self.barrier = [], node
+
+    def _before_barrier(self) -> list[Node]:
+        """What the next barrier must wait for: the nodes since the last one, or that one itself."""
+        return self.since_barrier or ([self.barrier] if self.barrier is not None else [])
 
     def _guard(self, node: Node) -> None:
         for earlier in self.symbols.visit(node) if self.symbols else ():
@@ -476,14 +480,13 @@ class _Ordering:
                 self._edge(reader, output)
             if not self.readers.get(storage):
                 self._edge(self.writer[storage], output)
-        for earlier in self.since_barrier or [self.barrier]:
-            if self.barrier is not None and earlier is not None:
-                self._edge(earlier, output)
+        for earlier in self._before_barrier() if self.barrier is not None else ():
+            self._edge(earlier, output)
         self.edges = list(dict.fromkeys(self.edges))
 
 
 class _Symbols:
-    """Follows numbers from where they are made to where they are used, so that an assertion stays before what it guards."""
+    """Follows numbers from producer to use, so that an assertion on one stays before what it guards."""
 
     def __init__(self, analysis: EffectAnalysis) -> None:
         self._analysis = analysis
@@ -551,10 +554,7 @@ class _Regions:
             self.stack = (*self.stack, node)
         else:
             opener = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-            self._close(opener if opener in self.stack else self._innermost(effects.region))
-
-    def _innermost(self, kind: RegionKind | None, analysis: EffectAnalysis | None = None) -> Node | None:
-        return self.stack[-1] if self.stack else None
+            self._close(opener if opener in self.stack else next(reversed(self.stack), None))
 
     def _close(self, opener: Node | None) -> None:
         self.stack = tuple(node for node in self.stack if node is not opener)
@@ -688,8 +688,7 @@ class EffectAnalysis:
             for node in self.nodes:
                 for found in self.storages(node):
                     self._named.setdefault(found, node)
-        node = self._named.get(storage)
-        return node.name if node is not None else "module state"
+        return self._named[storage].name if storage in self._named else "module state"
 
 
 def _analysis(
@@ -733,11 +732,8 @@ def _copy_backs(graph: Graph, signature: ExportGraphSignature | None) -> dict[No
     found = {}
     for spec in signature.output_specs:
         if spec.kind in _MUTATIONS:
-            target = by_name.get(of_state.get(spec.target, spec.target))
+            target = by_name.get(of_state.get(spec.target or "", spec.target or ""))
             value = by_name.get(spec.arg.name)
             if target is not None and value is not None:
                 found[value] = target
     return found
-
-
-RuleFunction = Callable[[Node], CallEffects]
