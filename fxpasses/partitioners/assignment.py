@@ -10,15 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import attrs
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError
-
-if TYPE_CHECKING:
-    from fxpasses.dependencies import Dependencies
 
 __all__ = ["Assignment", "Grouping"]
 
@@ -27,6 +24,18 @@ Grouping = Mapping[Node, Hashable] | Iterable[Iterable[Node]]
 
 _NEVER_ASSIGNED = ("placeholder", "output")
 _NO_REASON = "no partitioner proposed it"
+
+
+def _frozen_copy(given: Mapping[Node, Hashable]) -> Mapping[Node, Hashable]:
+    return MappingProxyType(dict(given))
+
+
+def _frozen_reasons(given: Mapping[Node, str]) -> Mapping[Node, str]:
+    return MappingProxyType(dict(given))
+
+
+def _in_order(given: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    return tuple(given)
 
 
 @attrs.frozen(repr=False)
@@ -45,11 +54,9 @@ class Assignment:
     """
 
     graph: Graph
-    partition_of: Mapping[Node, Hashable] = attrs.field(converter=lambda given: MappingProxyType(dict(given)))
-    order: tuple[Hashable, ...] = attrs.field(converter=tuple)
-    reasons: Mapping[Node, str] = attrs.field(
-        factory=dict, eq=False, converter=lambda given: MappingProxyType(dict(given))
-    )
+    partition_of: Mapping[Node, Hashable] = attrs.field(converter=_frozen_copy)
+    order: tuple[Hashable, ...] = attrs.field(converter=_in_order)
+    reasons: Mapping[Node, str] = attrs.field(factory=dict, eq=False, converter=_frozen_reasons)
     _dependencies: Dependencies | None = attrs.field(default=None, eq=False, kw_only=True)
     _partitions: Mapping[Hashable, list[Node]] | None = attrs.field(default=None, eq=False, init=False)
 
@@ -85,7 +92,7 @@ class Assignment:
         partition_of = _partition_of(grouping)
         names = list(dict.fromkeys(order)) if order is not None else None
         _check_members(graph, partition_of)
-        view = dependencies if dependencies is not None else _view_of(graph_module)
+        view = dependencies if dependencies is not None else Dependencies.of(graph_module)
         preferred = _preferred_order(view, partition_of) if names is None else _checked_names(names, partition_of)
         found = execution_order(view, partition_of, preferred)
         if names is not None and found != names:
@@ -96,7 +103,7 @@ class Assignment:
     def dependencies(self) -> Dependencies:
         """The dense view of the graph, analysed once."""
         if self._dependencies is None:
-            object.__setattr__(self, "_dependencies", _view_of(self.graph))
+            object.__setattr__(self, "_dependencies", Dependencies.of(self.graph))
         assert self._dependencies is not None
         return self._dependencies
 
@@ -274,7 +281,8 @@ class Assignment:
         return _labels(self.dependencies, partition_of, list(dict.fromkeys(partition_of.values())))
 
     def _is_acyclic(self, partition_of: Mapping[Node, Hashable]) -> bool:
-        return self.dependencies.cycle(self._labels(partition_of)) is None
+        labels = self._labels(partition_of)
+        return _group_order(self.dependencies, labels, max(labels, default=-1) + 1) is not None
 
     def _cut_into_pieces(self, kept: dict[Node, Hashable], touched: Iterable[Hashable]) -> dict[Node, Hashable]:
         """Cut the touched partitions by how often a path to a node leaves its partition.
@@ -365,41 +373,38 @@ def execution_order(
         CycleError: There is no such order; ``path`` shows why.
     """
     labels = _labels(dependencies, partition_of, preferred)
-    group_of = [label if label >= 0 else len(preferred) + index for index, label in enumerate(labels)]
-    waiting = [0] * (len(preferred) + len(labels))
-    pointers, targets = (array.tolist() for array in dependencies.out_csr)
-    for index, group in enumerate(group_of):
-        for target in targets[pointers[index] : pointers[index + 1]]:
-            waiting[group_of[target]] += group_of[target] != group
+    order = _group_order(dependencies, labels, len(preferred))
+    if order is None:
+        raise _cycle_error(dependencies, partition_of, labels)
+    return [preferred[group] for group in order]
+
+
+def _group_order(dependencies: Dependencies, labels: Sequence[int], count: int) -> list[int] | None:
+    """The labels 0 to count - 1 in an order that works, lowest first where there is a choice; None if none works."""
+    group_of = [label if label >= 0 else count + index for index, label in enumerate(labels)]
+    successors = dependencies.successor_lists
     members: dict[int, list[int]] = {}
+    waiting: dict[int, int] = dict.fromkeys(group_of, 0)
     for index, group in enumerate(group_of):
         members.setdefault(group, []).append(index)
-    # Nodes outside go first as soon as they can: they must not hold a partition back from its preferred place.
-    ready = [(group if group < len(preferred) else -1, group) for group in members if waiting[group] == 0]
+        for target in successors[index]:
+            waiting[group_of[target]] += group_of[target] != group
+    # Nodes outside go as soon as they can: they must not hold a partition back from its preferred place.
+    ready = [(group if group < count else -1, group) for group in members if waiting[group] == 0]
     heapq.heapify(ready)
-    order: list[Hashable] = []
+    order: list[int] = []
     done = 0
     while ready:
         _, group = heapq.heappop(ready)
         done += 1
-        if group < len(preferred):
-            order.append(preferred[group])
-        for index in members[group]:
-            for target in targets[pointers[index] : pointers[index + 1]]:
-                other = group_of[target]
-                if other != group:
-                    waiting[other] -= 1
-                    if waiting[other] == 0:
-                        heapq.heappush(ready, (other if other < len(preferred) else -1, other))
-    if done < len(members):
-        _refuse_cycle(dependencies, partition_of, labels)
-    return order
-
-
-def _view_of(graph: GraphModule | Graph) -> Dependencies:
-    from fxpasses.dependencies import Dependencies
-
-    return Dependencies.of(graph)
+        if group < count:
+            order.append(group)
+        for other in (group_of[target] for index in members[group] for target in successors[index]):
+            if other != group:
+                waiting[other] -= 1
+                if waiting[other] == 0:
+                    heapq.heappush(ready, (other if other < count else -1, other))
+    return order if done == len(members) else None
 
 
 def _partition_of(grouping: Grouping) -> dict[Node, Hashable]:
@@ -487,12 +492,14 @@ def _exit_levels(dependencies: Dependencies, members: Sequence[Node]) -> dict[No
     return {node: levels[dependencies.position[node]] for node in members}
 
 
-def _refuse_cycle(dependencies: Dependencies, partition_of: Mapping[Node, Hashable], labels: Sequence[int]) -> None:
+def _cycle_error(
+    dependencies: Dependencies, partition_of: Mapping[Node, Hashable], labels: Sequence[int]
+) -> CycleError:
     path = dependencies.cycle(labels) or []
-    nodes = [dependencies.nodes[index] if isinstance(index, int) else index for index in path]
+    nodes = [dependencies.nodes[index] for index in path]
     homes = list(dict.fromkeys(repr(partition_of[node]) for node in nodes if node in partition_of))
     waits = "would wait for itself" if len(homes) == 1 else "would wait for each other"
-    raise CycleError(
+    return CycleError(
         f"partition{'s' if len(homes) > 1 else ''} {', '.join(homes)} {waits}: {dependencies.describe(path)}; "
         "take a node of this path out, or put all of it in",
         path=nodes,

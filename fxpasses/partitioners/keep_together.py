@@ -1,0 +1,279 @@
+"""Nodes that must not be cut apart, as units that a partitioner takes or leaves whole.
+
+Units come from the caller (groups of nodes, matches of patterns) and from the graph: the elements of a tuple with what
+makes it, a region with its markers, a quantize with its dequantize, a value that is no tensor with all that use it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import torch
+from torch.fx import Node
+
+from fxpasses.dependencies import Dependencies
+from fxpasses.errors import PartitionError
+
+from .levels import number_by_first, strong_units
+from .support import CALLS, target_name
+
+__all__ = [
+    "KeptGroup",
+    "Units",
+    "form_units",
+    "given_groups",
+    "non_tensor_groups",
+    "quantization_groups",
+    "region_groups",
+    "tuple_followers",
+]
+
+
+@attrs.frozen
+class KeptGroup:
+    """Node numbers that go into one part together, or stay outside together.
+
+    Args:
+        label: How messages call the group.
+        members: Numbers of its nodes.
+        fragile: Of these only, the nodes that must stay outside when the group cannot be kept; None means all.
+    """
+
+    label: str
+    members: tuple[int, ...]
+    fragile: tuple[int, ...] | None = None
+
+
+@attrs.frozen
+class Units:
+    """The graph seen as units.
+
+    Args:
+        unit_of: The unit of each node; units are numbered in the order of their first nodes.
+        supported: One flag per node; the same for all nodes of a unit.
+        reasons: Why nodes became unsupported here.
+    """
+
+    unit_of: list[int]
+    supported: list[bool]
+    reasons: dict[int, str]
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether every node is a unit of its own."""
+        return not self.unit_of or max(self.unit_of) == len(self.unit_of) - 1
+
+
+def form_units(
+    dependencies: Dependencies,
+    supported: Sequence[bool],
+    groups: Sequence[KeptGroup] = (),
+    followers: Mapping[int, int] | None = None,
+) -> Units:
+    """Contract groups to units that can be placed without a cycle.
+
+    A group with an unsupported member, or around one (a path leaves the group, passes an unsupported node and comes
+    back), cannot be in a part: its nodes become unsupported. Supported nodes between the members join the unit.
+
+    Args:
+        dependencies: Data and order edges.
+        supported: One flag per node.
+        groups: What to keep together.
+        followers: For a node the one whose part it shares whatever its own support says (an element of a tuple).
+
+    Complexity:
+        O(V + E).
+    """
+    flags = list(supported)
+    reasons: dict[int, str] = {}
+    leader = list(range(len(dependencies)))
+    for node, producer in (followers or {}).items():
+        leader[node] = leader[producer]
+        flags[node] = flags[leader[producer]]
+    kept = [group for group in groups if not _refuse_unsupported(dependencies, group, flags, reasons)]
+    if not kept and not followers:
+        return Units(leader, flags, reasons)
+    unit_of = strong_units(dependencies, _joined(leader, kept))
+    while blocked := _blocked_groups(dependencies, kept, unit_of, flags, reasons):
+        kept = [group for group in kept if group not in blocked]
+        unit_of = strong_units(dependencies, _joined(leader, kept))
+    return Units(number_by_first(unit_of), flags, reasons)
+
+
+def _refuse_unsupported(
+    dependencies: Dependencies, group: KeptGroup, flags: list[bool], reasons: dict[int, str]
+) -> bool:
+    wrong = next((node for node in group.members if not flags[node]), None)
+    if wrong is not None:
+        _leave_outside(
+            group, f"{group.label} is kept together, and {dependencies.nodes[wrong]} is outside", flags, reasons
+        )
+    return wrong is not None
+
+
+def _blocked_groups(
+    dependencies: Dependencies,
+    kept: Sequence[KeptGroup],
+    unit_of: Sequence[int],
+    flags: list[bool],
+    reasons: dict[int, str],
+) -> list[KeptGroup]:
+    """The groups whose unit holds an unsupported node."""
+    blocker = {unit: node for node, unit in enumerate(unit_of) if not flags[node]}
+    sizes: dict[int, int] = {}
+    for unit in unit_of:
+        sizes[unit] = sizes.get(unit, 0) + 1
+    blocked = [group for group in kept if sizes[unit_of[group.members[0]]] > 1 and unit_of[group.members[0]] in blocker]
+    for group in blocked:
+        path = dependencies.convexity_violation(group.members)
+        through = dependencies.describe(path) if path else str(dependencies.nodes[blocker[unit_of[group.members[0]]]])
+        _leave_outside(group, f"{group.label} is kept together and would close a cycle: {through}", flags, reasons)
+    return blocked
+
+
+def _leave_outside(group: KeptGroup, reason: str, flags: list[bool], reasons: dict[int, str]) -> None:
+    for node in group.members if group.fragile is None else group.fragile:
+        if flags[node]:
+            flags[node] = False
+            reasons[node] = reason
+
+
+def _joined(leader: Sequence[int], groups: Iterable[KeptGroup]) -> list[int]:
+    """The leaders after joining each group: disjoint sets with path halving (Tarjan and van Leeuwen 1984)."""
+    parent = list(leader)
+
+    def find(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for group in groups:
+        first = find(group.members[0])
+        for node in group.members[1:]:
+            parent[find(node)] = first
+    return [find(node) for node in range(len(parent))]
+
+
+def given_groups(dependencies: Dependencies, groups: Sequence[Iterable[Node]], label: str = "group") -> list[KeptGroup]:
+    """Groups that the caller wrote.
+
+    Raises:
+        PartitionError: A group holds something that is no call of this graph.
+    """
+    kept = []
+    for number, group in enumerate(groups):
+        members = list(dict.fromkeys(group))
+        for node in members:
+            if not isinstance(node, Node) or node not in dependencies.position:
+                raise PartitionError(f"{label} {number} holds {node!r}, which is not a node of this graph")
+            if node.op in ("placeholder", "output"):
+                raise PartitionError(f"{label} {number} holds {node.name}, a node of kind {node.op}", node=node)
+        numbers = tuple(dependencies.position[node] for node in members if node.op in CALLS)
+        if len(numbers) > 1:
+            kept.append(KeptGroup(f"{label} {number}", numbers))
+    return kept
+
+
+def tuple_followers(dependencies: Dependencies) -> dict[int, int]:
+    """The ``getitem`` nodes that live with what they take an element of: ``{getitem: producer}``, producers first.
+
+    A getitem follows if all users of its producer are getitems, as in torch's partitioner, and if nothing else that it
+    waits for could wait for the producer.
+    """
+    followers: dict[int, int] = {}
+    for number, node in enumerate(dependencies.nodes):
+        if not node.users or node.op == "output" or not all(is_getitem(user) for user in node.users):
+            continue
+        home = followers.get(number, number)
+        for user in node.users:
+            follower = dependencies.position[user]
+            others = [index for index in dependencies.predecessor_lists[follower] if index != number]
+            if all(index < home or followers.get(index) == home for index in others):
+                followers[follower] = home
+    return followers
+
+
+def is_getitem(node: Node) -> bool:
+    """Whether the node is a call of ``operator.getitem``."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def region_groups(dependencies: Dependencies) -> list[KeptGroup]:
+    """One group for each outermost autocast, grad-mode or inference region: its markers and all between them.
+
+    If a region cannot be in one part, only its markers have to stay outside: they order all that stands around them.
+    """
+    effects = dependencies.effects
+    if not effects:
+        return []
+    spans: list[list[int]] = []
+    markers: set[int] = set()
+    is_open = False
+    for number, node in enumerate(dependencies.nodes):
+        if node.op not in CALLS:
+            continue
+        kind, inside = effects.of(node).region, bool(effects.region_stack(node))
+        is_marker = kind is not None and kind.is_barrier
+        if is_marker:
+            markers.add(number)
+        if inside and not is_open:
+            spans.append([])
+        if inside or (is_open and is_marker):
+            spans[-1].append(number)
+        is_open = inside
+    return [
+        KeptGroup(
+            f"region {dependencies.nodes[span[0]].name}", tuple(span), tuple(node for node in span if node in markers)
+        )
+        for span in spans
+    ]
+
+
+def quantization_groups(dependencies: Dependencies) -> list[KeptGroup]:
+    """Pairs of a quantize and the dequantize calls that read it."""
+    groups = []
+    for number, node in enumerate(dependencies.nodes):
+        if node.op not in CALLS or not _is_quantize(node):
+            continue
+        readers = [dependencies.position[user] for user in node.users if _is_dequantize(user)]
+        if readers:
+            groups.append(KeptGroup(f"quantization {node.name}", (number, *readers)))
+    return groups
+
+
+def _is_quantize(node: Node) -> bool:
+    return _short_name(node).startswith(("quantize_per", "quantize_affine", "fake_quantize"))
+
+
+def _is_dequantize(node: Node) -> bool:
+    return _short_name(node).startswith(("dequantize_per", "dequantize_affine", "dequantize"))
+
+
+def _short_name(node: Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", ""))
+
+
+def non_tensor_groups(dependencies: Dependencies) -> list[KeptGroup]:
+    """Each value that is known not to be one tensor, with all that use it: such a value never crosses a border."""
+    groups = []
+    for number, node in enumerate(dependencies.nodes):
+        if node.op not in CALLS or "val" not in node.meta or isinstance(node.meta["val"], torch.Tensor):
+            continue
+        users = [dependencies.position[user] for user in node.users if user.op != "output"]
+        if users:
+            groups.append(KeptGroup(f"non-tensor value {node.name}", (number, *users)))
+    return groups
+
+
+def describe_call(node: Node) -> str:
+    """What a node calls, for messages and tables."""
+    module = node.graph.owning_module
+    return target_name(node, dict(module.named_modules()) if module is not None and node.op == "call_module" else {})
