@@ -1,0 +1,164 @@
+"""Predict how many bytes each device holds at most, by following what is alive while the parts run one after the other.
+
+A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
+that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
+needs it to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
+
+__all__ = ["DeviceMemory", "predict_memory"]
+
+
+@attrs.frozen
+class DeviceMemory:
+    """Bytes on one device.
+
+    Args:
+        parameters: Parameters, buffers and constants; tied ones once.
+        activations: Most bytes of values alive at one time, copies included.
+        copies: Most bytes of received copies alive at one time.
+        peak: ``parameters + activations``: what has to fit the budget.
+    """
+
+    parameters: int = 0
+    activations: int = 0
+    copies: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at one time."""
+        return self.parameters + self.activations
+
+
+@attrs.define
+class _Life:
+    """From when to when a storage is on a device, in positions of the schedule."""
+
+    start: int
+    stop: int
+    size: int
+    copied: bool
+
+
+def predict_memory(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    effects: EffectAnalysis | None = None,
+) -> dict[str, DeviceMemory]:
+    """Follow the parts in execution order and add up what is alive on each device.
+
+    Args:
+        graph_module: The unsplit graph, its nodes with ``val``.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        effects: The effects of the graph, if they are known already.
+
+    Returns:
+        For each device by name, in the order in which they first appear.
+    """
+    effects = effects or analyze_effects(graph_module)
+    schedule = [node for part in assignment.order for node in assignment.partitions[part]]
+    position = {node: index for index, node in enumerate(schedule)}
+    part_end: dict[object, int] = {}
+    for index, node in enumerate(schedule):
+        part_end[assignment.partition_of[node]] = index
+    home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
+    names = list(dict.fromkeys(device.name for device in device_of.values()))
+    lives = _lives(graph_module, assignment, effects, position, part_end, home, len(schedule))
+    held = _held(graph_module, effects, home)
+    return {name: _summed(held.get(name, {}), lives.get(name, {}), len(schedule)) for name in names}
+
+
+def _held(
+    graph_module: GraphModule, effects: EffectAnalysis, home: Mapping[Node, str]
+) -> dict[str, dict[tuple[int, ...], int]]:
+    held: dict[str, dict[tuple[int, ...], int]] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if tensors := tensors_in(node.meta.get("val")):
+            for device in dict.fromkeys(home[user] for user in node.users if user in home):
+                sizes = held.setdefault(device, {})
+                key = effects.storages(node)
+                sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
+    return held
+
+
+def _lives(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    effects: EffectAnalysis,
+    position: Mapping[Node, int],
+    part_end: Mapping[object, int],
+    home: Mapping[Node, str],
+    end: int,
+) -> dict[str, dict[int, _Life]]:
+    """For each device the life of each storage on it."""
+    lives: dict[str, dict[int, _Life]] = {}
+    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in effects.storages(node)}
+    for node in graph_module.graph.nodes:
+        tensors = tensors_in(node.meta.get("val")) if node.op not in ("get_attr", "output") else []
+        storages = [storage for storage in effects.storages(node) if storage not in constants]
+        if not tensors or not storages:
+            continue
+        size = sum(map(tensor_bytes, tensors)) // len(storages)
+        for device, start, stop in _stays(node, assignment, position, part_end, home, end):
+            for storage in storages:
+                life = lives.setdefault(device, {}).setdefault(
+                    storage, _Life(start, stop, size, home.get(node) != device)
+                )
+                life.start, life.stop = min(life.start, start), max(life.stop, stop)
+                life.size = max(life.size, size)
+    return lives
+
+
+def _stays(
+    node: Node,
+    assignment: Assignment,
+    position: Mapping[Node, int],
+    part_end: Mapping[object, int],
+    home: Mapping[Node, str],
+    end: int,
+) -> Sequence[tuple[str, int, int]]:
+    """On which devices a value is, from when to when: at home, and wherever a part needs a copy."""
+    own = home.get(node)
+    start = position.get(node, 0)
+    last: dict[str, int] = {} if own is None else {own: start}
+    first: dict[str, int] = {} if own is None else {own: start}
+    for user in node.users:
+        if user not in position:  # the output: it stays to the end
+            if own is not None:
+                last[own] = end
+            continue
+        device, same_part = home[user], False
+        if node in position:
+            same_part = assignment.partition_of[user] == assignment.partition_of[node]
+        stop = position[user] if same_part else part_end[assignment.partition_of[user]]
+        begin = start if device == own else position[user]
+        first[device] = min(first.get(device, begin), begin)
+        last[device] = max(last.get(device, stop), stop)
+        if own is not None and device != own:
+            last[own] = max(last[own], position[user])
+    return [(device, first[device], last[device]) for device in last]
+
+
+def _summed(held: Mapping[tuple[int, ...], int], lives: Mapping[int, _Life], end: int) -> DeviceMemory:
+    everything, received = np.zeros(end + 2, dtype=np.int64), np.zeros(end + 2, dtype=np.int64)
+    for life in lives.values():
+        for change in (everything, received) if life.copied else (everything,):
+            change[life.start] += life.size
+            change[min(life.stop, end) + 1] -= life.size
+    return DeviceMemory(
+        sum(held.values()), int(np.cumsum(everything).max(initial=0)), int(np.cumsum(received).max(initial=0))
+    )

@@ -1,0 +1,42 @@
+"""The HTML page of a lowering: one file, nothing fetched, readable by whoever was not there."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fxpasses.report.summary import Summary
+from fxpasses.units import format_bytes, format_seconds
+
+__all__ = ["render_page"]
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{min(100.0, 100.0 * part / whole):.1f}" if whole else "0"
+
+
+def render_page(summary: Summary, drawing: str | None = None) -> str:
+    """Write a summary as one self-contained HTML page.
+
+    Args:
+        summary: The lowering.
+        drawing: An SVG picture of the placed graph, if there is one.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("fxpasses.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        s=summary,
+        drawing=_svg_body(drawing),
+        bytes=format_bytes,
+        seconds=format_seconds,
+        percent=_percent,
+        largest=max((device.peak_bytes for device in summary.devices), default=1),
+    )
+
+
+def _svg_body(drawing: str | None) -> str | None:
+    """The ``<svg>`` element alone, without the XML header that HTML does not take."""
+    if drawing is None or "<svg" not in drawing:
+        return None
+    return drawing[drawing.index("<svg") :]
