@@ -1,0 +1,73 @@
+"""Whether two graphs are the same graph: the same calls, in the same order, on the same things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+__all__ = ["same_structure"]
+
+
+def same_structure(one: GraphModule, other: GraphModule) -> bool:
+    """Whether two modules have the same graphs, by op, target, name and arguments, and refer to the same tensors.
+
+    Nested graph modules are compared in the same way; everything else an attribute may be is compared by identity.
+    Linear in the number of nodes.
+    """
+    waiting = [(one, other)]
+    while waiting:
+        left, right = waiting.pop()
+        if left is right:
+            continue
+        if len(left.graph.nodes) != len(right.graph.nodes):
+            return False
+        partner: dict[Node, Node] = {}
+        for mine, theirs in zip(left.graph.nodes, right.graph.nodes, strict=True):
+            if not _same_node(mine, theirs, partner):
+                return False
+            partner[mine] = theirs
+            if mine.op in ("get_attr", "call_module"):
+                found, wanted = _attribute(left, str(mine.target)), _attribute(right, str(theirs.target))
+                if isinstance(found, GraphModule) and isinstance(wanted, GraphModule):
+                    waiting.append((found, wanted))
+                elif not _same_attribute(found, wanted):
+                    return False
+    return True
+
+
+def _same_node(mine: Node, theirs: Node, partner: dict[Node, Node]) -> bool:
+    if mine.op != theirs.op or mine.target != theirs.target or mine.name != theirs.name:
+        return False
+    if mine.args is theirs.args and mine.kwargs is theirs.kwargs:
+        return True
+    mapped: Any = map_arg((mine.args, mine.kwargs), lambda node: partner.get(node, node))
+    return _same_values(mapped, (theirs.args, theirs.kwargs))
+
+
+def _same_values(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, (torch.Tensor, Node)) or isinstance(theirs, (torch.Tensor, Node)):
+        return mine is theirs
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        return len(mine) == len(theirs) and all(map(_same_values, mine, theirs))
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return list(mine) == list(theirs) and all(_same_values(mine[key], theirs[key]) for key in mine)
+    if isinstance(mine, slice) and isinstance(theirs, slice):
+        return _same_values((mine.start, mine.stop, mine.step), (theirs.start, theirs.stop, theirs.step))
+    return type(mine) is type(theirs) and (mine is theirs or repr(mine) == repr(theirs))
+
+
+def _attribute(module: GraphModule, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _same_attribute(found: Any, wanted: Any) -> bool:
+    if found is wanted:
+        return True
+    both_tensors = isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor)
+    return both_tensors and found.data_ptr() == wanted.data_ptr() and found.shape == wanted.shape != ()
