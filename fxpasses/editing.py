@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxpasses.errors import CycleError, FakeValueError, GraphError
 from fxpasses.metadata import current_pass, merge_provenance
+from fxpasses.submodules import extract_submodule, inline_submodule
 from fxpasses.values import (
     compute_value,
     fake_mode_of,
@@ -29,7 +30,9 @@ __all__ = [
     "compute_value",
     "create_node",
     "erase_nodes",
+    "extract_submodule",
     "fake_mode_of",
+    "inline_submodule",
     "insert_after",
     "insert_before",
     "nested_graph_modules",

@@ -28,6 +28,7 @@ from fxpasses.metadata import current_pass, drop_stale_entries
 __all__ = [
     "compute_value",
     "fake_mode_of",
+    "give_value",
     "has_value",
     "nested_graph_modules",
     "obtain_fake_mode",
@@ -35,6 +36,7 @@ __all__ = [
     "same_value",
     "set_value",
     "unify_fake_modes",
+    "value_of_arguments",
 ]
 
 _UNKNOWN: Any = object()
@@ -57,6 +59,11 @@ def nested_graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
 def has_value(node: Node) -> bool:
     """Whether a fake value is recorded (it may be None, for nodes that give nothing)."""
     return "val" in node.meta or "example_value" in node.meta
+
+
+def value_of_arguments(argument: Any) -> Any:
+    """The recorded values of a structure of nodes and constants."""
+    return map_arg(argument, _recorded)
 
 
 # --- one mode per program -------------------------------------------------------------------------------------------
