@@ -164,20 +164,28 @@ def _contents_read(rule: _SchemaRule, node: Node, writes: tuple[Node, ...]) -> t
 def _overload_parts(overload: OpOverload) -> tuple[list[_Operand], list[list[_Operand]]]:
     """The written arguments of an overload, and for each return the arguments it may alias."""
     written: list[_Operand] = []
-    by_set: dict[str, list[_Operand]] = {}
+    wildcards: list[_Operand] = []
+    by_label: dict[str, list[_Operand]] = {}
     for position, argument in enumerate(overload._schema.arguments):
         if (info := argument.alias_info) is None:
             continue
         operand = _Operand(-1 if argument.kwarg_only else position, argument.name)
         if info.is_write:
             written.append(operand)
+        if "*" in info.after_set or not info.before_set:
+            wildcards.append(operand)
         for label in sorted(info.before_set):
-            by_set.setdefault(label, []).append(operand)
-    returned = []
-    for result in overload._schema.returns:
-        labels = sorted(result.alias_info.before_set | result.alias_info.after_set) if result.alias_info else []
-        returned.append([operand for label in labels for operand in by_set.get(label, [])])
-    return written, returned
+            by_label.setdefault(label, []).append(operand)
+    infos = [result.alias_info for result in overload._schema.returns]
+    return written, [_aliased(info, by_label, wildcards) for info in infos]
+
+
+def _aliased(info: Any, by_label: dict[str, list[_Operand]], wildcards: list[_Operand]) -> list[_Operand]:
+    """The arguments that a return may alias; a list says nothing of its elements, so it may alias what goes in lists."""
+    if info is None:
+        return []
+    labels = sorted(info.before_set | info.after_set)
+    return [operand for label in labels for operand in by_label.get(label, [])] if labels else wildcards
 
 
 def _holds_tensor(kind: Any) -> bool:
