@@ -21,6 +21,7 @@ __all__ = ["Changes", "Snapshot"]
 
 _FACTS = ("_args", "_kwargs", "target", "name", "op", "type")
 _facts = attrgetter(*_FACTS)
+_each_fact = tuple(map(attrgetter, _FACTS))
 _meta = attrgetter("meta")
 _users = attrgetter("users")
 _inputs = attrgetter("_input_nodes")
@@ -238,6 +239,7 @@ class _GraphState:
         self.graph = graph
         self.nodes: list[Node] = list(graph.nodes)
         self.facts: list[tuple[Any, ...]] = list(map(_facts, self.nodes))
+        self.columns = [list(map(get, self.nodes)) for get in _each_fact]
         self.metas: list[dict[str, Any]] = list(map(_meta, self.nodes))
         self.meta_copies = list(map(_copied_meta, self.metas))
         self.users = list(map(dict.copy, map(_users, self.nodes)))
@@ -259,8 +261,8 @@ class _GraphState:
             return True
         if not _same_fields(getattr(self.graph._codegen, "__dict__", {}), self.codegen_fields):
             return True
-        try:
-            return list(map(_facts, nodes)) != self.facts
+        try:  # column by column: a tuple per node would have the garbage collector walk the whole heap
+            return any(list(map(get, nodes)) != column for get, column in zip(_each_fact, self.columns, strict=True))
         except (RuntimeError, ValueError, TypeError):  # arguments that hold two different tensors cannot be compared
             return True
 
