@@ -282,7 +282,7 @@ class Assignment:
 
     def _is_acyclic(self, partition_of: Mapping[Node, Hashable]) -> bool:
         labels = self._labels(partition_of)
-        return _group_order(self.dependencies, labels, max(labels, default=-1) + 1) is not None
+        return group_order(self.dependencies, labels, max(labels, default=-1) + 1) is not None
 
     def _cut_into_pieces(self, kept: dict[Node, Hashable], touched: Iterable[Hashable]) -> dict[Node, Hashable]:
         """Cut the touched partitions by how often a path to a node leaves its partition.
@@ -373,13 +373,13 @@ def execution_order(
         CycleError: There is no such order; ``path`` shows why.
     """
     labels = _labels(dependencies, partition_of, preferred)
-    order = _group_order(dependencies, labels, len(preferred))
+    order = group_order(dependencies, labels, len(preferred))
     if order is None:
         raise _cycle_error(dependencies, partition_of, labels)
     return [preferred[group] for group in order]
 
 
-def _group_order(dependencies: Dependencies, labels: Sequence[int], count: int) -> list[int] | None:
+def group_order(dependencies: Dependencies, labels: Sequence[int], count: int) -> list[int] | None:
     """The labels 0 to count - 1 in an order that works, lowest first where there is a choice; None if none works."""
     group_of = [label if label >= 0 else count + index for index, label in enumerate(labels)]
     successors = dependencies.successor_lists

@@ -92,6 +92,8 @@ def form_units(
     for node, producer in (followers or {}).items():
         leader[node] = leader[producer]
         flags[node] = flags[leader[producer]]
+        if supported[node] and not flags[node]:
+            reasons[node] = follower_reason(dependencies, producer)
     kept = [group for group in groups if not _refuse_unsupported(dependencies, group, flags, reasons)]
     if not kept and not followers:
         return Units(leader, flags, reasons)
@@ -194,6 +196,11 @@ def tuple_followers(dependencies: Dependencies) -> dict[int, int]:
             if all(index < home or followers.get(index) == home for index in others):
                 followers[follower] = home
     return followers
+
+
+def follower_reason(dependencies: Dependencies, producer: int) -> str:
+    """Why an element of a tuple is outside though it is supported itself."""
+    return f"it is an element of {dependencies.nodes[producer]}, which is outside"
 
 
 def is_getitem(node: Node) -> bool:

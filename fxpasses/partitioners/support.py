@@ -31,6 +31,7 @@ __all__ = [
     "create_op_support",
     "create_pattern_support",
     "dtype_of",
+    "function_name",
     "module_paths",
     "target_name",
 ]
@@ -338,16 +339,17 @@ def target_name(node: Node, submodules: Submodules) -> str:
         PartitionError: The node calls nothing.
     """
     if node.op == "call_function":
-        return _function_name(node.target)
+        return function_name(node.target)
     if node.op == "call_method":
         return str(node.target)
     if node.op == "call_module":
         module = submodules[str(node.target)]
-        return _function_name(getattr(module, "_base_class_origin", type(module)))
+        return function_name(getattr(module, "_base_class_origin", type(module)))
     raise PartitionError(f"{node.name} is of kind {node.op} and calls nothing that could be supported", node=node)
 
 
-def _function_name(target: Any) -> str:
+def function_name(target: Any) -> str:
+    """The qualified name of a function, an operator or a class, as support tables write it."""
     home = getattr(target, "__module__", None) or ""
     if "acc_ops" in home:
         return f"acc_ops.{target.__name__}"
