@@ -1,0 +1,333 @@
+"""What goes where when groups of nodes become submodules, decided before anything is built.
+
+Which part each node is in, in which order parts and left-over nodes run, which values cross, and where each parameter
+lives. :mod:`fxpasses.outlining` builds what a :class:`Plan` says.
+
+All of it is linear in nodes and edges, but for sorting and for the order of parts that are interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from .attributes import Attribute, find_attribute
+from .boundaries import Leaf, Value, adopt_getitems, elements_of
+from .dependencies import Dependencies
+from .effects import analyze_effects
+from .errors import CycleError, PartitionError, SplitError
+from .lazy_modules import LazyGraphModule
+from .regions import Regions, is_marker
+
+__all__ = ["TOP", "Constants", "Part", "Plan", "Policy", "make_plan"]
+
+TOP = -1
+"""The home of nodes that are in no part."""
+
+Policy = Literal["share", "own", "duplicate", "pass_in"]
+Constants = Policy | Callable[[str, Any, tuple[str, ...]], Policy]
+"""Where a parameter, buffer or constant lives that parts use; see :func:`fxpasses.outlining.outline`."""
+
+_POLICIES = ("share", "own", "duplicate", "pass_in")
+
+
+@attrs.define(eq=False)
+class Part:
+    """One group of nodes on its way to becoming a submodule.
+
+    Attributes:
+        name: The attribute of the top-level module that will hold it.
+        nodes: Its nodes in the source graph, in the order in which they run.
+        inputs: The values it takes, in graph order.
+        outputs: The values it gives, in graph order.
+        wholes: Tuple-valued nodes of other parts that it needs as a whole; it puts them together from elements.
+        constants: The ``get_attr`` nodes it has a copy of.
+        owned: The qualified name in the source of each attribute it holds, by its name in the part.
+        module: The submodule, once it is built.
+        copies: For each value used inside, its node in the submodule's graph.
+    """
+
+    name: str
+    nodes: list[Node] = attrs.field(factory=list)
+    inputs: list[Value] = attrs.field(factory=list)
+    outputs: list[Value] = attrs.field(factory=list)
+    wholes: list[Node] = attrs.field(factory=list)
+    constants: list[Node] = attrs.field(factory=list)
+    clones: dict[Node, Attribute] = attrs.field(factory=dict)
+    owned: dict[str, str] = attrs.field(factory=dict)
+    module: LazyGraphModule | None = None
+    copies: dict[Any, Any] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class Plan:
+    """What goes where.
+
+    Attributes:
+        graph_module: The source.
+        nodes: Its nodes, in graph order.
+        position: The place of each node in that order.
+        parts: The groups.
+        home: The part of each node, by number; nodes that stay outside are missing.
+        regions: Its autocast, grad-mode and inference-mode regions.
+        sequence: What the top level does, in order: numbers of parts, and left-over nodes.
+        wholes: Tuple-valued nodes of parts that the top level needs as a whole.
+        leaves: Elements of a node that have to be picked, by node.
+        routes: For ``get_attr`` nodes passed into parts, the name to read at the top level, if it changes.
+    """
+
+    graph_module: GraphModule
+    nodes: list[Node]
+    position: dict[Node, int]
+    parts: list[Part]
+    home: dict[Node, int]
+    regions: Regions
+    sequence: list[int | Node] = attrs.field(factory=list)
+    wholes: dict[Node, None] = attrs.field(factory=dict)
+    leaves: dict[Node, dict[Leaf, None]] = attrs.field(factory=dict)
+    elements: dict[Node, Any] = attrs.field(factory=dict)
+    constant_users: dict[Node, dict[int, None]] = attrs.field(factory=dict)
+    routes: dict[Node, tuple[int, str]] = attrs.field(factory=dict)
+
+
+def make_plan(
+    graph_module: GraphModule,
+    parts: Sequence[tuple[str, Iterable[Node]]],
+    *,
+    constants: Constants = "share",
+    dependencies: Dependencies | None = None,
+    keep_order: bool = False,
+) -> Plan:
+    """Decide what goes where; nothing is changed or built.
+
+    Args:
+        graph_module: The source.
+        parts: A name and the nodes of each group.
+        constants: See :func:`fxpasses.outlining.outline`.
+        dependencies: The dense view of this graph, if the caller has it.
+        keep_order: Parts run in the order in which they are given.
+    """
+    nodes = list(graph_module.graph.nodes)
+    position = {node: place for place, node in enumerate(nodes)}
+    home = _homes(parts, position)
+    adopt_getitems(nodes, home, TOP)
+    regions = Regions(nodes) if any(map(is_marker, nodes)) else Regions(())
+    for node in [node for node in home if node in regions]:
+        del home[node]
+    plan = Plan(graph_module, nodes, position, [Part(name) for name, _ in parts], home, regions)
+    plan.sequence = _contiguous_sequence(plan, keep_order) or _ordered_sequence(plan, keep_order, dependencies)
+    _fill_parts(plan)
+    _find_crossings(plan)
+    _place_constants(plan, constants)
+    for part in plan.parts:
+        part.inputs.sort(key=lambda value: _place(plan, value))
+        part.outputs.sort(key=lambda value: _place(plan, value))
+    return plan
+
+
+def _homes(parts: Sequence[tuple[str, Iterable[Node]]], position: Mapping[Node, int]) -> dict[Node, int]:
+    home: dict[Node, int] = {}
+    for number, (name, members) in enumerate(parts):
+        for node in members:
+            if node not in position:
+                raise PartitionError(f"part {name!r} holds {node}, which is not a node of this graph", node=node)
+            if node.op in ("placeholder", "output"):
+                raise PartitionError(f"part {name!r} holds {node}, a node of kind {node.op}, which stays outside")
+            if home.setdefault(node, number) != number:
+                raise PartitionError(f"parts {parts[home[node]][0]!r} and {name!r} both hold {node}", node=node)
+    return home
+
+
+def _contiguous_sequence(plan: Plan, keep_order: bool) -> list[int | Node] | None:
+    """The order of the graph itself, if each part is one uninterrupted run of it; then nothing else need be asked."""
+    sequence: list[int | Node] = []
+    seen: set[int] = set()
+    last = TOP
+    home = plan.home
+    for node in plan.nodes:
+        if node.op in ("placeholder", "output", "get_attr") or node in plan.regions:
+            continue
+        here = home.get(node, TOP)
+        follows = plan.home.get(node.args[0], TOP) == here if _is_pick(node) else False
+        if here == TOP:
+            if follows and last != TOP:
+                sequence.insert(-1, node)  # its source stands before this run, or the run would have ended there
+            else:
+                sequence.append(node)
+                last = TOP
+        elif here != last and not follows:
+            if here in seen or (keep_order and seen and here < max(seen)):
+                return None
+            seen.add(here)
+            sequence.append(here)
+            last = here
+    return sequence
+
+
+def _is_pick(node: Node) -> bool:
+    return getattr(node.target, "__name__", None) == "getitem" and len(node._input_nodes) == 1
+
+
+def _ordered_sequence(plan: Plan, keep_order: bool, dependencies: Dependencies | None) -> list[int | Node]:
+    """An order in which each part runs in one go, as close to the graph's own as data and effects allow."""
+    view = dependencies if dependencies is not None and not plan.regions else _view_without_markers(plan)
+    labels = [plan.home.get(node, TOP) for node in view.nodes]
+    extra: list[tuple[int, int]] = []
+    if keep_order:
+        anchor: dict[int, int] = {}
+        for index, label in enumerate(labels):
+            anchor.setdefault(label, index)
+        present = [number for number in range(len(plan.parts)) if number in anchor]
+        extra = [(anchor[a], anchor[b]) for a, b in pairwise(present)]
+    try:
+        order = view.stable_order(extra, labels)
+    except CycleError as error:
+        raise _cycle_of_parts(plan, view, error) from None
+    sequence: list[int | Node] = []
+    seen: set[int] = set()
+    for index in order:
+        node = view.nodes[index]
+        label = labels[index]
+        if label != TOP and label not in seen:
+            seen.add(label)
+            sequence.append(label)
+        elif label == TOP and node.op not in ("placeholder", "output", "get_attr") and node not in plan.regions:
+            sequence.append(node)
+    return sequence
+
+
+def _view_without_markers(plan: Plan) -> Dependencies:
+    """Data and order edges; region markers hold nothing in place, as each part enters its regions by itself."""
+    effects = analyze_effects(plan.graph_module)
+    edges = [(source, node) for node in plan.nodes for source in node._input_nodes]
+    edges.extend(effects.order_edges)
+    kept = [(a, b) for a, b in edges if a not in plan.regions and b not in plan.regions]
+    place = plan.position
+    return Dependencies(plan.nodes, [place[a] for a, _ in kept], [place[b] for _, b in kept], effects)
+
+
+def _cycle_of_parts(plan: Plan, view: Dependencies, error: CycleError) -> CycleError:
+    path = [view.nodes[index] if isinstance(index, int) else index for index in error.path]
+    names = list(dict.fromkeys(plan.parts[plan.home[node]].name for node in path if node in plan.home))
+    waits = "would wait for itself" if len(names) == 1 else "would wait for each other"
+    described = view.describe(error.path)
+    return CycleError(
+        f"part{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))} {waits}: {described}; "
+        "put all nodes of this path into one part, or take one of them out",
+        path=path,
+        node=path[0] if path else None,
+    )
+
+
+def _fill_parts(plan: Plan) -> None:
+    home = plan.home
+    for node in plan.nodes:
+        if node in home and node.op != "get_attr":
+            plan.parts[home[node]].nodes.append(node)
+
+
+def _find_crossings(plan: Plan) -> None:
+    """Note each value that is used elsewhere than where it is made."""
+    home = plan.home
+    taken: list[dict[Value, None]] = [{} for _ in plan.parts]
+    given: list[dict[Value, None]] = [{} for _ in plan.parts]
+    wholes: list[dict[Node, None]] = [{} for _ in plan.parts]
+    for node in plan.nodes:
+        if node in plan.regions or node.op == "placeholder":
+            continue
+        here = home.get(node, TOP)
+        for source in node._input_nodes:
+            if source.op == "get_attr":
+                plan.constant_users.setdefault(source, {})[here] = None
+                continue
+            there = home.get(source, TOP)
+            if there == here:
+                continue
+            values = _elements(plan, source)
+            if plan.elements[source] is not source:
+                (plan.wholes if here == TOP else wholes[here])[source] = None
+            if here != TOP:
+                taken[here].update(dict.fromkeys(values))
+            if there != TOP:
+                given[there].update(dict.fromkeys(values))
+    for number, part in enumerate(plan.parts):
+        part.inputs, part.outputs, part.wholes = list(taken[number]), list(given[number]), list(wholes[number])
+
+
+def _elements(plan: Plan, source: Node) -> list[Value]:
+    """The values that cross where ``source`` is used elsewhere: itself, or its elements if it is a tuple."""
+    if source not in plan.elements:
+        plan.elements[source] = elements_of(source)
+    nested = plan.elements[source]
+    if nested is source:
+        return [source]
+    flat: list[Value] = []
+    waiting = [nested]
+    while waiting:
+        element = waiting.pop()
+        if isinstance(element, (tuple, list)):
+            waiting.extend(reversed(element))
+        elif element is not None:
+            flat.append(element)
+    plan.leaves.setdefault(source, {}).update((value, None) for value in flat if isinstance(value, Leaf))
+    return flat
+
+
+def _place(plan: Plan, value: Value) -> tuple[Any, ...]:
+    if isinstance(value, Node):
+        return (plan.position[value],)
+    return (plan.position[value.source], *map(str, value.path))
+
+
+def _place_constants(plan: Plan, constants: Constants) -> None:
+    """Give each ``get_attr`` node to the parts that hold its value, or make it an input of those that do not."""
+    rank = {item: place for place, item in enumerate(plan.sequence) if isinstance(item, int)}
+    owners: dict[int, tuple[int, str]] = {}
+    for node in (node for node in plan.nodes if node.op == "get_attr"):
+        users = plan.constant_users.get(node, {})
+        homes = sorted((number for number in users if number != TOP), key=rank.__getitem__)
+        if not homes:
+            continue
+        attribute = find_attribute(plan.graph_module, str(node.target), user=node.name)
+        policy = _policy(plan, constants, node, attribute, homes)
+        if policy == "pass_in":
+            holders: list[int] = []
+        elif policy == "own":
+            owner = owners.setdefault(id(attribute.value), (homes[0], str(node.target)))
+            holders = [number for number in homes if number == owner[0]]
+            plan.routes[node] = owner
+        else:
+            holders = homes
+        for number in homes:
+            part = plan.parts[number]
+            (part.constants if number in holders else part.inputs).append(node)
+            if policy == "duplicate" and number != homes[0]:
+                part.clones[node] = _clone(attribute)
+
+
+def _policy(plan: Plan, constants: Constants, node: Node, attribute: Attribute, homes: Sequence[int]) -> Policy:
+    if attribute.kind == "module" or node in plan.home:
+        return "share"  # the body of a higher-order operator cannot be passed; a node that was assigned goes along
+    names = tuple(plan.parts[number].name for number in homes)
+    policy = constants(str(node.target), attribute.value, names) if callable(constants) else constants
+    if policy not in _POLICIES:
+        raise SplitError(
+            f"the policy for constant {node.target!r} is {policy!r}; "
+            f"it must be one of {', '.join(map(repr, _POLICIES))}",
+            node=node,
+        )
+    return policy
+
+
+def _clone(attribute: Attribute) -> Attribute:
+    value = attribute.value
+    if isinstance(value, torch.nn.Parameter):
+        value = torch.nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+    elif isinstance(value, torch.Tensor):
+        value = value.detach().clone()
+    return attrs.evolve(attribute, value=value)

@@ -1,0 +1,519 @@
+"""Split a graph into submodules: ``split`` for an Assignment, and the faces that users of torch.fx know.
+
+The source is never touched; parameters are shared with it, not copied. Every part obeys one contract: placeholders
+first, exactly one output, inputs in the order in which their producers stand in the source graph and none unused, only
+used values cross and none of them a tuple, ``val`` on every call.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from fxpasses.attributes import find_attribute, install_attribute, state_of
+from fxpasses.boundaries import put_together
+from fxpasses.errors import CycleError, SplitError, also_as, user_line
+from fxpasses.graph_writing import GraphWriter
+from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
+from fxpasses.metadata import merge_provenance
+from fxpasses.outline_plan import Constants, Part, Plan, make_plan
+from fxpasses.outlining import build_parts, call_meta, copy_node, output_meta, pick_leaves
+from fxpasses.partitioners.assignment import Assignment, Grouping
+from fxpasses.regions import RegionWriter
+
+__all__ = ["Split", "split", "split_by_tags", "split_module"]
+
+PartNames = Mapping[Hashable, str] | Callable[[Hashable], str]
+
+
+@attrs.frozen(eq=False)
+class Split:
+    """A graph cut into parts, and how to see it.
+
+    Attributes:
+        graph_module: The top level: calls of the parts, and the nodes that were in no part.
+        assignment: What was asked for, over the source graph.
+        part_names: The attribute of ``graph_module`` that holds each part, in execution order.
+        original_names: For each attribute of a part, by its qualified name in ``graph_module``, the name that it has
+            in the source. Tied parameters and what several parts share appear once for each holder.
+        origins: For each node of the new graphs that is a copy, the node of the source.
+        source: The module that was split.
+    """
+
+    graph_module: GraphModule
+    assignment: Assignment
+    part_names: Mapping[Hashable, str]
+    original_names: Mapping[str, str]
+    origins: Mapping[Node, Node] = attrs.field(repr=False)
+    source: GraphModule = attrs.field(repr=False)
+
+    @property
+    def parts(self) -> dict[Hashable, GraphModule]:
+        """The submodule of each partition, in execution order; changes of them are seen by ``graph_module``."""
+        modules = self.graph_module._modules
+        return {partition: modules[name] for partition, name in self.part_names.items()}  # type: ignore[misc]
+
+    @property
+    def calls(self) -> dict[Hashable, Node]:
+        """The node of the top-level graph that calls each part."""
+        by_name = {str(node.target): node for node in self.graph_module.graph.find_nodes(op="call_module")}
+        return {partition: by_name[name] for partition, name in self.part_names.items()}
+
+    @property
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of qualified names in ``graph_module`` that are one and the same tensor.
+
+        Whoever moves parts to different devices or processes has to keep each group in step.
+        """
+        groups: dict[int, list[str]] = {}
+        for name, attribute in state_of(self.graph_module).items():
+            groups.setdefault(id(attribute.value), []).append(name)
+        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the split module under the names of the source, which can load it."""
+        names = self.original_names
+        found = {names.get(name, name): value for name, value in self.graph_module.state_dict().items()}
+        return {name: found[name] for name in self.source.state_dict() if name in found}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the split module."""
+        return self.graph_module(*args, **kwargs)
+
+
+def split(
+    graph_module: GraphModule | ExportedProgram,
+    assignment: Assignment | Grouping,
+    *,
+    constants: Constants = "share",
+    names: PartNames | None = None,
+    always_return_tuple: bool = False,
+) -> Split:
+    """Cut a graph into one submodule per partition.
+
+    Args:
+        graph_module: The source, which stays as it is. Of an ExportedProgram, its ``module()`` is split; the
+            assignment may be over the graph of either.
+        assignment: Which node goes where; nodes that it leaves out stay at the top level.
+        constants: Where parameters, buffers and constants go: ``"share"`` (into every part that uses them, as one
+            object), ``"own"`` (into the first part that uses them, the others get them as inputs), ``"duplicate"`` (the
+            others get a copy), ``"pass_in"`` (they stay at the top level), or a function of name, value and the names
+            of the parts that use it which gives one of these.
+        names: The attribute name of each part; by default ``submod_0``, ``submod_1``, ... for numbered partitions, and
+            in general ``submod_`` with the partition's name.
+        always_return_tuple: Also parts with one output give a tuple.
+
+    Returns:
+        The Split; its modules generate their code when they first run.
+
+    Raises:
+        SplitError: The graph has no output, or a policy or name makes no sense.
+        CycleError: Partitions wait for each other; ``path`` shows why.
+        PartitionError: Partitions overlap or hold nodes of another graph.
+    """
+    if isinstance(graph_module, ExportedProgram):
+        graph_module, assignment = _unlifted(graph_module, assignment)
+    _check_source(graph_module)
+    if not isinstance(assignment, Assignment):
+        assignment = Assignment.of(graph_module, assignment)
+    wished = _wished_names(assignment.order, names)
+    view = assignment._dependencies
+    groups = [(wished[partition], nodes) for partition, nodes in assignment.partitions.items()]
+    plan = make_plan(graph_module, groups, constants=constants, dependencies=view, keep_order=True)
+    top = _finish(plan, always_return_tuple=always_return_tuple)
+    return _as_split(plan, top, assignment)
+
+
+def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment) -> Split:
+    part_names = {
+        partition: part.name
+        for partition, part in zip(assignment.order, plan.parts, strict=True)
+        if part.module is not None
+    }
+    original: dict[str, str] = {}
+    for part in plan.parts:
+        for inner, name in part.owned.items():
+            new = f"{part.name}.{inner}"
+            original[new] = name
+            held = find_attribute(top.module, new)
+            if held.kind == "module":
+                original.update((f"{new}.{field}", f"{name}.{field}") for field in state_of(held.value))
+    origins = {copy: node for part in plan.parts for node, copy in part.copies.items() if _is_copy(node, copy)}
+    origins.update((copy, node) for node, copy in top.environment.items() if _is_copy(node, copy))
+    return Split(top.module, assignment, part_names, original, origins, plan.graph_module)
+
+
+def _is_copy(node: Any, copy: Any) -> bool:
+    return isinstance(node, Node) and isinstance(copy, Node) and copy.op == node.op and copy.name != "output"
+
+
+def _check_source(graph_module: GraphModule) -> None:
+    if not isinstance(graph_module, GraphModule):
+        raise SplitError(
+            f"cannot split a {type(graph_module).__name__}; pass a torch.fx.GraphModule or an ExportedProgram "
+            "(torch.export.export, torch.fx.symbolic_trace and make_fx make them)"
+        )
+    if not graph_module.graph.find_nodes(op="output"):
+        raise SplitError(
+            "cannot split a graph without an output node: the split module could not give anything back; "
+            "add one with graph.output(...), which may be None"
+        )
+
+
+def _unlifted(program: ExportedProgram, assignment: Assignment | Grouping) -> tuple[GraphModule, Assignment | Grouping]:
+    """The module of a program, and the assignment moved over to its graph by the names of the nodes."""
+    module: Any = program.module()
+    by_name: dict[str, Node] = {node.name: node for node in module.graph.nodes}
+    if isinstance(assignment, Assignment):
+        homes = assignment.partition_of.items()
+        moved: Grouping = {by_name[node.name]: home for node, home in homes if node.name in by_name}
+        return module, Assignment.of(module, moved, assignment.order)
+    if isinstance(assignment, Mapping):
+        renamed: Grouping = {by_name.get(node.name, node): home for node, home in assignment.items()}
+        return module, renamed
+    return module, [[by_name.get(node.name, node) for node in group] for group in assignment]
+
+
+def _wished_names(order: Iterable[Hashable], names: PartNames | None, prefix: str = "submod_") -> dict[Hashable, str]:
+    wished: dict[Hashable, str] = {}
+    used: set[str] = set()
+    for partition in order:
+        given = names(partition) if callable(names) else (names or {}).get(partition)
+        wished[partition] = _unique(_identifier(given or f"{prefix}{partition}"), used)
+    return wished
+
+
+def _identifier(name: str) -> str:
+    cleaned = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in str(name))
+    return cleaned if cleaned[:1].isalpha() or cleaned[:1] == "_" else f"_{cleaned}"
+
+
+def _unique(name: str, used: set[str]) -> str:
+    fresh, number = name, 0
+    while fresh in used:
+        number += 1
+        fresh = f"{name}_{number}"
+    used.add(fresh)
+    return fresh
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The top level
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class _TopLevel:
+    """The new top-level graph while it is written."""
+
+    plan: Plan
+    writer: GraphWriter
+    module: LazyGraphModule
+    environment: dict[Any, Any] = attrs.field(factory=dict)
+    attributes: dict[str, None] = attrs.field(factory=dict)
+    always_return_tuple: bool = False
+    value_names: bool = True
+
+
+def _finish(
+    plan: Plan,
+    *,
+    always_return_tuple: bool = False,
+    fresh_names: bool = False,
+    value_names: bool = True,
+    input_names: Callable[[int, str], str] | None = None,
+    flat_attributes: bool = False,
+) -> _TopLevel:
+    """Build the parts and the top level of a plan."""
+    kept = _kept_names(plan)
+    used = {name.partition(".")[0] for name in kept}
+    for part in plan.parts:
+        part.name = _unique(part.name, used)
+    build_parts(
+        plan,
+        always_return_tuple=always_return_tuple,
+        fresh_names=fresh_names,
+        input_names=input_names,
+        flat_attributes=flat_attributes,
+    )
+    source = plan.graph_module
+    writer = GraphWriter(like=source.graph, fresh_names=fresh_names)
+    module = lazy_graph_module(writer.graph, class_name=str(source._get_name()), training=source.training)
+    top = _TopLevel(plan, writer, module, {}, kept, always_return_tuple, value_names)
+    _write_top_level(top)
+    for name in top.attributes:
+        install_attribute(module, name, find_attribute(source, name))
+    for part in plan.parts:
+        if part.module is not None:
+            module.add_module(part.name, part.module)
+    _carry_over(source, module)
+    module.recompile()
+    return top
+
+
+def _kept_names(plan: Plan) -> dict[str, None]:
+    """What stays at the top level: attributes of left-over nodes, and state that no node uses."""
+    kept: dict[str, None] = {}
+    used: set[str] = set()
+    for node in plan.nodes:
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        name = str(node.target)
+        used.add(name)
+        if node.op == "call_module":
+            stays = node not in plan.home
+        else:
+            holders = plan.constant_users.get(node, {})
+            stays = not holders or -1 in holders or any(node in part.inputs for part in plan.parts)
+        if stays and node not in plan.routes:
+            kept[name] = None
+    for name in state_of(plan.graph_module):
+        steps = name.split(".")
+        if not any(".".join(steps[:depth]) in used for depth in range(1, len(steps) + 1)):
+            kept[name] = None
+    return kept
+
+
+def _write_top_level(top: _TopLevel) -> None:
+    plan, writer, environment = top.plan, top.writer, top.environment
+    regions = RegionWriter(writer, plan.regions) if plan.regions else None
+    for node in plan.nodes:
+        if node.op == "placeholder":
+            environment[node] = writer.copy(node, environment)
+            pick_leaves(writer, plan.leaves.get(node, ()), environment)
+    for item in _with_constants(plan):
+        if isinstance(item, int):
+            if regions is not None:
+                regions.close()
+            _write_call(top, plan.parts[item])
+        else:
+            if regions is not None:
+                regions.move_to(item)
+            _write_left_over(top, item)
+    if regions is not None:
+        regions.close()
+    output = plan.graph_module.graph.output_node()
+    for source in output._input_nodes:
+        _provide(top, source)
+    environment[output] = writer.copy(output, environment)
+
+
+def _with_constants(plan: Plan) -> list[int | Node]:
+    """The sequence, with the ``get_attr`` nodes that nothing uses at the front."""
+    unused: list[int | Node] = [
+        node for node in plan.nodes if node.op == "get_attr" and node not in plan.constant_users
+    ]
+    return [*unused, *plan.sequence]
+
+
+def _write_left_over(top: _TopLevel, node: Node) -> None:
+    for source in node._input_nodes:
+        _provide(top, source)
+    top.environment[node] = copy_node(top.writer, node, top.environment)
+    pick_leaves(top.writer, top.plan.leaves.get(node, ()), top.environment)
+
+
+def _provide(top: _TopLevel, source: Node) -> None:
+    """See that ``source`` can be looked up: constants are read, and tuples of parts put together, when asked for."""
+    if source in top.environment:
+        return
+    plan = top.plan
+    if source.op == "get_attr":
+        target = None
+        if source in plan.routes and -1 not in plan.constant_users[source]:
+            number, name = plan.routes[source]
+            owner = plan.parts[number]
+            target = f"{owner.name}.{next(inner for inner, outer in owner.owned.items() if outer == name)}"
+        top.environment[source] = top.writer.copy(source, {}, target=target)
+        if target is None:
+            top.attributes.setdefault(str(source.target))
+    else:
+        top.environment[source] = put_together(plan.elements[source], top.environment)
+
+
+def _write_call(top: _TopLevel, part: Part) -> None:
+    if part.module is None:
+        return
+    environment, writer = top.environment, top.writer
+    for value in part.inputs:
+        if isinstance(value, Node):
+            _provide(top, value)
+    arguments = tuple(environment[value] for value in part.inputs)
+    meta = call_meta(part, top.always_return_tuple)
+    call = writer.append("call_module", part.name, arguments, name=part.name, meta=meta)
+    merge_provenance(call, part.nodes, "split")
+    if len(part.outputs) == 1 and not top.always_return_tuple:
+        environment[part.outputs[0]] = call
+        return
+    for place, value in enumerate(part.outputs):
+        name = value.name if top.value_names else None
+        environment[value] = writer.append(
+            "call_function", operator.getitem, (call, place), name=name, meta=output_meta(value)
+        )
+
+
+def _carry_over(source: GraphModule, module: LazyGraphModule) -> None:
+    """Keep what belongs to the module and not to its graph: hooks, ``meta``, checks of an exported module's inputs."""
+    module.meta = dict(source.meta)
+    own = {*module.__dict__, "_code", "_lineno_map", "_prologue_start", "_graphmodule_cls_name"}
+    for name, entry in source.__dict__.items():
+        if name.startswith(("_forward_", "_state_dict_", "_load_state_dict_")) and entry:
+            module.__dict__[name] = entry.copy()
+        elif name not in own and not isinstance(entry, torch.Tensor):
+            bound = isinstance(entry, types.MethodType) and entry.__self__ is source
+            module.__dict__[name] = types.MethodType(entry.__func__, module) if bound else entry
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The faces that users of torch.fx know
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def split_module(
+    m: GraphModule,
+    root_m: torch.nn.Module | None,
+    split_callback: Callable[[Node], Any],
+    qualname_map: dict[str, str] | None = None,
+    keep_original_order: bool | None = False,
+    keep_original_node_name: bool | None = False,
+    keep_original_input_name: bool = True,
+    *,
+    partition_affix: str | None = None,
+    tuple_return: bool = False,
+    constants: Constants = "pass_in",
+) -> GraphModule:
+    """Split a graph by a function of its nodes, as ``torch.fx.passes.split_module.split_module`` does.
+
+    Parts run in an order that respects data and effects and otherwise follows the graph, so nodes that change their
+    inputs in place are never overtaken.
+
+    Args:
+        m: The graph module, which stays as it is.
+        root_m: Not used; there because torch's function has it.
+        split_callback: Gives the partition of a node, anything hashable but None. Asked once for each node that is
+            not a placeholder, a ``get_attr`` or the output.
+        qualname_map: Filled with the original name of each attribute of a part, by its new name.
+        keep_original_order: Run partitions in the order in which the graph mentions them first, or fail.
+        keep_original_node_name: Nodes keep their names; by default they are named anew by what they call.
+        keep_original_input_name: Inputs of parts are named like the values; False names them ``arg_0``, ``arg_1``, ...
+        partition_affix: Names parts ``submod_<affix>_<partition>`` instead of ``submod_<partition>``.
+        tuple_return: Also parts with one output give a tuple.
+        constants: Where parameters, buffers and constants go that ``get_attr`` nodes read; see :func:`split`. As in
+            torch they stay at the top level and are passed in.
+
+    Returns:
+        The new top-level module. ``meta["partition_names"]`` tells which children are partitions.
+
+    Raises:
+        SplitError: The callback raises, or gives None or something unhashable; or the graph has no output.
+        CycleError: Partitions wait for each other (also a ``RuntimeError``, as torch raises).
+    """
+    _check_source(m)
+    prefix = f"submod_{partition_affix}_" if partition_affix is not None else "submod_"
+    groups: dict[Hashable, list[Node]] = {}
+    for node in m.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output"):
+            groups.setdefault(_ask(split_callback, node), []).append(node)
+    wished = _wished_names(groups, None, prefix)
+    pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
+    try:
+        plan = make_plan(m, pairs, constants=constants, keep_order=bool(keep_original_order))
+    except CycleError as error:
+        known_to_torch = also_as(CycleError, RuntimeError())
+        raise known_to_torch(str(error), path=error.path, node=error.node) from None
+    top = _finish(
+        plan,
+        always_return_tuple=tuple_return,
+        fresh_names=not keep_original_node_name,
+        value_names=False,
+        input_names=None if keep_original_input_name else lambda place, _: f"arg_{place}",
+        flat_attributes=True,
+    )
+    names = [part.name for part in plan.parts if part.module is not None]
+    top.module.meta["partition_names"] = set(names)
+    if qualname_map is not None:
+        qualname_map.update((f"{part.name}.{inner}", name) for part in plan.parts for inner, name in part.owned.items())
+    return top.module
+
+
+def _ask(split_callback: Callable[[Node], Any], node: Node) -> Hashable:
+    where = f" (from {line})" if (line := user_line(node)) else ""
+    try:
+        partition = split_callback(node)
+    except Exception as error:  # the user's code may raise anything
+        raise also_as(SplitError, error)(
+            f"split_callback failed for node {node.name!r}{where}: {type(error).__name__}: {error}",
+            node=node,
+            reason=str(error),
+        ) from error
+    if partition is None:
+        raise SplitError(
+            f"split_callback gave None for node {node.name!r}{where}; every node needs a partition "
+            "(split() with an Assignment can leave nodes at the top level)",
+            node=node,
+        )
+    if not isinstance(partition, Hashable) or not _can_hash(partition):
+        raise SplitError(
+            f"split_callback gave {partition!r} for node {node.name!r}{where}, which is not hashable; "
+            "use a number, a string or a tuple as partition",
+            node=node,
+        )
+    return partition
+
+
+def _can_hash(partition: Hashable) -> bool:
+    try:
+        hash(partition)
+    except TypeError:
+        return False
+    return True
+
+
+def split_by_tags(
+    gm: GraphModule,
+    tags: Sequence[str],
+    return_fqn_mapping: bool = False,
+    return_tuple: bool = False,
+    GraphModuleCls: type[GraphModule] = GraphModule,  # noqa: N803  # torch's name
+) -> GraphModule | tuple[GraphModule, dict[str, str]]:
+    """Split a graph by the ``tag`` attribute of its nodes, as ``torch.fx.passes.split_utils.split_by_tags`` does.
+
+    Args:
+        gm: The graph module, which stays as it is; every node that computes has a ``tag``.
+        tags: The tags, in the order in which their parts run; parts are named by them. Tags of no node are left out.
+        return_fqn_mapping: Also give the new name of each attribute by its original name.
+        return_tuple: Also parts with one output give a tuple.
+        GraphModuleCls: The class of the result.
+
+    Raises:
+        SplitError: A node has no tag, or one that ``tags`` does not list.
+        CycleError: The parts cannot run in this order; ``path`` shows why.
+    """
+    _check_source(gm)
+    groups: dict[str, list[Node]] = {tag: [] for tag in tags}
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        tag = getattr(node, "tag", None)
+        if tag not in groups:
+            fact = "has no tag" if tag is None else f"has the tag {tag!r}, which is not in tags={list(tags)!r}"
+            raise SplitError(f"node {node.name!r} {fact}; set node.tag to one of the tags", node=node)
+        groups[tag].append(node)
+    plan = make_plan(gm, [(_identifier(tag), nodes) for tag, nodes in groups.items()], keep_order=True)
+    top = _finish(plan, always_return_tuple=return_tuple)
+    for part in plan.parts:
+        for node in part.nodes:
+            part.copies[node].tag = node.tag  # type: ignore[attr-defined]
+    result: GraphModule = top.module
+    if GraphModuleCls is not GraphModule:
+        result = GraphModuleCls(top.module, top.module.graph)
+    if not return_fqn_mapping:
+        return result
+    return result, {name: f"{part.name}.{inner}" for part in plan.parts for inner, name in part.owned.items()}
