@@ -186,6 +186,8 @@ def tuple_followers(dependencies: Dependencies) -> dict[int, int]:
     waits for could wait for the producer.
     """
     followers: dict[int, int] = {}
+    if not any(is_getitem(node) for node in dependencies.nodes):
+        return followers
     for number, node in enumerate(dependencies.nodes):
         if not node.users or node.op == "output" or not all(is_getitem(user) for user in node.users):
             continue
@@ -222,7 +224,10 @@ def region_groups(dependencies: Dependencies) -> list[KeptGroup]:
     for number, node in enumerate(dependencies.nodes):
         if node.op not in CALLS:
             continue
-        kind, inside = effects.of(node).region, bool(effects.region_stack(node))
+        inside = bool(effects.region_stack(node))
+        if not inside and not is_open:
+            continue
+        kind = effects.of(node).region
         is_marker = kind is not None and kind.is_barrier
         if is_marker:
             markers.add(number)

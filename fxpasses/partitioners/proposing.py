@@ -219,15 +219,15 @@ def _best_draft(
     one unit from the start can only need fewer groups, but groups differently.
     """
     candidates = []
-    if not any(group.members for group in groups):
+    moved = False
+    if not groups:
         units = form_units(dependencies, supported)
-        moved = _follow(dependencies, _group(dependencies, units, options), followers, supported)
-        if group_order(dependencies, _labels_of(dependencies, moved), len(moved.parts)) is not None:
-            candidates.append((moved, units))
-        is_final = not moved.appended and not moved.reasons and bool(candidates)
-    else:
-        is_final = False
-    if not is_final:
+        grouped = _group(dependencies, units, options)
+        draft = _follow(dependencies, grouped, followers, supported)
+        moved = draft is not grouped
+        if not moved or group_order(dependencies, _labels_of(dependencies, draft), len(draft.parts)) is not None:
+            candidates.append((draft, units))
+    if moved or not candidates:
         units = form_units(dependencies, supported, groups, followers)
         candidates.append((_group(dependencies, units, options), units))
     if not keep_dead:
