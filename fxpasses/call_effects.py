@@ -72,6 +72,7 @@ class CallEffects:
         changes_shape: Changes the shape or strides of an operand in place (``t_``, ``resize_``).
         looks_only: Reads shapes and strides but no contents, as views do.
         guards: Operands whose symbols an assertion constrains.
+        mixes: May make any two of the operands it writes share memory.
         reason: Why it is not pure, in a few words; "" if it is pure.
     """
 
@@ -89,6 +90,7 @@ class CallEffects:
     changes_shape: bool = False
     looks_only: bool = False
     guards: tuple[Node, ...] = ()
+    mixes: bool = False
     reason: str = ""
 
     @property
@@ -137,6 +139,7 @@ def opaque(node: Node, reason: str, *, state: Iterable[torch.Tensor] = ()) -> Ca
         state_aliases=tensors,
         random=True,
         world=True,
+        mixes=True,
         reason=reason,
     )
 

@@ -14,9 +14,9 @@ on a straight line of code. Time and memory are linear in nodes and operands, ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
-import attrs
 import torch
 from torch import nn
 from torch._ops import HigherOrderOperator
@@ -24,9 +24,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.aliasing import NO_STORAGE, Storages
 from fxpasses.bodies import BodySummary, higher_order_effects, module_effects
-from fxpasses.call_effects import PLAIN, CallEffects, RegionKind, Registry, Rule, flat_nodes, opaque
+from fxpasses.call_effects import PLAIN, CallEffects, RegionKind, Registry, Rule, flat_nodes, name_of, opaque
+from fxpasses.effect_order import open_regions, order_edges
+from fxpasses.placing import NodeEffects, PlacedGraph, flat_value, place, resolve
 from fxpasses.purity import rule_for_target
 
 __all__ = [
@@ -73,36 +74,6 @@ def register_effects(target: Any, function: Rule | None = None) -> Any:
     return USER_REGISTRY.effects(target, function)
 
 
-@attrs.frozen(slots=True)
-class NodeEffects:
-    """What one node does, told in storages.
-
-    Attributes:
-        reads: Storages whose contents it reads.
-        writes: Storages whose contents it changes.
-        random: It draws random numbers.
-        world: It has a side effect that no value shows.
-        region: The kind of state it switches, if it is a marker.
-        reason: Why it is not pure, in a few words; "" if it is.
-    """
-
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    random: bool = False
-    world: bool = False
-    region: RegionKind | None = None
-    reason: str = ""
-
-    @property
-    def is_pure(self) -> bool:
-        """Whether the node only computes its result."""
-        return not (self.writes or self.random or self.world or self.region)
-
-
-_NO_EFFECTS = NodeEffects()
-Value = int | tuple[int, ...]
-
-
 def analyze_effects(
     graph: GraphModule | Graph,
     *,
@@ -145,14 +116,6 @@ def is_impure(node: Node) -> bool:
     return not _Context(USER_REGISTRY).effects_of(node, node.graph.owning_module).is_pure
 
 
-def _resolve(root: nn.Module | None, target: str) -> Any:
-    """The object behind a dotted name; None if there is none."""
-    found: Any = root
-    for part in target.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 class _Context:
     """Answers that hold for one analysis and all graphs nested in it: rules by target, summaries by body."""
 
@@ -165,14 +128,14 @@ class _Context:
     def effects_of(self, node: Node, root: nn.Module | None) -> CallEffects:
         """What a compute node does, told in its operands."""
         if node.op == "call_module":
-            module = _resolve(root, str(node.target))
+            module = resolve(root, str(node.target))
             return module_effects(node, module if isinstance(module, nn.Module) else None, self.summary, self.registry)
         rule = self.rule(node.op, node.target)
         if rule is not None:
             return rule(node)
         if isinstance(node.target, HigherOrderOperator):
             return higher_order_effects(node, self.summary, self.registry)
-        return opaque(node, f"nobody knows what {_target_name(node)} does")
+        return opaque(node, f"nobody knows what {name_of(node.target)} does")
 
     def rule(self, op: str, target: Any) -> Rule | None:
         """The rule for a target, looked up once."""
@@ -194,11 +157,6 @@ class _Context:
         self._open.discard(id(body))
         self._summaries[id(body)] = (body, summary)
         return summary
-
-
-def _target_name(node: Node) -> str:
-    target = node.target
-    return target if isinstance(target, str) else getattr(target, "__qualname__", None) or str(target)
 
 
 def _summary_of_recursion(body: GraphModule) -> BodySummary:
@@ -265,422 +223,137 @@ def _storages_in(analysis: EffectAnalysis, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(storage for node in flat_nodes(value) for storage in analysis.storages(node)))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# First walk: which value lives where
-# --------------------------------------------------------------------------------------------------------------------
-
-
-class _Placing:
-    """Gives every value its storages, in one walk; keeps the effects of the nodes that are not plain."""
-
-    def __init__(self, root: nn.Module | None, context: _Context) -> None:
-        self.root = root
-        self.context = context
-        self.storages = Storages()
-        self.values: dict[Node, Value] = {}
-        self.effects: dict[Node, CallEffects] = {}
-
-    def walk(self, nodes: Iterable[Node], lifted: dict[str, torch.Tensor]) -> None:
-        values, parent = self.values, self.storages.parent
-        plain: dict[Any, bool] = {}
-        for node in nodes:
-            if node.op == "call_function":
-                target = node.target
-                if (is_plain := plain.get(target)) is None:
-                    is_plain = plain[target] = self._is_plain(target)
-                if is_plain:
-                    values[node] = len(parent)
-                    parent.append(len(parent))
-                    continue
-            values[node] = self._value(node, lifted)
-
-    def _is_plain(self, target: Any) -> bool:
-        rule = self.context.rule("call_function", target)
-        return getattr(rule, "always", None) is PLAIN
-
-    def _value(self, node: Node, lifted: dict[str, torch.Tensor]) -> Value:
-        if node.op == "placeholder":
-            return self._placeholder(node, lifted)
-        if node.op == "get_attr":
-            return self._attribute(_resolve(self.root, str(node.target)))
-        if node.op == "output":
-            return NO_STORAGE
-        effects = self.context.effects_of(node, self.root)
-        if effects is PLAIN:
-            return self.storages.fresh()
-        self.effects[node] = effects
-        if effects.reason and effects.writes and effects.world:
-            self._mix(effects)
-        return self._result(node, effects)
-
-    def _mix(self, effects: CallEffects) -> None:
-        """An opaque call may make any of its operands share memory with any other."""
-        flat = [storage for operand in effects.writes for storage in _flat_value(self.values[operand])]
-        self._united([*flat, *map(self.storages.of_tensor, effects.state_aliases)])
-
-    def _placeholder(self, node: Node, lifted: dict[str, torch.Tensor]) -> Value:
-        if (tensor := lifted.get(node.name)) is not None:
-            return self.storages.of_tensor(tensor)
-        example = node.meta.get("val")
-        return self.storages.of_tensor(example) if isinstance(example, torch.Tensor) else self.storages.fresh()
-
-    def _attribute(self, found: Any) -> Value:
-        if isinstance(found, torch.Tensor):
-            return self.storages.of_tensor(found)
-        if isinstance(found, GraphModule):
-            return NO_STORAGE
-        if isinstance(found, nn.Module):
-            return self._united([self.storages.of_tensor(tensor) for tensor in (*found.parameters(), *found.buffers())])
-        return self.storages.fresh()
-
-    def _result(self, node: Node, effects: CallEffects) -> Value:
-        if effects.returns == 0:
-            return NO_STORAGE
-        if _is_pick(node):
-            return self._picked(node)
-        state = [self.storages.of_tensor(tensor) for tensor in effects.state_aliases]
-        if effects.returns == 1:
-            return self._element(effects, 0, state)
-        return tuple(self._element(effects, slot, state) for slot in range(effects.returns))
-
-    def _element(self, effects: CallEffects, slot: int, state: list[int]) -> int:
-        operands = effects.aliases[slot] if slot < len(effects.aliases) else ()
-        flat = [storage for operand in operands for storage in _flat_value(self.values[operand])]
-        return self._united([*flat, *state])
-
-    def _picked(self, node: Node) -> Value:
-        """An element of a tuple, or a slice of a tensor."""
-        value = self.values[node.args[0]]  # type: ignore[index]  # _is_pick saw a node there
-        if isinstance(value, tuple):
-            index = node.args[1]
-            return value[index] if isinstance(index, int) and -len(value) <= index < len(value) else self._united(value)
-        return value
-
-    def _united(self, storages: Iterable[int]) -> int:
-        merged = NO_STORAGE
-        for storage in storages:
-            merged = self.storages.unite(merged, storage)
-        return merged if merged != NO_STORAGE else self.storages.fresh()
-
-
-def _is_pick(node: Node) -> bool:
-    return getattr(node.target, "__name__", node.target) in ("getitem", "__getitem__") and isinstance(
-        node.args[0], Node
-    )
-
-
-def _flat_value(value: Value) -> tuple[int, ...]:
-    if isinstance(value, tuple):
-        return value
-    return (value,) if value != NO_STORAGE else ()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Second walk: the order
-# --------------------------------------------------------------------------------------------------------------------
-
-_RANDOM, _WORLD = -2, -3
-
-
-class _Ordering:
-    """Turns reads, writes and barriers into edges, in one walk."""
-
-    def __init__(self, analysis: EffectAnalysis) -> None:
-        self.analysis = analysis
-        self.edges: list[tuple[Node, Node]] = []
-        self.writer: dict[int, Node] = {}
-        self.readers: dict[int, list[Node]] = {}
-        self.since_barrier: list[Node] = []
-        self.barrier: Node | None = None
-        self.symbols = _Symbols(analysis) if any(effects.guards for effects in analysis._effects.values()) else None
-
-    def walk(self) -> list[tuple[Node, Node]]:
-        analysis = self.analysis
-        if not any(not effects.is_pure for effects in analysis._effects.values()):
-            return []
-        hot = analysis._written_storages()
-        find = analysis._storages.find
-        touched = {node for node, value in analysis._values.items() if any(find(s) in hot for s in _flat_value(value))}
-        markers = any(effects.region and effects.region.is_barrier for effects in analysis._effects.values())
-        for node in analysis.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                continue
-            if node.op == "output":
-                self._close(node)
-            elif node in analysis._effects:
-                self._effectful(node, hot)
-            else:
-                for operand in node.all_input_nodes:
-                    if operand in touched:
-                        self._read_all(node, _flat_value(analysis._values[operand]), hot)
-            if markers and node.op != "output":
-                self._cross(node)
-            if self.symbols is not None:
-                self._guard(node)
-        return self.edges
-
-    def _read_all(self, node: Node, storages: Iterable[int], hot: set[int]) -> None:
-        find = self.analysis._storages.find
-        for storage in storages:
-            if (root := find(storage)) in hot:
-                self._read(node, root)
-
-    def _effectful(self, node: Node, hot: set[int]) -> None:
-        effects = self.analysis.of(node)
-        for storage in effects.reads:
-            if storage in hot and storage not in effects.writes:
-                self._read(node, storage)
-        for storage in effects.writes:
-            self._write(node, storage)
-        if effects.random:
-            self._write(node, _RANDOM)
-        if effects.world:
-            self._write(node, _WORLD)
-
-    def _edge(self, earlier: Node, later: Node) -> None:
-        if earlier is not later and earlier not in later.all_input_nodes:
-            self.edges.append((earlier, later))
-
-    def _read(self, node: Node, storage: int) -> None:
-        if (writer := self.writer.get(storage)) is not None:
-            self._edge(writer, node)
-        self.readers.setdefault(storage, []).append(node)
-
-    def _write(self, node: Node, storage: int) -> None:
-        if readers := self.readers.pop(storage, None):
-            for reader in readers:
-                self._edge(reader, node)
-        elif (writer := self.writer.get(storage)) is not None:
-            self._edge(writer, node)
-        self.writer[storage] = node
-
-    def _cross(self, node: Node) -> None:
-        effects = self.analysis._effects.get(node)
-        if effects is None or effects.region is None or not effects.region.is_barrier:
-            if self.barrier is not None:
-                self._edge(self.barrier, node)
-            self.since_barrier.append(node)
-            return
-        for earlier in self._before_barrier():
-            self._edge(earlier, node)
-        self.since_barrier, self.barrier = [], node
-
-    def _before_barrier(self) -> list[Node]:
-        """What the next barrier must wait for: the nodes since the last one, or that one itself."""
-        return self.since_barrier or ([self.barrier] if self.barrier is not None else [])
-
-    def _guard(self, node: Node) -> None:
-        for earlier in self.symbols.visit(node) if self.symbols else ():
-            self._edge(earlier, node)
-
-    def _close(self, output: Node) -> None:
-        """Nothing that lasts may come after the output: the end of the graph is behind all effects."""
-        for storage in list(self.writer):
-            for reader in self.readers.get(storage, ()):
-                self._edge(reader, output)
-            if not self.readers.get(storage):
-                self._edge(self.writer[storage], output)
-        for earlier in self._before_barrier() if self.barrier is not None else ():
-            self._edge(earlier, output)
-        self.edges = list(dict.fromkeys(self.edges))
-
-
-class _Symbols:
-    """Follows numbers from producer to use, so that an assertion on one stays before what it guards."""
-
-    def __init__(self, analysis: EffectAnalysis) -> None:
-        self._analysis = analysis
-        self._classes = Storages()
-        self._class_of: dict[Node, int] = {}
-        self._asserted: dict[int, int] = {}
-        self._asserts: list[Node] = []
-
-    def visit(self, node: Node) -> list[Node]:
-        """The assertions that must run before ``node``; at most one, as assertions are in order among themselves."""
-        operands = [operand for operand in node.all_input_nodes if self._is_number(operand)]
-        effects = self._analysis._effects.get(node)
-        if effects is not None and effects.guards:
-            self._asserts.append(node)
-            for operand in operands:
-                self._asserted[self._symbol(operand)] = len(self._asserts) - 1
-            return []
-        if self._is_number(node):
-            for operand in operands:
-                self._unite(self._symbol(operand), self._symbol(node))
-            return []
-        found = [self._asserted[symbol] for operand in operands if (symbol := self._symbol(operand)) in self._asserted]
-        return [self._asserts[max(found)]] if found else []
-
-    def _is_number(self, node: Node) -> bool:
-        if isinstance(value := node.meta.get("val"), torch.Tensor):
-            return False
-        if isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return True
-        return node.op not in ("output", "placeholder") and self._analysis._values[node] == NO_STORAGE
-
-    def _symbol(self, node: Node) -> int:
-        if node not in self._class_of:
-            self._class_of[node] = self._classes.fresh()
-        return self._classes.find(self._class_of[node])
-
-    def _unite(self, first: int, second: int) -> None:
-        known = [self._asserted[symbol] for symbol in (first, second) if symbol in self._asserted]
-        merged = self._classes.unite(first, second)
-        if known:
-            self._asserted[merged] = max(known)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Regions
-# --------------------------------------------------------------------------------------------------------------------
-
-
-class _Regions:
-    """The stack of regions that are open at each node."""
-
-    def __init__(self, analysis: EffectAnalysis) -> None:
-        self.stack: tuple[Node, ...] = ()
-        self.open_at: dict[Node, tuple[Node, ...]] = {}
-        for node in analysis.nodes:
-            effects = analysis._effects.get(node)
-            if effects is not None and effects.region is not None and effects.region.is_barrier:
-                self._switch(node, effects)
-            self.open_at[node] = self.stack
-
-    def _switch(self, node: Node, effects: CallEffects) -> None:
-        if effects.region is RegionKind.GRAD_MODE:
-            self._set_grad_mode(node)
-        elif effects.opens:
-            self.stack = (*self.stack, node)
-        else:
-            opener = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-            self._close(opener if opener in self.stack else next(reversed(self.stack), None))
-
-    def _close(self, opener: Node | None) -> None:
-        self.stack = tuple(node for node in self.stack if node is not opener)
-
-    def _set_grad_mode(self, node: Node) -> None:
-        """``_set_grad_enabled`` has no end marker: setting back what was set before closes the region."""
-        setters = [opener for opener in self.stack if _is_grad_setter(opener)]
-        value = node.args[0] if node.args else None
-        before = setters[-2].args[0] if len(setters) > 1 else (not setters[-1].args[0] if setters else None)
-        if setters and value == before:
-            self._close(setters[-1])
-        else:
-            self.stack = (*self.stack, node)
-
-
-def _is_grad_setter(node: Node) -> bool:
-    return "set_grad_enabled" in getattr(node.target, "__name__", str(node.target))
-
-
 class EffectAnalysis:
     """The effects of all nodes of one graph; made by :func:`analyze_effects`.
 
     Attributes:
         graph: The graph.
-        nodes: Its nodes, in order, as they were when it was analysed.
+        nodes: Its nodes as they were when it was analysed, in an order in which they can run.
         order_edges: Pairs ``(earlier, later)`` that must keep their order though no data flows between them. All other
             orders that effects force follow from these and the data edges.
         copy_backs: For an exported program: which value is copied back at the end to which placeholder.
     """
 
-    def __init__(self, graph: Graph, placing: _Placing, copy_backs: dict[Node, Node]) -> None:
+    def __init__(self, graph: Graph, placed: PlacedGraph, copy_backs: dict[Node, Node]) -> None:
         self.graph = graph
-        self.nodes: list[Node] = list(graph.nodes)
+        self.nodes = placed.nodes
         self.copy_backs = copy_backs
-        self._values = placing.values
-        self._storages = placing.storages
-        self._effects = placing.effects
-        self._shape_matters = any(effects.changes_shape for effects in placing.effects.values())
-        self._told: dict[Node, NodeEffects] = {}
-        self._regions: _Regions | None = None
+        self._placed = placed
+        self._open: dict[Node, tuple[Node, ...]] | None = None
         self._named: dict[int, Node] | None = None
-        self.order_edges: list[tuple[Node, Node]] = _Ordering(self).walk()
+        self.order_edges: list[tuple[Node, Node]] = order_edges(placed)
 
     def of(self, node: Node) -> NodeEffects:
-        """What ``node`` does, told in storages. Placeholders and attributes do nothing."""
-        if node.op in ("placeholder", "get_attr", "output"):
-            return self._of_output() if node.op == "output" else _NO_EFFECTS
-        if node not in self._told:
-            self._told[node] = self._tell(node)
-        return self._told[node]
+        """What ``node`` does, told in storages.
 
-    def _of_output(self) -> NodeEffects:
-        written = self._roots(storage for target in self.copy_backs.values() for storage in self.storages(target))
-        return (
-            NodeEffects(writes=written, reason="the program copies results back to its inputs")
-            if written
-            else _NO_EFFECTS
-        )
+        Placeholders and attributes do nothing. The output of an exported program writes what it copies back.
+        """
+        if node.op == "output" and self.copy_backs:
+            written = self._placed.roots(self._storages_of(self.copy_backs.values()))
+            return NodeEffects(writes=written, reason="the program copies results back to its inputs")
+        return self._placed.of(node)
 
-    def _tell(self, node: Node) -> NodeEffects:
-        effects = self._effects.get(node, PLAIN)
-        read = node.all_input_nodes if effects.reads is None or self._shape_matters else effects.reads
-        written = self._of_nodes(effects.writes)
-        state = self._storages.of_tensor
-        return NodeEffects(
-            reads=self._roots([*self._of_nodes(read), *map(state, effects.state_reads)]),
-            writes=self._roots([*written, *map(state, effects.state_writes)]),
-            random=effects.random,
-            world=effects.world,
-            region=effects.region,
-            reason=effects.reason,
-        )
+    def call(self, node: Node) -> CallEffects:
+        """What ``node`` does, told in its operands: which of them it writes, which its result may alias."""
+        return self._placed.calls.get(node, PLAIN)
 
-    def _of_nodes(self, nodes: Iterable[Node]) -> Iterator[int]:
+    def _storages_of(self, nodes: Iterable[Node]) -> Iterator[int]:
         for node in nodes:
-            yield from _flat_value(self._values[node])
-
-    def _roots(self, storages: Iterable[int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self._storages.find(storage) for storage in storages))
-
-    def _written_storages(self) -> set[int]:
-        return {storage for node in self._effects for storage in self.of(node).writes}
+            yield from flat_value(self._placed.values[node])
 
     def storages(self, node: Node) -> tuple[int, ...]:
         """The storages that the value of ``node`` may live in; a view lives in its base's."""
-        return self._roots(_flat_value(self._values[node]))
+        return self._placed.roots(flat_value(self._placed.values[node]))
 
     def real_tensors(self) -> dict[int, list[torch.Tensor]]:
         """The real tensors of the graph (parameters, buffers, constants), by storage."""
-        return self._storages.real_tensors()
+        return self._placed.storages.real_tensors()
 
     def may_alias(self, a: Node, b: Node) -> bool:
         """Whether a write to one may be seen in the other."""
         return not set(self.storages(a)).isdisjoint(self.storages(b))
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether no node of the graph has any effect."""
+        return all(call.is_pure for call in self._placed.calls.values())
+
+    @property
+    def changes_shapes(self) -> bool:
+        """Whether a node changes the shape of an operand in place (``t_``, ``resize_``)."""
+        return self._placed.shape_matters
+
+    @cached_property
+    def written_storages(self) -> frozenset[int]:
+        """The storages that any node writes."""
+        return self._placed.written_storages()
+
+    @cached_property
+    def lasting_storages(self) -> frozenset[int]:
+        """The storages that others can see after the graph has run: of its inputs, attributes, state and results."""
+        seen = [node for node in self.nodes if node.op in ("placeholder", "get_attr")]
+        seen += [operand for node in self.nodes if node.op == "output" for operand in node.all_input_nodes]
+        return frozenset(self._placed.roots([*self._storages_of(seen), *self.real_tensors()]))
+
     def is_removable(self, node: Node) -> bool:
-        """Whether ``node`` may be erased when nothing uses its result."""
+        """Whether ``node`` may be erased when nothing uses its result.
+
+        A node that writes is not; :meth:`needed_nodes` also finds writes that nobody sees.
+        """
         return node.op not in ("placeholder", "output") and self.of(node).is_pure
+
+    def needed_nodes(self) -> list[Node]:
+        """The nodes that somebody would miss: what the output needs, and every effect that can be seen.
+
+        One walk from the end to the start (liveness, as in any compiler; here with storages as variables): a node is
+        needed if a needed node uses its value, if it writes a storage that a needed node behind it reads or that lasts,
+        if it draws random numbers (that moves the generator on for the others), acts on the world, or marks a region.
+        """
+        needed: dict[Node, None] = {}
+        wanted: set[Node] = set()
+        live = set(self.lasting_storages)
+        for node in reversed(self.nodes):
+            effects = self.of(node)
+            if not (node in wanted or _is_needed(node, effects) or not live.isdisjoint(effects.writes)):
+                continue
+            needed[node] = None
+            wanted.update(node.all_input_nodes)
+            live.update(effects.reads)
+            live.update(self._placed.roots(self._storages_of([node, *node.all_input_nodes])))
+        return list(needed)[::-1]
 
     def region_stack(self, node: Node) -> tuple[Node, ...]:
         """The markers of the regions that are open at ``node``, outermost first; a marker is inside what it opens."""
-        if self._regions is None:
-            self._regions = _Regions(self)
-        return self._regions.open_at[node]
+        if self._open is None:
+            self._open = open_regions(self._placed)
+        return self._open.get(node, ())
 
     def why_ordered(self, earlier: Node, later: Node) -> str:
         """Why ``later`` must stay behind ``earlier``, in a few words; "" if nothing says so directly."""
         first, second = self.of(earlier), self.of(later)
+        if conflict := self._conflict(earlier, first, later, second):
+            return conflict
         for marker, effects in ((earlier, first), (later, second)):
             if effects.region is not None and effects.region.is_barrier:
                 return f"{marker.name} switches {effects.region.value}"
+        if first.random and second.random:
+            return f"{earlier.name} and {later.name} both draw random numbers"
+        if first.world and second.world:
+            return f"{earlier.name} and {later.name} both act on the world"
+        if later.op == "output":
+            return f"the effect of {earlier.name} comes before the end"
+        return f"{earlier.name} asserts what {later.name} relies on" if first.world else ""
+
+    def _conflict(self, earlier: Node, first: NodeEffects, later: Node, second: NodeEffects) -> str:
+        """Where one writes what the other touches."""
         for mine, verb, theirs, other_verb in (
             (first.writes, "writes", second.reads, "reads"),
             (first.reads, "reads", second.writes, "writes"),
             (first.writes, "writes", second.writes, "writes"),
         ):
             if shared := [storage for storage in mine if storage in theirs]:
-                what = self._name_of(shared[0])
-                return f"{earlier.name} {verb} {what}, which {later.name} {other_verb}"
-        if first.random and second.random:
-            return f"{earlier.name} and {later.name} both draw random numbers"
-        if first.world and second.world:
-            return f"{earlier.name} and {later.name} both act on the world"
-        if later.op == "output" and not first.is_pure:
-            return f"{earlier.name} has an effect that lasts"
-        return f"{earlier.name} asserts what {later.name} relies on" if first.world else ""
+                return f"{earlier.name} {verb} {self._name_of(shared[0])}, which {later.name} {other_verb}"
+        return ""
 
     def _name_of(self, storage: int) -> str:
         if self._named is None:
@@ -691,6 +364,10 @@ class EffectAnalysis:
         return self._named[storage].name if storage in self._named else "module state"
 
 
+def _is_needed(node: Node, effects: NodeEffects) -> bool:
+    return node.op in ("placeholder", "output") or effects.random or effects.world or effects.region is not None
+
+
 def _analysis(
     graph: Graph,
     root: nn.Module | None,
@@ -698,9 +375,8 @@ def _analysis(
     signature: ExportGraphSignature | None,
     program: ExportedProgram | None,
 ) -> EffectAnalysis:
-    placing = _Placing(root, context)
-    placing.walk(graph.nodes, _lifted_tensors(program))
-    return EffectAnalysis(graph, placing, _copy_backs(graph, signature))
+    placed = place(graph, root, context.rule, context.effects_of, _lifted_tensors(program))
+    return EffectAnalysis(graph, placed, _copy_backs(graph, signature))
 
 
 def _lifted_tensors(program: ExportedProgram | None) -> dict[str, torch.Tensor]:

@@ -181,7 +181,7 @@ def _overload_parts(overload: OpOverload) -> tuple[list[_Operand], list[list[_Op
 
 
 def _aliased(info: Any, by_label: dict[str, list[_Operand]], wildcards: list[_Operand]) -> list[_Operand]:
-    """The arguments that a return may alias; a list says nothing of its elements, so it may alias what goes in lists."""
+    """The arguments that a return may alias; a list does not say, so it may alias all that may go into lists."""
     if info is None:
         return []
     labels = sorted(info.before_set | info.after_set)
