@@ -1,1 +1,13 @@
 """Proposals: a partitioner reads a graph and answers with an Assignment; it never mutates."""
+
+from fxpasses.partitioners.matching import (
+    InternalMatch,
+    SubgraphMatcher,
+    SubgraphMatcherWithNameNodeMap,
+)
+
+__all__ = [
+    "InternalMatch",
+    "SubgraphMatcher",
+    "SubgraphMatcherWithNameNodeMap",
+]
