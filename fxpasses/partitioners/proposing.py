@@ -41,6 +41,7 @@ class CapabilityOptions:
         horizontal: Whether parts that no edge connects may be one part.
         min_block_size: Parts with fewer calls are given up; their nodes join other parts where they can.
         keep_together: Groups of nodes that go into one part or stay outside, each as a whole.
+        partial_groups: Whether of a group in ``keep_together`` only the supported nodes must go together.
         keep_patterns: The same for each match of these patterns.
         keep_regions: Whether autocast, grad-mode and inference regions are never cut: a region that cannot be wholly
             in one part keeps its markers outside.
@@ -59,6 +60,7 @@ class CapabilityOptions:
     horizontal: bool = True
     min_block_size: int = 1
     keep_together: Sequence[Iterable[Node]] = ()
+    partial_groups: bool = False
     keep_patterns: Sequence[Any] = ()
     keep_regions: bool = True
     keep_quantization: bool = False
@@ -158,7 +160,7 @@ def propose(
         return Proposal(graph_module, None, whole, reasons)
     dependencies = Dependencies.of(graph_module)
     supported = [node in verdicts.supported for node in dependencies.nodes]
-    groups = _groups(dependencies, options)
+    groups = _groups(dependencies, options, supported)
     followers = tuple_followers(dependencies)
     draft = _best_draft(dependencies, supported, groups, followers, options, size_rule, keep_dead)
     inside = {number for part in draft.parts for number in part}
@@ -188,8 +190,11 @@ def _whole(graph_module: GraphModule, size_rule: SizeRule | None) -> Draft:
     return draft.without({0: reason} if reason else {})
 
 
-def _groups(dependencies: Dependencies, options: CapabilityOptions) -> list[KeptGroup]:
+def _groups(dependencies: Dependencies, options: CapabilityOptions, supported: Sequence[bool]) -> list[KeptGroup]:
     groups = given_groups(dependencies, options.keep_together)
+    if options.partial_groups:
+        able = [tuple(number for number in group.members if supported[number]) for group in groups]
+        groups = [attrs.evolve(group, members=left) for group, left in zip(groups, able, strict=True) if len(left) > 1]
     if options.keep_patterns:
         from .by_pattern import match_groups  # here: only callers with patterns pay for the matcher
 
