@@ -28,13 +28,16 @@ from fxpasses.metadata import current_pass, drop_stale_entries
 __all__ = [
     "compute_value",
     "fake_mode_of",
+    "fake_of",
     "give_value",
     "has_value",
     "nested_graph_modules",
     "obtain_fake_mode",
+    "refresh_value",
     "refresh_values",
     "same_value",
     "set_value",
+    "shape_env_of",
     "unify_fake_modes",
     "value_of_arguments",
 ]
@@ -59,6 +62,13 @@ def nested_graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
 def has_value(node: Node) -> bool:
     """Whether a fake value is recorded (it may be None, for nodes that give nothing)."""
     return "val" in node.meta or "example_value" in node.meta
+
+
+def shape_env_of(value: Any) -> ShapeEnv | None:
+    """The shape environment that a fake tensor or a symbol belongs to."""
+    if isinstance(value, FakeTensor):
+        return value.fake_mode.shape_env
+    return value.node.shape_env if isinstance(value, _SYMBOLIC) else None
 
 
 def value_of_arguments(argument: Any) -> Any:
@@ -310,13 +320,20 @@ def _attribute(node: Node) -> Any:
 def _attribute_value(node: Node, mode: FakeTensorMode) -> Any:
     found = _attribute(node)
     if isinstance(found, torch.Tensor):
-        return _fake_of(found, mode, node)
+        return fake_of(found, mode, node)
     if isinstance(found, (bool, int, float, str)) or found is None:
         return found
     return _UNKNOWN
 
 
-def _fake_of(tensor: torch.Tensor, mode: FakeTensorMode, node: Node) -> torch.Tensor:
+def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, node: Node) -> torch.Tensor:
+    """The fake of a real tensor (or of another mode's fake) in ``mode``, static in shape; no data is copied.
+
+    Args:
+        tensor: Any tensor; parameters give fake parameters.
+        mode: The mode of the program.
+        node: The node it is for, for messages.
+    """
     if isinstance(tensor, FakeTensor):
         found: torch.Tensor = _refake(tensor, mode, node)
         return found
@@ -434,7 +451,7 @@ class _Body(torch.nn.Module):
                 value = kwargs[node.target] if node.target in kwargs else next(flat, *node.args)
             elif node.op == "get_attr":
                 found = _attribute(node)
-                value = _fake_of(found, evaluation.mode, node) if isinstance(found, torch.Tensor) else found
+                value = fake_of(found, evaluation.mode, node) if isinstance(found, torch.Tensor) else found
             elif node.op == "output":
                 return graph.process_outputs(map_arg(node.args[0], env.__getitem__))
             elif _is_marker(node.target):
@@ -656,7 +673,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     changed: list[Node] = []
     while waiting:
         node = heapq.heappop(waiting)
-        if not _refresh(node, mode):
+        if not refresh_value(node, mode):
             continue
         changed.append(node)
         for user in node.users:
@@ -666,7 +683,12 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     return changed
 
 
-def _refresh(node: Node, mode: FakeTensorMode) -> bool:
+def refresh_value(node: Node, mode: FakeTensorMode) -> bool:
+    """Compute the value of one node again and record it; whether it looks different from before.
+
+    Raises:
+        FakeValueError: The operator does not fit its arguments any more.
+    """
     if node.op == "placeholder" or (node.op == "output" and not has_value(node)):
         return node.op == "placeholder"
     known = has_value(node)
@@ -687,3 +709,6 @@ def _forget_value(node: Node) -> None:
     for key in ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals"):
         node.meta.pop(key, None)
     drop_stale_entries(node)
+
+
+_refresh = refresh_value
