@@ -5,7 +5,7 @@ See :class:`Merger`. The view of the graph that it starts from is :class:`fxpass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from .errors import CycleError
@@ -16,7 +16,7 @@ __all__ = ["Merger"]
 _PATIENCE = 4
 _LANDMARKS = 240
 
-Edges = list[set[int]]
+Edges = list[Collection[int]]
 
 
 class Merger:
@@ -60,14 +60,15 @@ class Merger:
         size = len(successors)
         self._parent = list(range(size))
         self._members: dict[int, list[int]] = {}
-        self._successors: Edges = [set(row) for row in successors]
-        self._predecessors: Edges = [set(row) for row in predecessors]
+        self._successors: Edges = list(successors)
+        self._predecessors: Edges = list(predecessors)
         self._describe = describe or (lambda path: " -> ".join(map(str, path)))
         self._orders = [OrderedList(order, size)]
         self._own = [0] * size
         self._reaches = [0] * size
         self._reached_by = [0] * size
-        self._work = 0
+        self._allowed: tuple[int, int] | None = None
+        self._merges = self._work = 0
         self._work_allowed = _PATIENCE * (size + sum(map(len, successors)))
 
     def find(self, node: int) -> int:
@@ -90,7 +91,12 @@ class Merger:
     def may_merge(self, first: int, second: int) -> bool:
         """Tell whether the groups of two nodes can become one without a cycle."""
         a, b = self.find(first), self.find(second)
-        return a == b or not self._is_blocked(a, b)
+        if a == b:
+            return True
+        if self._is_blocked(a, b):
+            return False
+        self._allowed = (a, b)
+        return True
 
     def blocking_path(self, first: int, second: int) -> list[int] | None:
         """The groups on a shortest path from one to the other through a third; None if the two may merge."""
@@ -109,12 +115,14 @@ class Merger:
         a, b = self.find(first), self.find(second)
         if a == b:
             return a
-        if path := self.blocking_path(a, b):
+        if self._allowed != (a, b) and (path := self.blocking_path(a, b)):
             raise CycleError(f"these groups cannot become one: {self._describe(path)}", path=path)
         if len(self._successors[a]) + len(self._predecessors[a]) < len(self._successors[b]) + len(
             self._predecessors[b]
         ):
             a, b = b, a
+        self._allowed = None
+        self._merges += 1
         for order in self._orders:
             self._contract(order, a, b)
         self._parent[b] = a
@@ -134,7 +142,7 @@ class Merger:
             return False
         if self._reaches[a] & self._reached_by[b] & ~(self._own[a] | self._own[b]):
             return True
-        if self._work > self._work_allowed:
+        if self._work > self._work_allowed and (self._merges or len(self._orders) == 1):
             self._renew_index()
             return self._is_blocked(a, b)
         return self._search(a, b)
@@ -197,7 +205,7 @@ class Merger:
 
     def _shortest_detour(self, a: int, b: int) -> list[int] | None:
         label = self._orders[0].label
-        came_from = dict.fromkeys(sorted(self._successors[a] - {b}), a)
+        came_from = dict.fromkeys(sorted(set(self._successors[a]) - {b}), a)
         queue = list(came_from)
         for node in queue:
             for other in sorted(self._successors[node]):
@@ -273,9 +281,10 @@ class Merger:
 
     def _renew_index(self) -> None:
         """Make the second order and the landmarks anew, for the groups as they are now."""
-        self._work = 0
-        order = self._orders[0].items()
-        self._orders = [self._orders[0], OrderedList(self._contrary_order(order), len(self._parent))]
+        self._work = self._merges = 0
+        contrary = self._contrary_order(self._orders[0].items())
+        order = self._contrary_order(contrary)
+        self._orders = [OrderedList(one, len(self._parent)) for one in (order, contrary)]
         for node in order:
             self._own[node] = self._reaches[node] = self._reached_by[node] = 0
         for bit, node in enumerate(self._landmarks(order)):
@@ -292,9 +301,11 @@ class Merger:
 
     def _contrary_order(self, order: list[int]) -> list[int]:
         """A topological order that always takes the ready group that stands last in ``order``."""
-        place = {node: number for number, node in enumerate(order)}
-        waiting = {node: len(self._predecessors[node]) for node in order}
-        ready = [-place[node] for node in order if not waiting[node]]
+        place = [0] * len(self._parent)
+        for number, node in enumerate(order):
+            place[node] = -number
+        waiting = [len(row) for row in self._predecessors]
+        ready = [place[node] for node in order if not waiting[node]]
         heapify(ready)
         result = []
         while ready:
@@ -303,7 +314,7 @@ class Merger:
             for successor in self._successors[node]:
                 waiting[successor] -= 1
                 if not waiting[successor]:
-                    heappush(ready, -place[successor])
+                    heappush(ready, place[successor])
         return result
 
     def _landmarks(self, order: list[int]) -> list[int]:
@@ -333,11 +344,20 @@ def _longest(order: Iterable[int], before: Edges) -> dict[int, int]:
 
 def _move_edges(forward: Edges, backward: Edges, old: int, new: int) -> None:
     """Let ``new`` take over the edges that leave ``old``."""
-    mine = forward[new]
+    mine = _as_set(forward, new)
     for neighbour in forward[old]:
-        backward[neighbour].discard(old)
+        back = _as_set(backward, neighbour)
+        back.discard(old)
         if neighbour != new:
-            backward[neighbour].add(new)
+            back.add(new)
             mine.add(neighbour)
     mine.discard(old)
-    forward[old] = set()
+    forward[old] = ()
+
+
+def _as_set(rows: Edges, group: int) -> set[int]:
+    """The neighbours of a group as a set of its own; until it is first changed, a row is the caller's."""
+    row = rows[group]
+    if not isinstance(row, set):
+        rows[group] = row = set(row)
+    return row
