@@ -261,6 +261,8 @@ def module_effects(node: Node, module: nn.Module | None, summarize: Summarize, r
     if isinstance(module, GraphModule) and not _has_hooks(module):
         operands = list(_flat([node.args, node.kwargs]))
         return _named(_through_body(summarize(module), operands), node)
+    if type(module).__name__ == "GuardsFn":
+        return CallEffects(returns=0, world=True, reason=f"module {node.target!r} checks the inputs")
     parts = list(module.modules())
     if strange := next((part for part in parts if not _is_known(part)), None):
         kind = type(strange).__name__

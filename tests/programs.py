@@ -9,6 +9,7 @@ With hypothesis: ``@given(rng=st.randoms(use_true_random=False))``, then ``rando
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import random
@@ -18,6 +19,7 @@ from typing import Any
 import attrs
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -45,7 +47,7 @@ class Program:
     """A random program.
 
     Attributes:
-        graph_module: The program; every node has ``meta["val"]``, a real tensor's shape and dtype as a meta tensor.
+        graph_module: The program; every node has ``meta["val"]``, in one fake mode.
         inputs: Tensors to call it with; clone them, or use :func:`observe`, which does.
     """
 
@@ -61,6 +63,7 @@ class _Writer:
         self.holder = Holder()
         self.graph = Graph(self.holder)
         self.values: dict[Node, Any] = {}
+        self.mode = FakeTensorMode()
 
     def tensors(self, like: torch.Tensor | None = None) -> list[Node]:
         return [
@@ -82,12 +85,14 @@ class _Writer:
             return None
         node = self.graph.create_node(op, target, args, kwargs or {})
         self.values[node] = value
-        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _shadow, value)
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, functools.partial(_shadow, self.mode), value)
         return node
 
 
-def _shadow(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="meta")
+def _shadow(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor with the layout of a real one."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _execute(holder: nn.Module, op: str, target: Any, args: Any, kwargs: Any) -> Any:
@@ -243,7 +248,7 @@ def random_program(
     for index, tensor in enumerate(inputs):
         node = writer.graph.placeholder(f"x{index}")
         writer.values[node] = tensor.clone()
-        node.meta["val"] = _shadow(tensor)
+        node.meta["val"] = _shadow(writer.mode, tensor)
     weights = [_WEIGHTS.get(step, 1) for step in steps]
     for step in rng.choices(list(steps), weights, k=size):
         STEPS[step](writer)
