@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses import naming
 from fxpasses.comparing import same_structure
+from fxpasses.current_program import working_on
 from fxpasses.errors import FxPassesError, InputError, PassError, also_as, user_line
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import running_pass
@@ -32,9 +33,11 @@ __all__ = [
     "as_pass_error",
     "call_alone",
     "call_program_pass_alone",
+    "cause_of",
     "graphs_in",
     "has_targets",
     "is_program_pass",
+    "reaches_nested",
     "result_of",
     "sync_program",
     "unpack",
@@ -93,6 +96,11 @@ def has_targets(pass_: Any, graphs: Sequence[GraphModule]) -> bool:
     return any(_has_target(module, target) for module in graphs for target in wanted)
 
 
+def reaches_nested(pass_: Any) -> bool:
+    """Whether the graphs inside are given to the pass, or are walked by it."""
+    return bool(getattr(pass_, "visit_nested", True) or getattr(pass_, "walks_nested", False))
+
+
 def _has_target(module: GraphModule, target: Any) -> bool:
     table = module.graph._find_nodes_lookup_table.table
     if isinstance(target, str):
@@ -115,7 +123,7 @@ def apply_pass(pass_: Any, module: GraphModule, program: ExportedProgram | None,
         PassError: It returned something that is no result.
         Exception: Whatever the pass raised.
     """
-    with running_pass(naming.pass_name(pass_)):
+    with running_pass(naming.pass_name(pass_)), working_on(program):
         if is_program_pass(pass_):
             return _apply_program_pass(pass_, program)
         if isinstance(pass_, PassBase) and type(pass_).__call__ is PassBase.__call__:
@@ -254,7 +262,7 @@ def result_of(module: GraphModule, modified: bool, program: ExportedProgram | No
 def call_alone(pass_: PassBase, subject: Any) -> PassResult:
     """What calling a pass by itself does: run it, establish the truth, and on failure put the graph back."""
     module, program = unpack(subject)
-    if not has_targets(pass_, graphs_in(module) if pass_.visit_nested else [module]):
+    if not has_targets(pass_, graphs_in(module) if reaches_nested(pass_) else [module]):
         return result_of(module, False, program)
     snapshot = Snapshot.take(program if program is not None else module)
     failed = True
@@ -268,7 +276,7 @@ def call_alone(pass_: PassBase, subject: Any) -> PassResult:
                 program = None if program is None else sync_program(program, outcome.graph_module)
         failed = False
     except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
-        raise as_pass_error(error, pass_) from _cause(error)
+        raise as_pass_error(error, pass_) from cause_of(error)
     finally:
         if failed:
             snapshot.restore()
@@ -291,7 +299,7 @@ def call_program_pass_alone(pass_: ExportedProgramPassBase, program: ExportedPro
                 mark_changed(queue, outcome.graph_module)
         failed = False
     except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
-        raise as_pass_error(error, pass_) from _cause(error)
+        raise as_pass_error(error, pass_) from cause_of(error)
     finally:
         if failed:
             snapshot.restore()
@@ -351,7 +359,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _cause(error: Exception) -> BaseException | None:
+def cause_of(error: Exception) -> BaseException | None:
     """What to chain: the error itself, unless it already wraps the one it reports."""
     if isinstance(error, PassError) and error.pass_name is not None:
         return error.__cause__
@@ -366,7 +374,7 @@ def _shown(node: Node) -> str:
 
 
 def node_in_traceback(traceback: TracebackType | None) -> Node | None:
-    """The node a failing pass had in hand: the local ``node`` (or the only node) of the innermost frame that has one."""
+    """The node a failing pass had in hand: the local ``node`` (or the only one) of the innermost frame that has one."""
     frames = []
     while traceback is not None:
         frames.append(traceback.tb_frame)

@@ -23,7 +23,7 @@ from fxpasses.errors import PassError, also_as
 
 if TYPE_CHECKING:
     from fxpasses.properties import Property
-    from fxpasses.records import RunReport
+    from fxpasses.records import PassRecord, RunReport
 else:
     from torch.fx.passes.infra.pass_base import PassResult as _TorchPassResult
 
@@ -47,9 +47,20 @@ if TYPE_CHECKING:
         modified: bool
 
         @property
-        def exported_program(self) -> ExportedProgram | None: ...
+        def exported_program(self) -> ExportedProgram | None:
+            """The program with a fitting signature, when the pass was given one."""
+
         @property
-        def report(self) -> RunReport | None: ...
+        def report(self) -> RunReport | None:
+            """The records of a run; None for a single pass."""
+
+        @property
+        def records(self) -> tuple[PassRecord, ...]:
+            """One record per pass that ran, in order; empty for a single pass."""
+
+        @property
+        def warnings(self) -> tuple[str, ...]:
+            """What the framework has to say about the run; empty for a single pass."""
 
 else:
 
@@ -87,8 +98,8 @@ Subject: TypeAlias = GraphModule | ExportedProgram | PassResult
 class PassBase(abc.ABC):
     """A transformation of one graph.
 
-    Make a subclass with ``call``, best an :func:`attrs.frozen` one whose fields are the options: then equal options make
-    equal passes and ``repr`` is the call that makes it. A subclass whose ``__init__`` never calls ``super`` works too.
+    Make a subclass with ``call``, best an :func:`attrs.frozen` one whose fields are the options: then equal options
+    make equal passes and ``repr`` is the call that makes it. An ``__init__`` that never calls ``super`` is fine.
 
     Attributes:
         needs: Properties that must hold before the pass.
@@ -97,7 +108,7 @@ class PassBase(abc.ABC):
         target_ops: Ops, functions, method names or module classes the pass looks for; a graph that has none of them is
             skipped at no cost. None (the default) means that it looks at every graph.
         visit_nested: Whether ``call`` is also given the graphs inside: bodies of ``cond``, ``map``, ``scan``,
-            ``while_loop``, and partitions. Innermost first, each once. ``requires`` and ``ensures`` see the outer graph.
+            ``while_loop``, and partitions. Innermost first, each once. ``requires`` and ``ensures`` see the outer one.
 
     >>> class Nothing(PassBase):
     ...     def call(self, graph_module):
@@ -221,7 +232,7 @@ def as_pass(function: Callable[..., Any] | None = None, /, **declared: Any) -> A
         return attrs.evolve(function, **declared)
     if not callable(function):
         raise also_as(PassError, TypeError())(
-            f"a pass must be callable, not {type(function).__name__}: {function!r}; give a function or a PassBase object",
+            f"a pass must be callable, not {type(function).__name__}: {function!r}; give a function or a PassBase",
             reason="not callable",
         )
     return FunctionPass(function, **declared)

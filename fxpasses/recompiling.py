@@ -1,9 +1,10 @@
-"""Put off ``GraphModule.recompile()`` until somebody looks, so that a pipeline compiles once and never shows stale code.
+"""Put off ``GraphModule.recompile()`` until somebody looks: a pipeline compiles once and never shows stale code.
 
 Generating code costs about twenty times what checking the graph costs. While a module is held by
 :func:`deferred_recompile`, its ``recompile()`` only notes that the code is out of date. Whoever then asks for
-``module.code``, ``module.forward``, calls the module, prints or pickles it gets the real thing, compiled at that moment:
-stand-ins that compile on first access are put on the module's own class (every ``GraphModule`` has one). Leaving the block compiles what is out of date, once, and takes everything back.
+``module.code``, ``module.forward``, calls the module, prints or pickles it gets the real thing, compiled at that
+moment: stand-ins that compile on first access are put on the module's own class (every ``GraphModule`` has one).
+Leaving the block compiles what is out of date, once, and takes everything back.
 """
 
 from __future__ import annotations

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
-from fxpasses.errors import user_line
 from fxpasses.journal import Changes
-from fxpasses.metadata import current_pass
 from fxpasses.naming import pass_name
 
 __all__ = ["CheckOutcome", "Edits", "PassRecord", "Remark", "RunReport", "count_nodes", "count_ops"]
@@ -217,13 +215,3 @@ def _op_name(target: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
-
-
-def make_remark(text: str, node: Node | None) -> Remark:
-    """A remark by the running pass; the line is the user's own, if the node knows it."""
-    return Remark(
-        text,
-        node=None if node is None else node.name,
-        pass_name=current_pass(),
-        line=None if node is None else user_line(node),
-    )
