@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -390,7 +391,7 @@ class _Evaluation:
             args, kwargs = _detached(args), _detached(kwargs)
         try:
             with self._environment(node):
-                return _detached(self._run(node.op, target, args, kwargs))
+                return _detached(self._run(node, target, args, kwargs))
         except FakeValueError:
             raise
         except Exception as error:  # operators and users' modules raise what they like
@@ -398,15 +399,23 @@ class _Evaluation:
                 return _UNKNOWN
             raise _failure(node, error) from error
 
-    def _run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if op == "call_method":
+    def _run(self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         if isinstance(target, GraphModule):
             return _Body(target, self)(*args, **kwargs)
         if isinstance(target, HigherOrderOperator):
             args = tuple(self._callable_bodies(arg) for arg in args)
             kwargs = {key: self._callable_bodies(arg) for key, arg in kwargs.items()}
+        if isinstance(target, torch.nn.Module):
+            return self._run_module(node, target, args, kwargs)
         return target(*args, **kwargs)
+
+    def _run_module(self, node: Node, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module with fakes for its tensors, or a BatchNorm would count this as a batch."""
+        state = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+        fakes = {name: fake_of(tensor, self.mode, node) for name, tensor in state.items()}
+        return torch.func.functional_call(module, fakes, args, kwargs)
 
     def _callable_bodies(self, arg: Any) -> Any:
         if isinstance(arg, GraphModule):
