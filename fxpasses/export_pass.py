@@ -155,11 +155,13 @@ class ExportPass(PassBase):
             inputs: The values it is called with, one for each placeholder.
         """
         run = run_of(self)
-        if run.walks and not self._walks_nested():
+        if run.walks and not self.walks_nested:
             return PassResult(graph_module, False)
         return PassResult(graph_module, run.visit(graph_module, inputs, self._asked_hooks()))
 
-    def _walks_nested(self) -> bool:
+    @property
+    def walks_nested(self) -> bool:
+        """Whether the walk goes into the graphs inside by itself."""
         return not self.visit_nested and not _says_visit_nested(type(self))
 
     def _asked_hooks(self) -> frozenset[str]:
@@ -167,7 +169,7 @@ class ExportPass(PassBase):
         asked = _overridden(type(self))
         if own := [name for name in vars(self) if name in _HOOK_NAMES]:
             asked = asked.union("get_attr" if name == "on_attr" else name for name in own)
-        return asked | BODY_HOOKS if self._walks_nested() else asked
+        return asked | BODY_HOOKS if self.walks_nested else asked
 
     def inputs(self, graph_module: GraphModule) -> list[Argument]:
         """The values the graph is called with: ``graph_module.meta["args"]`` if it is there, else what is recorded."""
