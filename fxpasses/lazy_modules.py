@@ -1,7 +1,7 @@
 """GraphModules that get their class and their code when they first run.
 
-A torch ``GraphModule`` makes a class and compiles its code as soon as it exists, which is most of what splitting a graph
-costs. A :class:`LazyGraphModule` shares one class until somebody calls it or asks for its ``code``.
+A torch ``GraphModule`` makes a class and compiles its code as soon as it exists, which is most of what splitting a
+graph costs. A :class:`LazyGraphModule` shares one class until somebody calls it or asks for its ``code``.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _contiguous_sequence(plan: Plan, keep_order: bool) -> list[int | Node] | Non
         if node.op in ("placeholder", "output", "get_attr") or node in plan.regions:
             continue
         here = home.get(node, TOP)
-        follows = plan.home.get(node.args[0], TOP) == here if _is_pick(node) else False
+        follows = _is_pick(node) and home.get(node.all_input_nodes[0], TOP) == here
         if here == TOP:
             if follows and last != TOP:
                 sequence.insert(-1, node)  # its source stands before this run, or the run would have ended there

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 PICKED = "fxpasses.picked_for_border"
-"""Key in ``node.meta`` of ``getitem`` nodes that were written so that an element of a tuple can cross."""
+"""Key in ``node.meta`` of nodes that were written so that a tuple can cross element by element."""
 
 
 def outline(
@@ -157,7 +157,7 @@ def _inner_name(names: dict[str, str], name: str, flat: bool) -> str:
 
 
 def _write_nodes(plan: Plan, part: Part, writer: GraphWriter, names: dict[str, str], flat: bool) -> None:
-    regions = RegionWriter(writer, plan.regions) if plan.regions else None
+    regions = RegionWriter(writer, plan.regions.open_at) if plan.regions else None
     copies = part.copies
     leaves = plan.leaves
     for node in part.nodes:
@@ -176,7 +176,8 @@ def copy_node(writer: GraphWriter, node: Node, copies: dict[Any, Any], target: s
     if node.op == "call_method" and node.args and isinstance(node.args[0], Node):
         source = node.args[0]
         if isinstance(copies[source], tuple) and isinstance(value_of(source), torch.Size):
-            size = writer.append("call_function", torch.Size, (copies[source],), name=f"{source.name}_whole")
+            meta = {**source.meta, PICKED: True}
+            size = writer.append("call_function", torch.Size, (copies[source],), name=f"{source.name}_whole", meta=meta)
             copies = {**copies, source: size}
     return writer.copy(node, copies, target=target)
 
@@ -289,7 +290,7 @@ def _argument(plan: Plan, value: Value, environment: dict[Any, Any]) -> Node:
     """The node at the top level that stands for an input of a part."""
     graph = plan.graph_module.graph
     if (known := environment.get(value)) is not None:
-        return cast(Node, known)
+        return cast("Node", known)
     if isinstance(value, Leaf):
         node: Node = value.source
         for depth, index in enumerate(value.path, 1):
@@ -342,7 +343,7 @@ def _restore_order(order: Sequence[Node]) -> None:
 def _rewrite_markers(plan: Plan, order: Sequence[Node]) -> None:
     """Open regions around left-over nodes only: a part enters its own."""
     graph = plan.graph_module.graph
-    writer = RegionWriter(_InsertingWriter(plan.graph_module), plan.regions)
+    writer = RegionWriter(_InsertingWriter(plan.graph_module), plan.regions.open_at)
     for node in order:
         graph.inserting_before(node)
         if node in plan.position:

@@ -8,7 +8,8 @@ markers where the regions of one node differ from those of the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -97,17 +98,17 @@ class RegionWriter:
 
     Args:
         writer: The graph.
-        regions: The regions of the graph that the nodes come from.
+        open_at: Gives the markers that opened the regions around something that is written, outermost first.
     """
 
-    def __init__(self, writer: GraphWriter, regions: Regions) -> None:
+    def __init__(self, writer: GraphWriter, open_at: Callable[[Any], tuple[Node, ...]]) -> None:
         self._writer = writer
-        self._regions = regions
+        self._open_at = open_at
         self._open: list[tuple[Node, Node]] = []  # the original marker, and what closes its copy
 
-    def move_to(self, node: Node) -> None:
-        """Close and open regions until exactly those of ``node`` are open."""
-        self._switch(self._regions.open_at(node))
+    def move_to(self, item: Any) -> None:
+        """Close and open regions until exactly those of ``item`` are open."""
+        self._switch(self._open_at(item))
 
     def close(self) -> None:
         """Close all regions, innermost first."""
@@ -123,13 +124,12 @@ class RegionWriter:
             self._open.append((marker, self._enter(marker)))
 
     def _enter(self, marker: Node) -> Node:
-        meta = {**marker.meta, REENTERED: marker.name}
+        name = marker.meta.get(REENTERED, marker.name)  # a region that was cut before is still the same one
+        meta = {**marker.meta, REENTERED: name}
         if not _is_setter(marker):
             return self._writer.append("call_function", marker.target, marker.args, name=marker.name, meta=meta)
         # The mode to go back to is the one found at run time: the caller may be inside torch.no_grad().
-        before = self._writer.append(
-            "call_function", torch.is_grad_enabled, name="grad_mode", meta={REENTERED: marker.name}
-        )
+        before = self._writer.append("call_function", torch.is_grad_enabled, name="grad_mode", meta={REENTERED: name})
         self._writer.append("call_function", marker.target, marker.args, name=marker.name, meta=meta)
         return before
 
@@ -138,4 +138,6 @@ class RegionWriter:
         if not _is_setter(marker):
             autocast = "autocast" in getattr(target, "__name__", "")
             target = torch.amp._exit_autocast if autocast else torch.autograd.grad_mode._exit_inference_mode  # type: ignore[attr-defined]
-        self._writer.append("call_function", target, (opened,), meta={REENTERED: marker.name})
+        self._writer.append(
+            "call_function", target, (opened,), meta={REENTERED: marker.meta.get(REENTERED, marker.name)}
+        )

@@ -28,7 +28,10 @@ from fxpasses.outlining import build_parts, call_meta, copy_node, output_meta, p
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.regions import RegionWriter
 
-__all__ = ["Split", "split", "split_by_tags", "split_module"]
+__all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
+
+SPLIT_NAMES = "fxpasses.split"
+"""Key in ``GraphModule.meta`` of a split module: the names of its parts, and the original names of their attributes."""
 
 PartNames = Mapping[Hashable, str] | Callable[[Hashable], str]
 
@@ -137,21 +140,14 @@ def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment) -> Split:
         for partition, part in zip(assignment.order, plan.parts, strict=True)
         if part.module is not None
     }
-    original: dict[str, str] = {}
+    original = top.module.meta[SPLIT_NAMES][1]
+    origins: dict[Node, Node] = {}
     for part in plan.parts:
-        for inner, name in part.owned.items():
-            new = f"{part.name}.{inner}"
-            original[new] = name
-            held = find_attribute(top.module, new)
-            if held.kind == "module":
-                original.update((f"{new}.{field}", f"{name}.{field}") for field in state_of(held.value))
-    origins = {copy: node for part in plan.parts for node, copy in part.copies.items() if _is_copy(node, copy)}
-    origins.update((copy, node) for node, copy in top.environment.items() if _is_copy(node, copy))
+        if part.module is not None:
+            origins.update((part.copies[node], node) for node in (*part.nodes, *part.constants))
+    written = [(node, copy) for node, copy in top.environment.items() if isinstance(node, Node)]
+    origins.update((copy, node) for node, copy in written if isinstance(copy, Node) and node not in plan.home)
     return Split(top.module, assignment, part_names, original, origins, plan.graph_module)
-
-
-def _is_copy(node: Any, copy: Any) -> bool:
-    return isinstance(node, Node) and isinstance(copy, Node) and copy.op == node.op and copy.name != "output"
 
 
 def _check_source(graph_module: GraphModule) -> None:
@@ -245,7 +241,7 @@ def _finish(
     )
     source = plan.graph_module
     writer = GraphWriter(like=source.graph, fresh_names=fresh_names)
-    module = lazy_graph_module(writer.graph, class_name=str(source._get_name()), training=source.training)
+    module = lazy_graph_module(writer.graph, class_name=_class_name(source), training=source.training)
     top = _TopLevel(plan, writer, module, {}, kept, always_return_tuple, value_names)
     _write_top_level(top)
     for name in top.attributes:
@@ -253,9 +249,28 @@ def _finish(
     for part in plan.parts:
         if part.module is not None:
             module.add_module(part.name, part.module)
-    _carry_over(source, module)
+    carry_over(source, module)
+    part_names = tuple(part.name for part in plan.parts if part.module is not None)
+    module.meta[SPLIT_NAMES] = (part_names, _original_names(plan))
     module.recompile()
     return top
+
+
+def _original_names(plan: Plan) -> dict[str, str]:
+    """The name in the source of all that parts hold, by its new name; modules with all that is in them."""
+    original: dict[str, str] = {}
+    for part in plan.parts:
+        for inner, name in part.owned.items():
+            new = f"{part.name}.{inner}"
+            original[new] = name
+            held = find_attribute(plan.graph_module, name)
+            if held.kind == "module":
+                original.update((f"{new}.{field}", f"{name}.{field}") for field in state_of(held.value))
+    return original
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    return str(module._get_name())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _kept_names(plan: Plan) -> dict[str, None]:
@@ -283,7 +298,7 @@ def _kept_names(plan: Plan) -> dict[str, None]:
 
 def _write_top_level(top: _TopLevel) -> None:
     plan, writer, environment = top.plan, top.writer, top.environment
-    regions = RegionWriter(writer, plan.regions) if plan.regions else None
+    regions = RegionWriter(writer, plan.regions.open_at) if plan.regions else None
     for node in plan.nodes:
         if node.op == "placeholder":
             environment[node] = writer.copy(node, environment)
@@ -359,7 +374,7 @@ def _write_call(top: _TopLevel, part: Part) -> None:
         )
 
 
-def _carry_over(source: GraphModule, module: LazyGraphModule) -> None:
+def carry_over(source: GraphModule, module: LazyGraphModule) -> None:
     """Keep what belongs to the module and not to its graph: hooks, ``meta``, checks of an exported module's inputs."""
     module.meta = dict(source.meta)
     own = {*module.__dict__, "_code", "_lineno_map", "_prologue_start", "_graphmodule_cls_name"}
