@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from fxpasses.errors import CaptureError, InputError
 
-__all__ = ["capture", "load_program"]
+__all__ = ["capture", "load_program", "own_line"]
 
 _TORCH_HOME = os.path.dirname(torch.__file__)
 _OWN_HOME = os.path.dirname(__file__)
@@ -104,7 +104,7 @@ def _export(
             warnings.simplefilter("ignore")
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
-        line = _own_line(error)
+        line = own_line(error)
         raise CaptureError(
             f"torch.export cannot capture {type(model).__name__}: {_first_line(error)}"
             + (f"\n  at {line}" if line else "")
@@ -118,7 +118,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _own_line(error: BaseException) -> str | None:
+def own_line(error: BaseException) -> str | None:
     """The innermost frame of a traceback that is the user's: neither torch's nor ours."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, number in reversed(frames):

@@ -27,7 +27,7 @@ KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 
 _BYTES = {"": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": KB, "mb": MB, "gb": GB, "tb": TB}
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)\s*$")
 
@@ -95,9 +95,9 @@ def parse_seconds(text: str | float) -> float:
     if isinstance(text, (int, float)):
         return float(text)
     number, unit = _split(text, "a time", "5us")
-    if unit not in _SECONDS:
+    if unit not in _PER_SECOND:
         raise InputError(f"{text!r} is not a time: there is no unit {unit!r}; write it like 5us or 2ms.")
-    return number * _SECONDS[unit]
+    return number / _PER_SECOND[unit]  # division keeps 5us at 5e-06
 
 
 def format_bytes(size: float) -> str:
@@ -111,7 +111,11 @@ def format_bytes(size: float) -> str:
         if abs(value) < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{value:.0f} B" if unit == "B" else f"{value:#.3g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -125,5 +129,5 @@ def format_seconds(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale:
             value = seconds / scale
-            return f"{value:#.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-    return f"{seconds / 1e-9:#.3g} ns"
+            return f"{_three_digits(value)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns"

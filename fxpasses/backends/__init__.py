@@ -1,1 +1,47 @@
-"""What compiles one part of a lowered model: eager, inductor, onnxruntime, openvino."""
+"""What compiles one part of a lowered model.
+
+A backend is a function from a part (a ``GraphModule`` on its device) to something callable in its place. ``eager`` runs
+the part as it is; ``inductor`` compiles it with ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch.fx import GraphModule
+
+from fxpasses.errors import InputError
+
+__all__ = ["Backend", "backend_names", "compile_part"]
+
+Backend: TypeAlias = Callable[[GraphModule], torch.nn.Module]
+
+
+def _eager(part: GraphModule) -> torch.nn.Module:
+    return part
+
+
+def _inductor(part: GraphModule) -> torch.nn.Module:
+    part.compile(backend="inductor", fullgraph=True)
+    return part
+
+
+_BACKENDS: dict[str, Backend] = {"eager": _eager, "inductor": _inductor}
+
+
+def backend_names() -> list[str]:
+    """The names that ``Device(backend=...)`` takes."""
+    return list(_BACKENDS)
+
+
+def compile_part(part: GraphModule, backend: str) -> torch.nn.Module:
+    """Compile one part with a backend by name.
+
+    Raises:
+        InputError: there is no backend of that name.
+    """
+    if backend not in _BACKENDS:
+        raise InputError(f"There is no backend {backend!r}; there are {', '.join(_BACKENDS)}.")
+    return _BACKENDS[backend](part)

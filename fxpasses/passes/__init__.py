@@ -1,1 +1,34 @@
 """Transformations: each pass is one idea in one file."""
+
+from fxpasses.passes.cleanup import (
+    CSEPass,
+    EliminateDeadCode,
+    RemoveDetach,
+    RemoveNoOps,
+    SortTopologically,
+    StripGuards,
+    get_CSE_banned_ops,
+    legalize_graph,
+)
+from fxpasses.passes.fusing import fuse_by_partitions
+from fxpasses.passes.merging import merge
+from fxpasses.passes.placement import PlaceOnDevices
+from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
+
+__all__ = [
+    "CSEPass",
+    "EliminateDeadCode",
+    "PlaceOnDevices",
+    "RemoveDetach",
+    "RemoveNoOps",
+    "SortTopologically",
+    "Split",
+    "StripGuards",
+    "fuse_by_partitions",
+    "get_CSE_banned_ops",
+    "legalize_graph",
+    "merge",
+    "split",
+    "split_by_tags",
+    "split_module",
+]

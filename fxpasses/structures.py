@@ -1,0 +1,144 @@
+"""Input and output structures as JSON, so that a saved program loads where the model's own classes are not installed.
+
+Lists, tuples and dicts are written as they are. A class (a dataclass, a named tuple, a transformers output) is written
+by its import path and its fields; where it cannot be imported, a :class:`Record` with the same fields stands in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from fxpasses.errors import InputError
+
+__all__ = ["Record", "is_plain", "structure_from_json", "structure_to_json"]
+
+_PLAIN = {tuple: "tuple", list: "list", dict: "dict"}
+
+
+class Record(dict[str, Any]):
+    """Stands in for an output class that is not installed: fields by name, by key, or by position."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"This output has no field {name!r}; it has {', '.join(self)}.") from None
+
+    def __getitem__(self, key: Any) -> Any:
+        return list(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
+
+
+def _register_record() -> None:
+    if Record not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            Record,
+            lambda record: (list(record.values()), list(record)),
+            lambda values, names: Record(zip(names, values, strict=True)),
+            serialized_type_name="fxpasses.structures.Record",
+        )
+
+
+def is_plain(spec: pytree.TreeSpec) -> bool:
+    """Whether a structure holds nothing but lists, tuples and dicts."""
+    waiting = [spec]
+    while waiting:
+        current = waiting.pop()
+        if not current.is_leaf():
+            if current.type not in _PLAIN:
+                return False
+            waiting.extend(current.children())
+    return True
+
+
+def structure_to_json(spec: pytree.TreeSpec) -> dict[str, Any]:
+    """Write a structure as plain data.
+
+    Raises:
+        InputError: a class keeps more than plain data about its structure.
+    """
+    if spec.is_leaf():
+        return {"kind": "leaf"}
+    items = [structure_to_json(child) for child in spec.children()]
+    if spec.type in _PLAIN:
+        keys = {"keys": _plain_context(spec)} if spec.type is dict else {}
+        return {"kind": _PLAIN[spec.type], **keys, "items": items}
+    kind = spec.type
+    if kind.__name__ == "namedtuple" or issubclass(kind, tuple):
+        kind = spec.context if isinstance(spec.context, type) else kind
+        fields = list(kind._fields)
+        return {"kind": "namedtuple", "class": _path(kind), "fields": fields, "items": items}
+    return {
+        "kind": "class",
+        "class": _path(spec.type),
+        "fields": _field_names(spec),
+        "context": _plain_context(spec),
+        "items": items,
+    }
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _plain_context(spec: pytree.TreeSpec) -> Any:
+    try:
+        return json.loads(json.dumps(spec.context))
+    except TypeError:
+        raise InputError(
+            f"The structure of {spec.type.__name__} cannot be saved: its pytree context ({spec.context!r}) is not "
+            "plain data; return a dict, a tuple or a dataclass instead."
+        ) from None
+
+
+def _field_names(spec: pytree.TreeSpec) -> list[str]:
+    """Names for the children: the context of dataclasses and transformers outputs lists them."""
+    context, count = spec.context, len(spec.children())
+    candidates = [context, context[0] if isinstance(context, (list, tuple)) and context else None]
+    for names in candidates:
+        if isinstance(names, (list, tuple)) and len(names) == count and all(isinstance(n, str) for n in names):
+            return list(names)
+    return [f"field{index}" for index in range(count)]
+
+
+def structure_from_json(data: Mapping[str, Any]) -> pytree.TreeSpec:
+    """Read a structure back; classes that cannot be imported become :class:`Record`."""
+    kind = data["kind"]
+    if kind == "leaf":
+        return pytree.treespec_leaf()
+    items = [structure_from_json(item) for item in data["items"]]
+    if kind == "dict":
+        return pytree.TreeSpec(dict, data["keys"], items)
+    if kind in ("tuple", "list"):
+        return pytree.TreeSpec(tuple if kind == "tuple" else list, None, items)
+    found = _import(data["class"])
+    if kind == "namedtuple" and found is not None:
+        return pytree.tree_structure(found(*range(len(items)))) if all(map(_leaf, items)) else _named(found, items)
+    if found is not None and found in pytree.SUPPORTED_NODES:
+        return pytree.TreeSpec(found, data["context"], items)
+    _register_record()
+    return pytree.TreeSpec(Record, data["fields"], items)
+
+
+def _leaf(spec: pytree.TreeSpec) -> bool:
+    return bool(spec.is_leaf())
+
+
+def _named(found: Any, items: list[pytree.TreeSpec]) -> pytree.TreeSpec:
+    shallow = pytree.tree_structure(found(*range(len(items))))
+    return pytree.TreeSpec(shallow.type, shallow.context, items)
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found

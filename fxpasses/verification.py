@@ -1,0 +1,96 @@
+"""Compare a lowered model with the model itself: same inputs, same random seed, same state before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from fxpasses.report.summary import CheckRow
+
+__all__ = ["compare_with_model"]
+
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def compare_with_model(
+    model: Any,
+    program: ExportedProgram,
+    lowered: torch.nn.Module,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> CheckRow:
+    """Run both on the same inputs and compare every output tensor.
+
+    Neither the model nor the lowered module is left changed: state that a run writes to is put back.
+
+    Args:
+        model: The model; its program stands in for it where it is no module.
+        program: The captured program.
+        lowered: What to compare with it.
+        args: Inputs; by default the program's own example inputs.
+        kwargs: Keyword inputs.
+    """
+    if args is None and kwargs is None:
+        args, kwargs = program.example_inputs or ((), {})
+    reference = model if isinstance(model, torch.nn.Module) else program.module(check_guards=False)
+    with torch.no_grad():
+        expected = _tensors(_run(reference, args or (), kwargs or {}))
+        actual = _tensors(_run(lowered, args or (), kwargs or {}))
+    if len(expected) != len(actual):
+        return CheckRow(False, False, len(actual), float("inf"), "the same number of tensors")
+    pairs = list(zip(expected, actual, strict=True))
+    exact = all(_identical(one, other) for one, other in pairs)
+    difference = max((_difference(one, other) for one, other in pairs), default=0.0)
+    tolerance = max((_TOLERANCES.get(one.dtype, 0.0) for one in expected), default=0.0)
+    scale = max((float(one.abs().max()) for one in expected if one.is_floating_point() and one.numel()), default=1.0)
+    return CheckRow(
+        difference <= tolerance * max(scale, 1.0), exact, len(actual), difference, f"{tolerance:g} relative"
+    )
+
+
+def _run(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    with _state_kept(module), torch.random.fork_rng():
+        torch.manual_seed(0)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(args), dict(kwargs)))
+        return module(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _state_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Put buffers back that a run writes to; parameters are not written in a forward pass."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf.detach().cpu() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Compare NaN with NaN as equal: what counts is the pattern."""
+    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    if one.numel() == 0:
+        return 0.0
+    if one.dtype == torch.bool:
+        return float((one != other).any())
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return float((one.to(wide) - other.to(wide)).abs().nan_to_num(0.0).max())

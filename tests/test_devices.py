@@ -1,0 +1,80 @@
+"""Devices and links: how they are described, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxpasses.devices import Device, Link, Topology, detect, fake_devices, parse_device, parse_link
+from fxpasses.errors import InputError
+from fxpasses.units import GiB, MiB
+
+
+def test_a_device_is_read_from_the_command_line() -> None:
+    device = parse_device("gpu=cuda:1,memory=40MiB,flops=19.5T,bandwidth=1.5TB/s,overhead=3us")
+
+    assert Device("gpu", 40 * MiB, torch_device="cuda:1", flops=19.5e12, bandwidth=1.5e12, overhead=3e-6) == device
+
+
+def test_a_link_is_read_from_the_command_line() -> None:
+    assert Link("a", "b", 16 * GiB, 5e-6) == parse_link("a:b=16GiB/s,5us")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("left", "--device 'left' does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB."),
+        ("=cpu", "--device '=cpu' does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB."),
+        ("a=cpu,memory=lots", "'lots' is not a size in bytes; write it like 40MiB or 2GB."),
+        (
+            "a=cpu,colour=red",
+            "--device 'a=cpu,colour=red' has an option 'colour=red'; there are memory, flops, bandwidth, overhead, "
+            "backend.",
+        ),
+        (
+            "a=toaster",
+            "--device 'a=toaster' asks for the torch device 'toaster', which torch does not know; write cpu, cuda:0, "
+            "mps, meta, ...",
+        ),
+    ],
+)
+def test_a_device_that_makes_no_sense_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_device(text)
+
+    assert sentence == str(caught.value)
+
+
+def test_a_link_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_link("a-b")
+
+    assert str(caught.value) == "--link 'a-b' does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us."
+
+
+def test_a_link_to_an_unknown_device_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^The link a:z names the device 'z', which is not among a, b\.$"):
+        Topology((Device("a"), Device("b")), (Link("a", "z"),))
+
+
+def test_a_negative_memory_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not -1; leave it out"):
+        Device("a", -1)
+
+
+def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_device() -> None:
+    topology = Topology((Device("a"), Device("b"), Device("c")), (Link("b", "a", 1e9, 1e-6),))
+
+    assert pytest.approx(topology.seconds("a", "b", 1e6)) == 1e-6 + 1e-3
+    assert topology.seconds("a", "c", 1e6) < 1e-3
+    assert topology.seconds("a", "a", 1e6) == 0.0
+
+
+def test_the_machine_has_at_least_its_cpu() -> None:
+    found = detect()
+
+    assert found[-1].torch_device == "cpu"
+    assert found[-1].memory > 0
+
+
+def test_fake_devices_may_be_unequal() -> None:
+    assert [device.available_mem_bytes for device in fake_devices(2, memory=[1, 2])] == [1, 2]
