@@ -150,7 +150,7 @@ def generate_grouped_partitions_from_list_of_nodes(
     """Like :func:`generate_partitions_from_list_of_nodes`, but each list stays whole.
 
     Raises:
-        PartitionError: Neither lists nor an op_support were given, a list holds nodes of another graph, or two share one.
+        PartitionError: Neither lists nor an op_support were given, a list holds foreign nodes, or two share one.
     """
     root = check_graph_module(graph_module)
     support = _listed_support(root, pattern_list, op_support)

@@ -33,6 +33,7 @@ __all__ = [
     "dtype_of",
     "function_name",
     "module_paths",
+    "plain_path",
     "target_name",
 ]
 
@@ -376,7 +377,7 @@ def dtype_of(node: Node) -> Any:
 
 def module_paths(node: Node) -> list[str]:
     """The paths of the modules that a node comes from, outermost first, without the root's empty one."""
-    paths = [_plain_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    paths = [plain_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     if node.op == "call_module":
         paths.append(str(node.target))
     return [path for path in dict.fromkeys(paths) if path]
@@ -385,7 +386,7 @@ def module_paths(node: Node) -> list[str]:
 _PREFIXES: tuple[str, ...] = ("L['self'].", "L__self___", "self.")
 
 
-def _plain_path(path: str) -> str:
+def plain_path(path: str) -> str:
     """A module path without the prefixes that dynamo and strict export put before it."""
     if path in ("L['self']", "L__self__", "self"):
         return ""
