@@ -25,13 +25,13 @@ from fxpasses.call_effects import (
 __all__ = ["WORLD_NAMES", "aten_overloads", "overload_rule", "overloads_rule", "packet_overloads"]
 
 # Composite operators that may hand back their input though their schema does not say so.
-_UNANNOTATED_VIEWS = words(
+UNANNOTATED_VIEWS = words(
     """
     type_as broadcast_tensors meshgrid align_tensors einsum chain_matmul cartesian_prod atleast_1d atleast_2d
     atleast_3d unsafe_split unsafe_chunk unsafe_split_with_sizes _unsafe_view conj_physical sum_to_size
-    flatten_dense_tensors unflatten_dense_tensors to_dense dequantize _cast_Float _cast_Double _cast_Half
-    _cast_Long _cast_Int _cast_Short _cast_Byte _cast_Char wait_tensor _lazy_clone as_tensor from_numpy
-    _reshape_alias
+    histogramdd _histogramdd_bin_edges flatten_dense_tensors unflatten_dense_tensors to_dense dequantize
+    _cast_Float _cast_Double _cast_Half _cast_Long _cast_Int _cast_Short _cast_Byte _cast_Char wait_tensor
+    _lazy_clone as_tensor from_numpy _reshape_alias
     """
 )
 # The same, but only while they are switched off (argument names).
@@ -115,6 +115,7 @@ class _SchemaRule:
     name: str
     writes: tuple[_Operand, ...]
     aliases: tuple[tuple[_Operand, ...], ...]
+    hands_back: bool
     returns: int
     random: bool
     world: bool
@@ -127,7 +128,7 @@ class _SchemaRule:
             reads=_contents_read(self, node, writes),
             writes=writes,
             returns=self.returns,
-            aliases=tuple(_nodes(operands, node) for operands in self.aliases),
+            aliases=self._aliases(node),
             random=self.random,
             world=self.world,
             changes_shape=self.changes_shape,
@@ -135,6 +136,11 @@ class _SchemaRule:
             guards=tuple(node.all_input_nodes) if self.world else (),
             reason=self._reason(writes),
         )
+
+    def _aliases(self, node: Node) -> tuple[tuple[Node, ...], ...]:
+        if self.hands_back:
+            return (tuple(node.all_input_nodes),) * max(self.returns, 1)
+        return tuple(_nodes(operands, node) for operands in self.aliases)
 
     def _reason(self, writes: tuple[Node, ...]) -> str:
         if writes:
@@ -145,7 +151,7 @@ class _SchemaRule:
 
     @property
     def is_plain(self) -> bool:
-        return not (self.writes or any(self.aliases) or self.random or self.world or self.looks_only)
+        return not (self.writes or any(self.aliases) or self.hands_back or self.random or self.world or self.looks_only)
 
 
 def _nodes(operands: tuple[_Operand, ...], node: Node) -> tuple[Node, ...]:
@@ -228,20 +234,15 @@ def _merged_rule(name: str, overloads: list[OpOverload]) -> _SchemaRule:
         merged = [_unique(operand for one in returned for operand in one[slot]) for slot in range(len(returned[0]))]
     else:
         merged = [_unique(operand for one in returned for slot in one for operand in slot)]
-    if name in _UNANNOTATED_VIEWS:
-        every = _unique(
-            _Operand(position, argument.name)
-            for one in overloads
-            for position, argument in enumerate(one._schema.arguments)
-        )
-        merged = [every] * max(returns, 1)
+    hands_back = name in UNANNOTATED_VIEWS
     tags = [tag for overload in overloads for tag in overload.tags]
     namespace = overloads[0].namespace
-    view = any(merged) and not writes
+    view = any(merged) and not writes and not hands_back
     return _SchemaRule(
         name=name,
         writes=_unique(writes),
         aliases=tuple(merged),
+        hands_back=hands_back,
         returns=returns,
         random=torch.Tag.nondeterministic_seeded in tags and name not in _NOT_RANDOM,
         world=name in WORLD_NAMES or namespace in _WORLD_NAMESPACES,
@@ -347,8 +348,20 @@ def _constant_or(base: _SchemaRule) -> Rule:
 
 
 def packet_overloads(packet: OpOverloadPacket) -> list[OpOverload]:
-    """All overloads of a packet."""
-    return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch does not say
+    """The overloads of a packet that take or give tensors, or else all.
+
+    TorchScript's list methods share names with operators (``aten::sort``, ``aten::append``); they are left out where
+    there is an operator on a tensor.
+    """
+    names = packet.overloads()  # type: ignore[no-untyped-call]  # torch does not say
+    overloads = [getattr(packet, name) for name in names]
+    on_tensors = [one for one in overloads if "Tensor" in str(one._schema) and not _writes_list(one)]
+    return on_tensors or overloads
+
+
+def _writes_list(overload: OpOverload) -> bool:
+    first = overload._schema.arguments[:1]
+    return bool(first) and first[0].alias_info is not None and str(first[0].type).startswith("List[")
 
 
 def aten_overloads(name: str) -> list[OpOverload]:

@@ -35,7 +35,14 @@ from fxpasses.call_effects import (
     opaque,
     words,
 )
-from fxpasses.operator_effects import WORLD_NAMES, aten_overloads, overload_rule, overloads_rule, packet_overloads
+from fxpasses.operator_effects import (
+    UNANNOTATED_VIEWS,
+    WORLD_NAMES,
+    aten_overloads,
+    overload_rule,
+    overloads_rule,
+    packet_overloads,
+)
 
 __all__ = ["rule_for_target"]
 
@@ -72,7 +79,7 @@ _CASTING_METHODS = words(
 _FRESH_METHODS = words(
     """
     new new_tensor unique unique_consecutive norm stft istft split_copy __deepcopy__ __reversed__ __rsub__
-    __rdiv__ __rtruediv__ __rpow__ __rmatmul__ __rfloordiv__ format join startswith endswith lower upper strip
+    __rdiv__ __rtruediv__ __rpow__ lu __rmatmul__ format join startswith endswith lower upper strip
     """
 )
 _WORLD_METHODS = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_"})
@@ -80,7 +87,14 @@ _RANDOM_FUNCTIONALS = frozenset({"gumbel_softmax", "fractional_max_pool2d", "fra
 _DROPOUT_FUNCTIONALS = frozenset(
     {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 )
-_PYTHON_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal", "torch._tensor", "torch.overrides")
+_PYTHON_MODULES = (
+    "torch.nn.functional",
+    "torch.functional",
+    "torch.signal.windows.windows",
+    "torch._jit_internal",
+    "torch._tensor",
+    "torch.overrides",
+)
 
 
 def _first_operand_rule(node: Node) -> CallEffects:
@@ -149,9 +163,10 @@ def _functional_rule(node: Node) -> CallEffects:
     random = name in _RANDOM_FUNCTIONALS or (
         drops and not is_off(given.get("training", True)) and not is_off(probability)
     )
+    hands_back = bool(given.get("inplace")) or (drops and not random) or name.startswith("_")
     return CallEffects(
         writes=writes,
-        aliases=(source,),
+        aliases=(source,) if hands_back else (),
         random=random,
         reason=f"{name} writes {names_of(writes)}" if writes else f"{name} draws random numbers" if random else "",
     )
@@ -247,11 +262,16 @@ def _method_rule(name: str) -> Rule | None:
         return _first_operand_rule
     if overloads := aten_overloads(name):
         return overloads_rule(name, overloads)
-    if name in _FRESH_METHODS or (name.startswith("__") and hasattr(operator, name)):
+    if name in _FRESH_METHODS or _is_operator_method(name):
         return PLAIN_RULE
     if name.endswith("_") and not name.startswith("_"):
         return _inplace_rule
     return None
+
+
+def _is_operator_method(name: str) -> bool:
+    """``__add__`` and its kind, the reflected ones (``__radd__``) too."""
+    return name.startswith("__") and (hasattr(operator, name) or hasattr(operator, "__" + name[3:]))
 
 
 def _opaque_rule(reason: str, node: Node) -> CallEffects:
@@ -298,7 +318,11 @@ def _torch_function_rule(function: Any) -> Rule | None:
         return _seed_rule
     if name.startswith(("sym_", "_sym_")):
         return NO_TENSOR_RULE
+    if _module_of(function) == "torch.masked._ops":
+        return aliasing_rule
     if _module_of(function) in _PYTHON_MODULES and not inspect.isbuiltin(function):
+        if name in UNANNOTATED_VIEWS:
+            return aliasing_rule
         overloads = _schema_overloads(function)
         return overloads_rule(name, overloads) if overloads else _functional_rule
     if overloads := _schema_overloads(function):
@@ -311,6 +335,8 @@ def _schema_overloads(function: Any) -> list[OpOverload]:
     found = get_signature_for_torch_op(function, return_schemas=True)
     schemas = found[1] if isinstance(found, tuple) else None
     names = dict.fromkeys(schema.name.partition("::")[2] for schema in schemas or ())
+    if not names and getattr(torch, name_of(function), None) is function:
+        names = {name_of(function): None}
     return [overload for name in names for overload in aten_overloads(name)]
 
 
