@@ -10,6 +10,8 @@ from fxpasses.passes.cleanup import (
     get_CSE_banned_ops,
     legalize_graph,
 )
+from fxpasses.passes.folding import FoldConstants
+from fxpasses.passes.fuse_conv_bn import FuseConvBN
 from fxpasses.passes.fusing import fuse_by_partitions
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
@@ -18,6 +20,8 @@ from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
 __all__ = [
     "CSEPass",
     "EliminateDeadCode",
+    "FoldConstants",
+    "FuseConvBN",
     "PlaceOnDevices",
     "RemoveDetach",
     "RemoveNoOps",
