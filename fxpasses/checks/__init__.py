@@ -1,5 +1,36 @@
-"""Ready-made checks: plain statements about a graph that raise when they do not hold."""
+"""Ready-made checks: plain statements about a graph, that raise when they do not hold.
 
+Give them to a manager (``PassManager([...], checks=[lint, metadata_is_complete])``), or call them yourself
+(``lint(graph_module)``).
+"""
+
+from fxpasses.checks.budgets import at_most
+from fxpasses.checks.graphs import (
+    fake_values_agree,
+    is_functional,
+    metadata_is_complete,
+    no_call_modules,
+    one_device_per_part,
+    only_ops,
+    partitions_are_convex,
+)
 from fxpasses.checks.linting import lint, well_formed
+from fxpasses.checks.sessions import InputCheck, PassCheck
+from fxpasses.checks.signatures import same_signature, signature_is_valid
 
-__all__ = ["lint", "well_formed"]
+__all__ = [
+    "InputCheck",
+    "PassCheck",
+    "at_most",
+    "fake_values_agree",
+    "is_functional",
+    "lint",
+    "metadata_is_complete",
+    "no_call_modules",
+    "one_device_per_part",
+    "only_ops",
+    "partitions_are_convex",
+    "same_signature",
+    "signature_is_valid",
+    "well_formed",
+]
