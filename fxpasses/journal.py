@@ -561,24 +561,19 @@ class _ProgramState:
         self.program = program
         self.fields = dict(program.__dict__)
         self.containers = {key: entry.copy() for key, entry in self.fields.items() if type(entry) in _CONTAINERS}
-        self.versions = {
-            f"{key}[{name!r}]": _version(tensor)
-            for key in ("_state_dict", "_constants")
-            for name, tensor in self.fields.get(key, {}).items()
-            if isinstance(tensor, torch.Tensor)
-        }
+        self.versions = _tensor_versions(self.fields)
         self.records = list(_records(program))
         self.record_fields = [_record_fields(record) for record in self.records]
+        self.fingerprint = _fingerprint(program)
 
     def changed(self) -> bool:
-        now = _ProgramState(self.program)
-        if not _same_fields(now.fields, self.fields) or now.versions != self.versions:
+        now = self.program.__dict__
+        if not _same_fields(now, self.fields) or _tensor_versions(now) != self.versions:
             return True
-        if any(not _same_container(now.containers[key], saved) for key, saved in self.containers.items()):
+        tables = {key: saved for key, saved in self.containers.items() if key != "_module_call_graph"}
+        if any(not _same_container(now[key], saved) for key, saved in tables.items()):
             return True
-        if len(now.records) != len(self.records) or not all(map(is_, now.records, self.records)):
-            return True
-        return not all(map(_same_record, now.record_fields, self.record_fields))
+        return _fingerprint(self.program) != self.fingerprint
 
     def restore(self) -> None:
         own = self.program.__dict__
@@ -605,8 +600,7 @@ class _ProgramState:
             for name in dict.fromkeys([*left, *right]):
                 if (verb := _verb(left, right, name)) is not None:
                     parts.attributes[f"{key.removeprefix('_')}[{str(name)!r}]"] = verb
-        same = len(self.records) == len(now.records) and all(map(is_, self.records, now.records))
-        if not same or not all(map(_same_record, self.record_fields, now.record_fields)):
+        if self.fingerprint != now.fingerprint:
             parts.attributes["graph_signature"] = "changed"
         for key in dict.fromkeys([*self.fields, *now.fields]):
             known = key in self.containers and key in now.containers
@@ -615,6 +609,15 @@ class _ProgramState:
         for name, version in self.versions.items():
             if name in now.versions and now.versions[name] != version:
                 parts.written.append(name)
+
+
+def _tensor_versions(fields: Mapping[str, Any]) -> dict[str, int | None]:
+    return {
+        f"{key.removeprefix('_')}[{name!r}]": _version(tensor)
+        for key in ("_state_dict", "_constants")
+        for name, tensor in fields.get(key, {}).items()
+        if isinstance(tensor, torch.Tensor)
+    }
 
 
 def _records(program: ExportedProgram) -> Iterator[Any]:
@@ -634,12 +637,24 @@ def _record_fields(record: Any) -> dict[str, Any]:
     return {key: list(entry) if type(entry) is list else entry for key, entry in record.__dict__.items()}
 
 
-def _same_record(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    if list(left) != list(right):
-        return False
-    return all(
-        one is other
-        or (type(one) is list and type(other) is list and len(one) == len(other) and all(map(is_, one, other)))
-        or (isinstance(one, str) and one == other)
-        for one, other in zip(left.values(), right.values(), strict=True)
+def _fingerprint(program: ExportedProgram) -> tuple[Any, ...]:
+    """What signature and module call graph say, as plain data; equal for records that were replaced by equal ones."""
+    signature = program.graph_signature
+    specs = tuple(
+        (spec.kind, spec.target, getattr(spec, "persistent", None), type(spec.arg), *spec.arg.__dict__.values())
+        for spec in (*signature.input_specs, *signature.output_specs)
     )
+    calls = tuple((entry.fqn, None if entry.signature is None else _call(entry.signature)) for entry in _calls(program))
+    return len(signature.input_specs), specs, calls
+
+
+def _calls(program: ExportedProgram) -> list[Any]:
+    return list(program.module_call_graph)
+
+
+def _call(signature: Any) -> tuple[Any, ...]:
+    arguments = [
+        tuple((type(each), *each.__dict__.values()) for each in part) for part in (signature.inputs, signature.outputs)
+    ]
+    names = signature.forward_arg_names
+    return *arguments, signature.in_spec, signature.out_spec, None if names is None else tuple(names)

@@ -335,7 +335,9 @@ def sync_signature(program: ExportedProgram) -> None:
         if output.kind is OutputKind.TOKEN:
             output.arg.name = node.name
         else:
-            output.arg = argument_of(node)
+            argument = argument_of(node)
+            if type(argument) is not type(output.arg) or argument != output.arg:
+                output.arg = argument
 
 
 def sync_ranges(program: ExportedProgram) -> None:

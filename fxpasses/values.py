@@ -255,7 +255,9 @@ def compute_value(node: Node) -> Any:
     Raises:
         FakeValueError: An argument has no value, the arguments do not fit the operator, or it has no fake kernel.
     """
-    value = _try_compute(node, obtain_fake_mode(node.graph))
+    mode = obtain_fake_mode(node.graph)
+    with _own_symbols(mode.shape_env):
+        value = _try_compute(node, mode, record=False)
     if value is _UNKNOWN:
         missing = [each.name for each in node.all_input_nodes if not has_value(each)]
         why = f"its inputs {missing} have no recorded value" if missing else "what it calls cannot run on fake tensors"
@@ -268,7 +270,7 @@ def compute_value(node: Node) -> Any:
     return value
 
 
-def _try_compute(node: Node, mode: FakeTensorMode) -> Any:
+def _try_compute(node: Node, mode: FakeTensorMode, *, record: bool = True) -> Any:
     if node.op == "placeholder":
         return _recorded(node) if has_value(node) else _UNKNOWN
     if node.op == "get_attr":
@@ -281,7 +283,7 @@ def _try_compute(node: Node, mode: FakeTensorMode) -> Any:
         return _UNKNOWN
     if node.op == "output":
         return args[0]
-    return _Evaluation(mode).call(node, args, kwargs)
+    return _Evaluation(mode, record=record).call(node, args, kwargs)
 
 
 class _NoValueError(Exception):
@@ -378,10 +380,11 @@ def _is_opaque(target: Any) -> bool:
 
 
 class _Evaluation:
-    """Runs nodes on fake values in one mode; what it finds inside nested graphs is written there."""
+    """Runs nodes on fake values in one mode; what it finds inside nested graphs is written there, if it records."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, *, record: bool) -> None:
         self.mode = mode
+        self.record = record
 
     def call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``node`` gives; ``_UNKNOWN`` when somebody's opaque code does not stand fakes."""
@@ -467,11 +470,14 @@ class _Body(torch.nn.Module):
                 value = None
             else:
                 inputs = map_arg(node.args, env.__getitem__), dict(map_arg(node.kwargs, env.__getitem__))
-                value = evaluation.call(node, *inputs)
-                if value is _UNKNOWN:
-                    raise FakeValueError(f"the value of {node.name!r} inside a nested graph is not known", node=node)
+                with _own_symbols(evaluation.mode.shape_env):
+                    value = evaluation.call(node, *inputs)
+                    if value is _UNKNOWN:
+                        raise FakeValueError(f"the value of {node.name!r} in a nested graph is not known", node=node)
+                    if evaluation.record:
+                        _bind_symbols(node, value, evaluation.mode.shape_env, node.meta.get("unbacked_bindings"))
             env[node] = value
-            if has_value(node) and not same_value(_recorded(node), value):
+            if evaluation.record and has_value(node) and not same_value(_recorded(node), value):
                 set_value(node, value)
         return None
 
@@ -635,22 +641,43 @@ def give_value(node: Node, mode: FakeTensorMode, *, bindings_of: Node | None = N
             so everything that is said about them stays true.
     """
     bindings = (bindings_of or node).meta.get("unbacked_bindings")
-    value = _try_compute(node, mode)
+    value = _computed(node, mode, bindings)
     if value is _UNKNOWN:
         return False
-    set_value(node, _bind_symbols(node, value, mode, bindings))
+    set_value(node, value)
     return True
 
 
-def _bind_symbols(node: Node, value: Any, mode: FakeTensorMode, bindings: Any) -> Any:
-    shape_env = mode.shape_env
+def _computed(node: Node, mode: FakeTensorMode, bindings: Any) -> Any:
+    """What ``node`` gives, its unbacked symbols bound to it; ``_UNKNOWN`` when it cannot be known."""
+    with _own_symbols(mode.shape_env):
+        value = _try_compute(node, mode)
+        return value if value is _UNKNOWN else _bind_symbols(node, value, mode.shape_env, bindings)
+
+
+@contextlib.contextmanager
+def _own_symbols(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """Unbacked symbols made inside are accounted for inside; those that others left open stay open."""
+    if shape_env is None:
+        yield
+        return
+    pending = shape_env.pending_fresh_unbacked_symbols
+    others = list(pending)
+    pending.clear()
+    try:
+        yield
+    finally:
+        pending[:] = others
+
+
+def _bind_symbols(node: Node, value: Any, shape_env: ShapeEnv | None, bindings: Any) -> Any:
+    """Note the unbacked symbols that are born at ``node``; where there were some before, they keep their names."""
     if shape_env is None or node.op in ("placeholder", "get_attr", "output"):
         return value
     fresh = compute_unbacked_bindings(shape_env, value)
     if not fresh:
         node.meta.pop("unbacked_bindings", None)
-        return value
-    if bindings and sorted(map(str, bindings.values())) == sorted(map(str, fresh.values())):
+    elif bindings and sorted(map(str, bindings.values())) == sorted(map(str, fresh.values())):
         node.meta["unbacked_bindings"] = bindings
         rebind_unbacked(shape_env, node, value)
     else:
@@ -702,12 +729,11 @@ def refresh_value(node: Node, mode: FakeTensorMode) -> bool:
         return node.op == "placeholder"
     known = has_value(node)
     before = _recorded(node)
-    value = _try_compute(node, mode)
+    value = _computed(node, mode, node.meta.get("unbacked_bindings"))
     if value is _UNKNOWN:
         if known:
             _forget_value(node)
         return known
-    value = _bind_symbols(node, value, mode, node.meta.get("unbacked_bindings"))
     if known and same_value(before, value):
         return False
     set_value(node, value)
