@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxpasses.errors import CycleError, FakeValueError, GraphError
 from fxpasses.metadata import current_pass, merge_provenance
-from fxpasses.submodules import extract_submodule, inline_submodule
+from fxpasses.submodules import extract_submodule, get_attribute, inline_submodule
 from fxpasses.values import (
     compute_value,
     fake_mode_of,
@@ -41,6 +41,9 @@ __all__ = [
     "replace_node",
     "replace_nodes",
 ]
+
+
+_MISSING: Any = object()
 
 
 def create_node(
@@ -71,10 +74,11 @@ def create_node(
         The new node.
 
     Raises:
-        GraphError: An argument belongs to another graph, or was erased.
+        GraphError: An argument belongs to another graph, or was erased; a named attribute is not there.
         FakeValueError: The operator does not fit its arguments; the graph is left as it was.
     """
     _check_arguments(graph, target, args, kwargs or {})
+    _check_target(graph, op, target)
     node = graph.create_node(op, target, tuple(args), dict(kwargs or {}), name=name)
     if replaces:
         merge_provenance(node, replaces)
@@ -290,6 +294,16 @@ def _check_arguments(graph: Graph, target: Any, args: Any, kwargs: Any) -> None:
         return node
 
     map_arg((tuple(args), dict(kwargs)), check)
+
+
+def _check_target(graph: Graph, op: str, target: Any) -> None:
+    root = graph.owning_module
+    if op in ("get_attr", "call_module") and root is not None and get_attribute(root, target, _MISSING) is _MISSING:
+        raise GraphError(
+            f"cannot create a {op} node for {target!r}: the graph module has no such attribute; hang it there first, "
+            "for instance with add_constant",
+            pass_name=current_pass(),
+        )
 
 
 def _follow_chains(mapping: Mapping[Node, Node]) -> dict[Node, Node]:
