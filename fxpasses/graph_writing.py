@@ -5,13 +5,30 @@ Used where whole graphs are copied piece by piece: splitting, fusing, merging.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-__all__ = ["GraphWriter"]
+__all__ = ["GraphWriter", "without_collections"]
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking a growing graph again and again, which doubles the time to write it.
+
+    Nothing that is made inside is garbage; reference counting goes on as ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphWriter:
@@ -29,6 +46,7 @@ class GraphWriter:
         self.fresh_names = fresh_names
         self._names = self.graph._graph_namespace
         self._used_names = self._names._used_names
+        self._target_names: dict[Any, str] = {}
 
     def append(
         self,
@@ -53,7 +71,9 @@ class GraphWriter:
             meta: Copied into its ``meta``.
         """
         if name is None or (self.fresh_names and op != "placeholder"):
-            name = self._names.create_name(self.graph._target_to_str(target), None)
+            if (wished := self._target_names.get(target)) is None:
+                wished = self._target_names[target] = self.graph._target_to_str(target)
+            name = self._names.create_name(wished, None)
         elif name in self._used_names:
             name = self._names.create_name(name, None)
         else:

@@ -19,7 +19,7 @@ from .attributes import find_attribute, install_attribute
 from .boundaries import Leaf, Value, put_together, value_in
 from .dependencies import Dependencies
 from .effects import is_impure
-from .graph_writing import GraphWriter
+from .graph_writing import GraphWriter, without_collections
 from .lazy_modules import LazyGraphModule, lazy_graph_module
 from .metadata import merge_provenance, value_of
 from .outline_plan import Constants, Part, Plan, make_plan
@@ -27,6 +27,7 @@ from .regions import RegionWriter
 
 __all__ = [
     "PICKED",
+    "add_provenance",
     "build_parts",
     "call_meta",
     "copy_node",
@@ -34,6 +35,8 @@ __all__ = [
     "output_meta",
     "pick_leaves",
 ]
+
+_MANY = 64
 
 PICKED = "fxpasses.picked_for_border"
 """Key in ``node.meta`` of nodes that were written so that a tuple can cross element by element."""
@@ -74,9 +77,10 @@ def outline(
         CycleError: Groups wait for each other; ``path`` shows why.
         GraphError: A node asks for an attribute that does not exist.
     """
-    plan = make_plan(graph_module, parts, constants=constants, dependencies=dependencies)
-    build_parts(plan, always_return_tuple=always_return_tuple)
-    _replace_by_calls(plan, always_return_tuple)
+    with without_collections():
+        plan = make_plan(graph_module, parts, constants=constants, dependencies=dependencies)
+        build_parts(plan, always_return_tuple=always_return_tuple)
+        _replace_by_calls(plan, always_return_tuple)
     if move_state:
         _forget_moved_state(plan)
     return [part for part in plan.parts if part.module is not None]
@@ -248,6 +252,18 @@ def call_meta(part: Part, as_tuple: bool) -> dict[str, Any]:
     return {}
 
 
+def add_provenance(call: Node, part: Part, pass_name: str) -> None:
+    """Give the call of a part the origin of its nodes; of a large part, of those whose values come out.
+
+    The others are in the part's own graph, each with its own history.
+    """
+    nodes = part.nodes
+    if len(nodes) > _MANY:
+        sources = [value if isinstance(value, Node) else value.source for value in part.outputs[-_MANY:]]
+        nodes = list(dict.fromkeys(sources)) or nodes[-1:]
+    merge_provenance(call, nodes, pass_name)
+
+
 def _replace_by_calls(plan: Plan, always_return_tuple: bool) -> None:
     graph = plan.graph_module.graph
     environment: dict[Any, Any] = {}
@@ -273,7 +289,7 @@ def _insert_call(plan: Plan, part: Part, environment: dict[Any, Any], always_ret
         arguments = tuple(_argument(plan, value, environment) for value in part.inputs)
         call = graph.create_node("call_module", part.name, arguments, name=part.name)
         call.meta.update(call_meta(part, always_return_tuple))
-        merge_provenance(call, part.nodes, "outline")
+        add_provenance(call, part, "outline")
         made = [call]
         if len(part.outputs) == 1 and not always_return_tuple:
             environment[part.outputs[0]] = call

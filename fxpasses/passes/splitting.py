@@ -20,11 +20,10 @@ from torch.fx import GraphModule, Node
 from fxpasses.attributes import find_attribute, install_attribute, state_of
 from fxpasses.boundaries import put_together
 from fxpasses.errors import CycleError, SplitError, also_as, user_line
-from fxpasses.graph_writing import GraphWriter
+from fxpasses.graph_writing import GraphWriter, without_collections
 from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
-from fxpasses.metadata import merge_provenance
 from fxpasses.outline_plan import Constants, Part, Plan, make_plan
-from fxpasses.outlining import build_parts, call_meta, copy_node, output_meta, pick_leaves
+from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.regions import RegionWriter
 
@@ -129,9 +128,10 @@ def split(
     wished = _wished_names(assignment.order, names)
     view = assignment._dependencies
     groups = [(wished[partition], nodes) for partition, nodes in assignment.partitions.items()]
-    plan = make_plan(graph_module, groups, constants=constants, dependencies=view, keep_order=True)
-    top = _finish(plan, always_return_tuple=always_return_tuple)
-    return _as_split(plan, top, assignment)
+    with without_collections():
+        plan = make_plan(graph_module, groups, constants=constants, dependencies=view, keep_order=True)
+        top = _finish(plan, always_return_tuple=always_return_tuple)
+        return _as_split(plan, top, assignment)
 
 
 def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment) -> Split:
@@ -363,7 +363,7 @@ def _write_call(top: _TopLevel, part: Part) -> None:
     arguments = tuple(environment[value] for value in part.inputs)
     meta = call_meta(part, top.always_return_tuple)
     call = writer.append("call_module", part.name, arguments, name=part.name, meta=meta)
-    merge_provenance(call, part.nodes, "split")
+    add_provenance(call, part, "split")
     if len(part.outputs) == 1 and not top.always_return_tuple:
         environment[part.outputs[0]] = call
         return
@@ -432,25 +432,23 @@ def split_module(
     """
     _check_source(m)
     prefix = f"submod_{partition_affix}_" if partition_affix is not None else "submod_"
-    groups: dict[Hashable, list[Node]] = {}
-    for node in m.graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output"):
-            groups.setdefault(_ask(split_callback, node), []).append(node)
-    wished = _wished_names(groups, None, prefix)
-    pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
-    try:
-        plan = make_plan(m, pairs, constants=constants, keep_order=bool(keep_original_order))
-    except CycleError as error:
-        known_to_torch = also_as(CycleError, RuntimeError())
-        raise known_to_torch(str(error), path=error.path, node=error.node) from None
-    top = _finish(
-        plan,
-        always_return_tuple=tuple_return,
-        fresh_names=not keep_original_node_name,
-        value_names=False,
-        input_names=None if keep_original_input_name else lambda place, _: f"arg_{place}",
-        flat_attributes=True,
-    )
+    with without_collections():
+        groups = _groups_by(split_callback, m)
+        wished = _wished_names(groups, None, prefix)
+        pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
+        try:
+            plan = make_plan(m, pairs, constants=constants, keep_order=bool(keep_original_order))
+        except CycleError as error:
+            known_to_torch = also_as(CycleError, RuntimeError())
+            raise known_to_torch(str(error), path=error.path, node=error.node) from None
+        top = _finish(
+            plan,
+            always_return_tuple=tuple_return,
+            fresh_names=not keep_original_node_name,
+            value_names=False,
+            input_names=None if keep_original_input_name else lambda place, _: f"arg_{place}",
+            flat_attributes=True,
+        )
     names = [part.name for part in plan.parts if part.module is not None]
     top.module.meta["partition_names"] = set(names)
     if qualname_map is not None:
@@ -458,37 +456,40 @@ def split_module(
     return top.module
 
 
-def _ask(split_callback: Callable[[Node], Any], node: Node) -> Hashable:
+def _groups_by(split_callback: Callable[[Node], Any], m: GraphModule) -> dict[Hashable, list[Node]]:
+    """Ask the callback once for each node that computes."""
+    groups: dict[Hashable, list[Node]] = {}
+    for node in m.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        try:
+            partition = split_callback(node)
+        except Exception as error:  # the user's code may raise anything
+            raise also_as(SplitError, error)(
+                f"split_callback failed for {_described(node)}: {type(error).__name__}: {error}",
+                node=node,
+                reason=str(error),
+            ) from error
+        if partition is None:
+            raise SplitError(
+                f"split_callback gave None for {_described(node)}; every node needs a partition "
+                "(split() with an Assignment can leave nodes at the top level)",
+                node=node,
+            )
+        try:
+            groups.setdefault(partition, []).append(node)
+        except TypeError:
+            raise SplitError(
+                f"split_callback gave {partition!r} for {_described(node)}, which is not hashable; "
+                "use a number, a string or a tuple as partition",
+                node=node,
+            ) from None
+    return groups
+
+
+def _described(node: Node) -> str:
     where = f" (from {line})" if (line := user_line(node)) else ""
-    try:
-        partition = split_callback(node)
-    except Exception as error:  # the user's code may raise anything
-        raise also_as(SplitError, error)(
-            f"split_callback failed for node {node.name!r}{where}: {type(error).__name__}: {error}",
-            node=node,
-            reason=str(error),
-        ) from error
-    if partition is None:
-        raise SplitError(
-            f"split_callback gave None for node {node.name!r}{where}; every node needs a partition "
-            "(split() with an Assignment can leave nodes at the top level)",
-            node=node,
-        )
-    if not isinstance(partition, Hashable) or not _can_hash(partition):
-        raise SplitError(
-            f"split_callback gave {partition!r} for node {node.name!r}{where}, which is not hashable; "
-            "use a number, a string or a tuple as partition",
-            node=node,
-        )
-    return partition
-
-
-def _can_hash(partition: Hashable) -> bool:
-    try:
-        hash(partition)
-    except TypeError:
-        return False
-    return True
+    return f"node {node.name!r}{where}"
 
 
 def split_by_tags(
