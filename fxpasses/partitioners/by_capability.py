@@ -13,13 +13,13 @@ import attrs
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperatorSupportBase
 
-from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError, also_as
-from fxpasses.outlining import outline
+from fxpasses.outline_plan import Constants
 
 from .assignment import Assignment
+from .fusing import fuse_by_partitions
 from .proposing import CapabilityOptions, Proposal, propose
-from .small_parts import SizeRule, live_nodes
+from .small_parts import SizeRule
 from .support import check_support, function_name
 
 __all__ = ["CapabilityBasedPartitioner", "CapabilityOptions", "Partition", "partition_by_capability"]
@@ -149,35 +149,21 @@ class CapabilityBasedPartitioner:
         """
         return [Partition(number, nodes, orders) for number, nodes, orders in self._proposal(keep_dead=True).listed()]
 
-    def fuse_partitions(self, partitions: list[Partition], prefix: str = "fused_") -> GraphModule:
-        """Make each partition a submodule, in place, called ``prefix`` and its place in the list.
-
-        No submodule is made of a partition that is dead.
+    def fuse_partitions(
+        self, partitions: list[Partition], prefix: str = "fused_", *, constants: Constants = "share"
+    ) -> GraphModule:
+        """Make each partition a submodule, in place; see :func:`fxpasses.partitioners.fusing.fuse_by_partitions`.
 
         Raises:
             PartitionError: Partitions overlap, are empty or hold foreign nodes.
             CycleError: They would wait for each other.
-
-        Complexity:
-            O(V + E) for all partitions together.
         """
-        groups = _checked_groups(partitions)
-        dependencies = Dependencies.of(self.graph_module)
-        alive = live_nodes(dependencies)
-        position = dependencies.position
-        kept = [
-            (f"{prefix}{place}", nodes)
-            for place, nodes in enumerate(groups)
-            if alive is None or any(alive[position[node]] for node in nodes if node in position)
-        ]
-        outline(self.graph_module, kept, dependencies=dependencies)
-        self.graph_module.graph.lint()
-        self.graph_module.recompile()
-        return self.graph_module
+        groups = [_nodes_of(partition, place) for place, partition in enumerate(partitions)]
+        return fuse_by_partitions(self.graph_module, groups, prefix, constants=constants)
 
-    def partition_and_fuse(self, prefix: str = "fused_") -> GraphModule:
+    def partition_and_fuse(self, prefix: str = "fused_", *, constants: Constants = "share") -> GraphModule:
         """Propose, then fuse what was proposed."""
-        return self.fuse_partitions(self.propose_partitions(), prefix=prefix)
+        return self.fuse_partitions(self.propose_partitions(), prefix, constants=constants)
 
     def remove_bookend_non_compute_ops(self, partitions: list[Partition]) -> None:
         """Take away, in place, calls of ``non_compute_ops`` that only other such calls separate from the border."""
@@ -209,18 +195,13 @@ class CapabilityBasedPartitioner:
         return propose(self.graph_module, self.operator_support, options, rule, keep_dead=keep_dead)
 
 
-def _checked_groups(partitions: Iterable[Partition]) -> list[list[Node]]:
-    groups = []
-    for place, partition in enumerate(partitions):
-        nodes = getattr(partition, "nodes", None)
-        if nodes is None:
-            raise also_as(PartitionError, TypeError())(
-                f"partition {place} is {partition!r}; it must be a Partition, as propose_partitions gives them"
-            )
-        if not nodes:
-            raise PartitionError(f"partition {place} is empty; leave it out")
-        groups.append(list(nodes))
-    return groups
+def _nodes_of(partition: Partition, place: int) -> list[Node]:
+    nodes = getattr(partition, "nodes", None)
+    if nodes is None:
+        raise also_as(PartitionError, TypeError())(
+            f"partition {place} is {partition!r}; it must be a Partition, as propose_partitions gives them"
+        )
+    return list(nodes)
 
 
 def check_graph_module(graph_module: Any) -> GraphModule:

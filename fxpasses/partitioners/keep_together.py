@@ -71,6 +71,7 @@ def form_units(
     supported: Sequence[bool],
     groups: Sequence[KeptGroup] = (),
     followers: Mapping[int, int] | None = None,
+    opaque: Sequence[Sequence[int]] = (),
 ) -> Units:
     """Contract groups to units that can be placed without a cycle.
 
@@ -82,6 +83,7 @@ def form_units(
         supported: One flag per node.
         groups: What to keep together.
         followers: For a node the one whose part it shares whatever its own support says (an element of a tuple).
+        opaque: Parts that were found before; each is one unit, and none of its nodes is supported.
 
     Complexity:
         O(V + E).
@@ -94,8 +96,10 @@ def form_units(
         flags[node] = flags[leader[producer]]
         if supported[node] and not flags[node]:
             reasons[node] = follower_reason(dependencies, producer)
+    if opaque:
+        leader = _joined(leader, [KeptGroup("part", tuple(part)) for part in opaque])
     kept = [group for group in groups if not _refuse_unsupported(dependencies, group, flags, reasons)]
-    if not kept and not followers:
+    if not kept and not followers and not opaque:
         return Units(leader, flags, reasons)
     unit_of = strong_units(dependencies, _joined(leader, kept))
     while blocked := _blocked_groups(dependencies, kept, unit_of, flags, reasons):

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from fxpasses.dependencies import Dependencies
 
@@ -127,6 +125,9 @@ def strong_units(dependencies: Dependencies, leader: Sequence[int]) -> list[int]
     Returns:
         For each node the number of its unit; units are numbered in the order of their first nodes.
     """
+    from scipy.sparse import csr_array  # here: scipy loads slowly, and most proposals keep nothing together
+    from scipy.sparse.csgraph import connected_components
+
     _, groups = np.unique(np.asarray(leader, dtype=np.int64), return_inverse=True)
     count = int(groups.max(initial=-1)) + 1
     ones = np.ones(len(dependencies.sources), dtype=np.int8)

@@ -30,7 +30,7 @@ from .levels import alternation_levels, contract, fewer_borders
 from .small_parts import CostRule, Draft, SizeRule, absorb, drop_costly, drop_dead, drop_small
 from .support import CALLS, OpSupports, Verdicts, ask_support, chain, check_support
 
-__all__ = ["CapabilityOptions", "Proposal", "propose"]
+__all__ = ["CapabilityOptions", "Proposal", "draft_around", "propose"]
 
 
 @attrs.frozen(kw_only=True)
@@ -103,12 +103,14 @@ class Proposal:
         dependencies: Its dependencies; None if they were not needed (all of the graph is one part).
         draft: The parts.
         reasons: Why nodes are outside.
+        unsupported: The nodes to which the support object said no.
     """
 
     graph_module: GraphModule
     dependencies: Dependencies | None
     draft: Draft
     reasons: Mapping[Node, str]
+    unsupported: tuple[Node, ...] = ()
 
     def assignment(self) -> Assignment:
         """Partitions 0, 1, 2, ... in execution order."""
@@ -168,7 +170,25 @@ def propose(
     for number, reason in draft.reasons.items():
         if number not in inside:
             reasons.setdefault(dependencies.nodes[number], reason)
-    return Proposal(graph_module, dependencies, draft, reasons)
+    return Proposal(graph_module, dependencies, draft, reasons, tuple(verdicts.reasons))
+
+
+def draft_around(
+    dependencies: Dependencies, supported: Sequence[bool], opaque: Sequence[Sequence[int]], options: CapabilityOptions
+) -> Draft:
+    """Parts among the supported nodes, around parts that others have already.
+
+    Args:
+        dependencies: Data and order edges.
+        supported: One flag per node.
+        opaque: The parts of others; they are not looked into, and nothing waits for itself through them.
+        options: What else to mind.
+    """
+    groups = _groups(dependencies, options, supported)
+    taken = {number for part in opaque for number in part}
+    followers = {node: home for node, home in tuple_followers(dependencies).items() if node not in taken}
+    units = form_units(dependencies, supported, groups, followers, opaque)
+    return _give_up(dependencies, _group(dependencies, units, options), units, options, None)
 
 
 def _is_wholly_supported(graph_module: GraphModule, verdicts: Verdicts) -> bool:
