@@ -26,11 +26,11 @@ __all__ = ["BodySummary", "higher_order_effects", "module_effects"]
 class BodySummary:
     """What running a graph does, told in its placeholders (by index) and the real tensors it holds.
 
-    ``outputs`` has, for each value of the output (flattened), the placeholders whose memory it may share;
-    ``output_state`` the tensors of the graph that any output may share.
+    ``parameters`` are the names of the placeholders; ``outputs`` has, for each value of the output (flattened), the
+    placeholders whose memory it may share; ``output_state`` the tensors of the graph that any output may share.
     """
 
-    parameters: int
+    parameters: tuple[str, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -65,7 +65,7 @@ def _picked(operands: Sequence[Any], indices: Iterable[int]) -> Iterator[Node]:
 
 def _through_body(summary: BodySummary, operands: Sequence[Any], *, fresh: bool = False) -> CallEffects:
     """The effects of a call that runs a body once on ``operands``; as if on all of them if they do not pair up."""
-    if len(operands) != summary.parameters:
+    if len(operands) != len(summary.parameters):
         everything = tuple(range(len(operands)))
         outputs = tuple(everything if output else () for output in summary.outputs)
         writes = everything if summary.writes else ()
@@ -168,27 +168,19 @@ def higher_order_effects(node: Node, summarize: Summarize, registry: Registry) -
         return opaque(node, f"higher-order operator {name} is not known")
     operands = _operands(name, node)
     answers = [_through_body(summarize(body), operands, fresh=name in _STACKING) for body in bodies]
-    answer = answers[-1] if name == "while_loop" else functools.reduce(_both, answers)
+    answer = functools.reduce(_both, answers)
     if name == "while_loop":
-        answer = attrs.evolve(
-            functools.reduce(_both, answers),
-            returns=answer.returns,
-            aliases=(tuple(flat_nodes(operands)),) * answer.returns,
-        )
+        answer = _looped(answers[-1], answer, operands)
     random = answer.random or "rng_state" in name
-    everything = tuple(flat_nodes([node.args, node.kwargs]))
-    reads = (
-        _joined(answer.reads or (), everything)
-        if not answer.aliases
-        else _joined(answer.reads or (), _predicates(node, operands))
-    )
+    reads = tuple(flat_nodes([node.args, node.kwargs]))
     return attrs.evolve(answer, reads=reads, random=random, reason=_why(name, answer, random))
 
 
-def _predicates(node: Node, operands: Sequence[Any]) -> list[Node]:
-    """Operands of the operator itself, such as the predicate of ``cond``."""
-    passed = set(flat_nodes(list(operands)))
-    return [operand for operand in node.all_input_nodes if operand not in passed and _body_of(operand) is None]
+def _looped(body: CallEffects, answer: CallEffects, operands: Sequence[Any]) -> CallEffects:
+    """A loop that runs zero times gives back what it was given; one whose body aliases may give back anything."""
+    every = tuple(flat_nodes(list(operands)))
+    rows = (every if any(body.aliases) else tuple(flat_nodes(operands[slot])) for slot in range(body.returns))
+    return attrs.evolve(answer, returns=body.returns, aliases=tuple(rows))
 
 
 def _why(name: str, answer: CallEffects, random: bool) -> str:
@@ -259,8 +251,8 @@ def module_effects(node: Node, module: nn.Module | None, summarize: Summarize, r
     if (rule := registry.rule_for(type(module))) is not None:
         return _with_state(rule, node, module)
     if isinstance(module, GraphModule) and not _has_hooks(module):
-        operands = list(_flat([node.args, node.kwargs]))
-        return _named(_through_body(summarize(module), operands), node)
+        summary = summarize(module)
+        return _named(_through_body(summary, _bound(summary.parameters, node)), node)
     if type(module).__name__ == "GuardsFn":
         return CallEffects(returns=0, world=True, reason=f"module {node.target!r} checks the inputs")
     parts = list(module.modules())
@@ -268,6 +260,15 @@ def module_effects(node: Node, module: nn.Module | None, summarize: Summarize, r
         kind = type(strange).__name__
         return opaque(node, f"module {node.target!r} holds {kind}, which is opaque", state=_state(module))
     return _library_module(node, module, parts)
+
+
+def _bound(parameters: Sequence[str], node: Node) -> list[Any]:
+    """The operands of a call in the order of the placeholders; structures are taken apart, as pytree code does."""
+    operands = list(_flat(list(node.args)))
+    rest = parameters[len(operands) :]
+    if node.kwargs and set(node.kwargs) <= set(rest):
+        return [*operands, *(node.kwargs.get(name) for name in rest)]
+    return [*operands, *_flat(dict(node.kwargs))]
 
 
 def _with_state(rule: Rule, node: Node, module: nn.Module) -> CallEffects:

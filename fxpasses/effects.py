@@ -161,10 +161,10 @@ class _Context:
 
 def _summary_of_recursion(body: GraphModule) -> BodySummary:
     """A body that calls itself: it may do anything to its operands."""
-    count = len(body.graph.find_nodes(op="placeholder"))
-    everything = tuple(range(count))
+    names = _names(body.graph.find_nodes(op="placeholder"))
+    everything = tuple(range(len(names)))
     return BodySummary(
-        count, everything, everything, (everything,), False, random=True, world=True, reason="the body calls itself"
+        names, everything, everything, (everything,), False, random=True, world=True, reason="the body calls itself"
     )
 
 
@@ -184,11 +184,14 @@ def _summarize(analysis: EffectAnalysis) -> BodySummary:
         effects = analysis.of(node)
         reads.update(dict.fromkeys(effects.reads))
         writes.update(dict.fromkeys(effects.writes))
-        random, world = random or effects.random, world or effects.world or effects.region is not None
-        reason = reason or effects.reason
+        random, world = random or effects.random, world or effects.world
+        if not effects.is_pure:
+            reason = reason or effects.reason
+        if node.op == "output" and analysis.region_stack(node):
+            world, reason = True, "it leaves a region open"
     outputs, is_tuple = _output_values(analysis)
     return BodySummary(
-        parameters=len(placeholders),
+        parameters=_names(placeholders),
         reads=_indices(reads, position),
         writes=_indices(writes, position),
         outputs=tuple(_indices(output, position) for output in outputs),
@@ -200,6 +203,10 @@ def _summarize(analysis: EffectAnalysis) -> BodySummary:
         world=world,
         reason=reason,
     )
+
+
+def _names(placeholders: Iterable[Node]) -> tuple[str, ...]:
+    return tuple(str(node.target) for node in placeholders)
 
 
 def _indices(storages: Iterable[int], position: dict[int, list[int]]) -> tuple[int, ...]:
@@ -279,9 +286,9 @@ class EffectAnalysis:
         return all(call.is_pure for call in self._placed.calls.values())
 
     @property
-    def changes_shapes(self) -> bool:
-        """Whether a node changes the shape of an operand in place (``t_``, ``resize_``)."""
-        return self._placed.shape_matters
+    def reshaped_storages(self) -> frozenset[int]:
+        """The storages of which a node changes the shape in place (``t_``, ``resize_``)."""
+        return self._placed.reshaped
 
     @cached_property
     def written_storages(self) -> frozenset[int]:

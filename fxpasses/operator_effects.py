@@ -247,7 +247,7 @@ def _merged_rule(name: str, overloads: list[OpOverload]) -> _SchemaRule:
         random=torch.Tag.nondeterministic_seeded in tags and name not in _NOT_RANDOM,
         world=name in WORLD_NAMES or namespace in _WORLD_NAMESPACES,
         looks_only=name in _LOOKS_ONLY or (view and name not in _MAY_COPY),
-        changes_shape=torch.Tag.inplace_view in tags or name in _CHANGES_SHAPE,
+        changes_shape=(torch.Tag.inplace_view in tags and name != "detach_") or name in _CHANGES_SHAPE,
     )
 
 

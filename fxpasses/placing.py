@@ -61,14 +61,14 @@ class PlacedGraph:
         values: Where the value of each node lives.
         calls: What the nodes do that are not plain, told in operands.
         storages: The storages.
-        shape_matters: Whether some node changes a shape in place, so that views and size queries read, too.
+        reshaped: Storages of which some node changes the shape in place; views and size queries read these, too.
     """
 
     nodes: list[Node]
     values: Mapping[Node, Value]
     calls: Mapping[Node, CallEffects]
     storages: Storages
-    shape_matters: bool
+    reshaped: frozenset[int]
     _told: dict[Node, NodeEffects] = attrs.field(factory=dict, init=False, repr=False)
 
     def of(self, node: Node) -> NodeEffects:
@@ -81,7 +81,7 @@ class PlacedGraph:
 
     def _tell(self, node: Node) -> NodeEffects:
         call = self.calls.get(node, PLAIN)
-        read = node.all_input_nodes if call.reads is None or self.shape_matters else call.reads
+        read = node.all_input_nodes if call.reads is None else [*call.reads, *self._reshaped_operands(node)]
         state = self.storages.of_tensor
         return NodeEffects(
             reads=self.roots([*self._living_in(read), *map(state, call.state_reads)]),
@@ -91,6 +91,16 @@ class PlacedGraph:
             region=call.region,
             reason=call.reason,
         )
+
+    def _reshaped_operands(self, node: Node) -> list[Node]:
+        if not self.reshaped:
+            return []
+        found = self.storages.find
+        return [
+            operand
+            for operand in node.all_input_nodes
+            if any(found(storage) in self.reshaped for storage in flat_value(self.values[operand]))
+        ]
 
     def _living_in(self, nodes: Iterable[Node]) -> Iterator[int]:
         for node in nodes:
@@ -140,8 +150,9 @@ def place(
     walk = _Walk(root, rule_of, effects_of, lifted)
     nodes = executable_order(graph)
     walk.run(nodes)
-    shape_matters = any(call.changes_shape for call in walk.calls.values())
-    return PlacedGraph(nodes, walk.values, walk.calls, walk.storages, shape_matters)
+    written = [node for call in walk.calls.values() if call.changes_shape for node in call.writes]
+    reshaped = frozenset(walk.storages.find(storage) for node in written for storage in flat_value(walk.values[node]))
+    return PlacedGraph(nodes, walk.values, walk.calls, walk.storages, reshaped)
 
 
 class _Walk:

@@ -212,7 +212,9 @@ _REGION_FUNCTIONS: dict[str, tuple[RegionKind, bool]] = {
     "_saved_tensors_hooks_disable": (RegionKind.GLOBAL_STATE, True),
     "_saved_tensors_hooks_enable": (RegionKind.GLOBAL_STATE, False),
 }
+_BATCHING = frozenset({"_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad"})
 _STATE_SWITCHES = (
+    "lazy_load_decompositions",
     "set_default_",
     "set_deterministic",
     "use_deterministic",
@@ -234,13 +236,12 @@ def _region_of(function: Any) -> tuple[RegionKind, bool] | None:
 
 
 def _region_rule(kind: RegionKind, opens: bool, node: Node) -> CallEffects:
-    verb = "opens" if opens else "closes"
     return CallEffects(
         returns=0,
         world=not kind.is_barrier,
         region=kind,
         opens=opens,
-        reason=f"{name_of(node.target)} {verb} a region ({kind.value})",
+        reason=f"{name_of(node.target)} switches {kind.value}",
     )
 
 
@@ -310,6 +311,8 @@ def _builtin_rule(function: Any) -> Rule | None:
 def _torch_function_rule(function: Any) -> Rule | None:
     """The rule of a function of torch that is no operator object: by its schemas, or by its Python signature."""
     name = name_of(function)
+    if name in _BATCHING:
+        return _first_operand_view
     if (region := _region_of(function)) is not None:
         return functools.partial(_region_rule, *region)
     if name in WORLD_NAMES:

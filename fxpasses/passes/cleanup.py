@@ -144,7 +144,7 @@ class _Numbering:
         if not self.effects.of(node).is_pure:
             return False
         call = self.effects.call(node)
-        if self.effects.changes_shapes and any(call.aliases):
+        if not self.effects.reshaped_storages.isdisjoint(self.effects.storages(node)):
             return False
         is_view = call.looks_only
         return is_view or self.written.isdisjoint(self.effects.storages(node))
@@ -332,8 +332,6 @@ def find_no_ops(graph_module: GraphModule, effects: EffectAnalysis | None = None
     what the graph gives back. ``detach`` is none: it cuts gradients.
     """
     effects = effects or analyze_effects(graph_module)
-    if effects.changes_shapes:
-        return []
     return [node for node in effects.nodes if _is_no_op(node, graph_module, effects)]
 
 
@@ -344,6 +342,8 @@ def _is_no_op(node: Node, graph_module: GraphModule, effects: EffectAnalysis) ->
         return False
     source = node.args[0] if node.args else None
     if not isinstance(source, Node) or not effects.of(node).is_pure or node.target is operator.getitem:
+        return False
+    if not effects.reshaped_storages.isdisjoint((*effects.storages(source), *effects.storages(node))):
         return False
     if not _same_layout(source.meta.get("val"), node.meta.get("val")):
         return False
