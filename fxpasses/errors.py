@@ -208,7 +208,8 @@ def user_line(node: Node) -> str | None:
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     for position in range(len(lines) - 1, -1, -1):
         if lines[position].startswith("File "):
-            where = lines[position].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")
+            where = lines[position].removeprefix("File ").replace('"', "")
+            where = where.replace(", line ", ":").replace(", in ", " in ")
             code = lines[position + 1] if position + 1 < len(lines) else ""
             return f"{where}: {code}" if code else where
     return None

@@ -198,7 +198,7 @@ def _manager(pipeline: Any) -> PassManager:
     if isinstance(pipeline, PassManager):
         return pipeline
     if isinstance(pipeline, str):
-        manager = parse_pipeline(pipeline)
+        manager: PassManager = parse_pipeline(pipeline)
         manager.run_checks_after_each_pass = True
         return manager
     if isinstance(pipeline, Sequence):
@@ -244,12 +244,12 @@ def _build(
     seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
     nodes = {str(part): len(members) for part, members in assignment.partitions.items()}
     with clock.step("split"):
-        parts = split(graph_module, assignment, names=str)
+        parts = split(graph_module, assignment, names=_attribute_name)
     with clock.step("move and copy"):
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
         PlaceOnDevices(by_submodule)(parts.graph_module)
         for submodule, device in by_submodule.items():
-            compile_part(parts.graph_module.get_submodule(submodule), device.backend)
+            compile_part(parts.graph_module, submodule, device.backend)
     lowered = _lowered_module(parts, program)
     copies = _copy_rows(lowered, plan.topology)
     rows = _device_rows(plan, nodes, memory, load)
@@ -274,6 +274,11 @@ def _build(
         why,
     )
     return lowered
+
+
+def _attribute_name(part: object) -> str:
+    """A part is held under its own name, unless every module has an attribute of that name (``cpu``, ``half``)."""
+    return f"on_{part}" if hasattr(GraphModule, str(part)) else str(part)
 
 
 def _predicted(row: DeviceRow) -> dict[str, float]:
@@ -301,11 +306,11 @@ def _lowered_module(parts: Split, program: ExportedProgram) -> LoweredModule:
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
-    """``GraphModule(root, graph)`` registers every buffer as persistent; keep those that were not out of checkpoints."""
+    """``GraphModule(root, graph)`` registers every buffer as persistent; keep out of checkpoints what was out."""
     holders = dict(target.named_modules())
     for name, module in source.named_modules():
-        if name in holders and module._non_persistent_buffers_set:
-            holders[name]._non_persistent_buffers_set |= module._non_persistent_buffers_set & set(holders[name]._buffers)
+        if name in holders and (temporary := module._non_persistent_buffers_set):
+            holders[name]._non_persistent_buffers_set |= temporary & set(holders[name]._buffers)
 
 
 def _device_rows(

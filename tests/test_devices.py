@@ -48,7 +48,7 @@ def test_a_link_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         parse_link("a-b")
 
-    assert str(caught.value) == "--link 'a-b' does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us."
+    assert "--link 'a-b' does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us." == str(caught.value)
 
 
 def test_a_link_to_an_unknown_device_is_refused() -> None:
@@ -66,7 +66,7 @@ def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_devic
 
     assert pytest.approx(topology.seconds("a", "b", 1e6)) == 1e-6 + 1e-3
     assert topology.seconds("a", "c", 1e6) < 1e-3
-    assert topology.seconds("a", "a", 1e6) == 0.0
+    assert 0.0 == topology.seconds("a", "a", 1e6)
 
 
 def test_the_machine_has_at_least_its_cpu() -> None:

@@ -36,12 +36,19 @@ def backend_names() -> list[str]:
     return list(_BACKENDS)
 
 
-def compile_part(part: GraphModule, backend: str) -> torch.nn.Module:
-    """Compile one part with a backend by name.
+def compile_part(owner: GraphModule, name: str, backend: str) -> None:
+    """Replace one part of a placed module by what a backend makes of it.
+
+    Args:
+        owner: The placed module.
+        name: The submodule that holds the part.
+        backend: A name of :func:`backend_names`.
 
     Raises:
         InputError: there is no backend of that name.
     """
     if backend not in _BACKENDS:
         raise InputError(f"There is no backend {backend!r}; there are {', '.join(_BACKENDS)}.")
-    return _BACKENDS[backend](part)
+    part = owner.get_submodule(name)
+    if isinstance(part, GraphModule):
+        owner.set_submodule(name, _BACKENDS[backend](part))

@@ -6,7 +6,7 @@ What must stay together (a tuple and its ``getitem``, all that touches a storage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -29,7 +29,7 @@ from fxpasses.partitioners.cost import (
 from fxpasses.partitioners.linear_cuts import ChainProblem, Run, solve_chain
 from fxpasses.units import format_bytes
 
-__all__ = ["DevicePlacement", "Objective", "place_by_device"]
+__all__ = ["DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
 Objective = Literal["latency", "throughput", "memory"]
 _OBJECTIVES = ("latency", "throughput", "memory")
@@ -46,6 +46,7 @@ class DevicePlacement:
         objective: What was made small.
         seconds: Predicted seconds of one run, transfers included.
         load: Predicted busy seconds of each device.
+        reasons: For each part, why it is where it is and why it ends where it ends.
     """
 
     assignment: Assignment
@@ -54,6 +55,7 @@ class DevicePlacement:
     objective: Objective
     seconds: float
     load: Mapping[str, float]
+    reasons: Mapping[str, str]
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +69,7 @@ class GraphFigures:
         live: Bytes of activations that are alive while each node runs (counted over the whole graph).
         crossing: Bytes that a cut right before each node would send.
         glued: Whether a cut right before a node is forbidden.
+        needs: Bytes that must be on a device while one node runs there: what it reads and what it makes.
     """
 
     nodes: Sequence[Node]
@@ -75,31 +78,59 @@ class GraphFigures:
     live: NDArray[np.int64]
     crossing: NDArray[np.int64]
     glued: NDArray[np.bool_]
+    needs: Sequence[int]
 
     @classmethod
     def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> GraphFigures:
         """Measure a graph in one walk over its nodes and edges."""
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+        sizes = _constant_sizes(graph_module, effects)
         position = {node: index for index, node in enumerate(nodes)}
+        costs = [measure_node(node) for node in nodes]
+        constants = [_constants_of(node, effects, sizes) for node in nodes]
         return cls(
             nodes,
-            [measure_node(node) for node in nodes],
-            [_constants_of(node, effects) for node in nodes],
-            _live_bytes(graph_module, nodes, position, effects),
+            costs,
+            constants,
+            _live_bytes(graph_module, nodes, position, effects, sizes),
             _crossing_bytes(nodes, position),
             _glued(nodes, position, effects),
+            [
+                _read_bytes(node, effects, sizes) + sum(held.values()) + cost.bytes_written
+                for node, cost, held in zip(nodes, costs, constants, strict=True)
+            ],
         )
 
 
-def _constants_of(node: Node, effects: EffectAnalysis) -> dict[int, int]:
-    """Storages of the attributes that a node uses, with their bytes; tied tensors share a storage."""
-    found: dict[int, int] = {}
-    for used in node.all_input_nodes:
-        if used.op == "get_attr" and (tensors := tensors_in(used.meta.get("val"))):
-            for storage in effects.storages(used)[:1]:
-                found[storage] = max(found.get(storage, 0), storage_bytes(tensors[0]))
-    return found
+def _constant_sizes(graph_module: GraphModule, effects: EffectAnalysis) -> dict[int, int]:
+    """Bytes of each storage that parameters, buffers and constants live in; tied tensors share a storage."""
+    sizes: dict[int, int] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if tensors := tensors_in(node.meta.get("val")):
+            for storage in effects.storages(node):
+                sizes[storage] = max(sizes.get(storage, 0), storage_bytes(tensors[0]))
+    return sizes
+
+
+def _constants_of(node: Node, effects: EffectAnalysis, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The constants that a node reads, directly or through a view."""
+    return {
+        storage: sizes[storage]
+        for used in node.all_input_nodes
+        for storage in effects.storages(used)
+        if storage in sizes
+    }
+
+
+def _read_bytes(node: Node, effects: EffectAnalysis, constants: Mapping[int, int]) -> int:
+    """Bytes of the activations that a node reads."""
+    return sum(
+        tensor_bytes(tensor)
+        for used in node.all_input_nodes
+        if not any(storage in constants for storage in effects.storages(used))
+        for tensor in tensors_in(used.meta.get("val"))
+    )
 
 
 def _last_use(node: Node, position: Mapping[Node, int], end: int) -> int:
@@ -107,7 +138,11 @@ def _last_use(node: Node, position: Mapping[Node, int], end: int) -> int:
 
 
 def _live_bytes(
-    graph_module: GraphModule, nodes: Sequence[Node], position: Mapping[Node, int], effects: EffectAnalysis
+    graph_module: GraphModule,
+    nodes: Sequence[Node],
+    position: Mapping[Node, int],
+    effects: EffectAnalysis,
+    constants: Mapping[int, int],
 ) -> NDArray[np.int64]:
     """Bytes alive while each node runs: a storage lives from its first value to the last use of its last alias."""
     end = len(nodes)
@@ -121,7 +156,7 @@ def _live_bytes(
         if not tensors:
             continue
         here = position.get(node, 0)
-        storages = effects.storages(node) or (-1 - len(first),)
+        storages = [storage for storage in effects.storages(node) if storage not in constants]
         share = max(1, len(storages))
         for storage in storages:
             first.setdefault(storage, here)
@@ -262,22 +297,10 @@ def _allowed(
     return allowed
 
 
-def _need_of(figures: GraphFigures, index: int) -> int:
-    """Bytes that must be on a device while one node runs there: what it reads and what it makes."""
-    node = figures.nodes[index]
-    inputs = sum(
-        tensor_bytes(tensor)
-        for used in node.all_input_nodes
-        if used.op != "get_attr"
-        for tensor in tensors_in(used.meta.get("val"))
-    )
-    return inputs + sum(figures.constants[index].values()) + figures.costs[index].bytes_written
-
-
 def _refuse_oversized(figures: GraphFigures, topology: Topology, allowed: NDArray[np.bool_]) -> None:
     memory = np.array([device.memory for device in topology.devices])
     for index, node in enumerate(figures.nodes):
-        need = _need_of(figures, index)
+        need = figures.needs[index]
         largest = float(memory[allowed[:, index]].max())
         if need > largest:
             line = user_line(node)
@@ -333,4 +356,68 @@ def _as_placement(
         partition_of.update((node, part) for node in figures.nodes[run.start : run.stop])
     assignment = Assignment.of(graph_module, partition_of, order=list(device_of))
     loads = {device.name: load[index] for index, device in enumerate(topology.devices)}
-    return DevicePlacement(assignment, device_of, topology, objective, seconds, loads)
+    reasons = dict(zip(device_of, _reasons(figures, topology, objective, runs), strict=True))
+    return DevicePlacement(assignment, device_of, topology, objective, seconds, loads, reasons)
+
+
+def _bytes_of(figures: GraphFigures, start: int, stop: int) -> int:
+    """Constants of a run of nodes, each storage once, and the most bytes alive during it."""
+    constants: dict[int, int] = {}
+    for uses in figures.constants[start:stop]:
+        constants.update(uses)
+    return sum(constants.values()) + int(figures.live[start:stop].max(initial=0))
+
+
+def _reasons(figures: GraphFigures, topology: Topology, objective: str, runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence for each run: what forced the cut, or what it saves."""
+    whole = _bytes_of(figures, 0, len(figures.nodes))
+    for index, run in enumerate(runs):
+        device = topology.devices[run.device]
+        if len(runs) == 1:
+            yield f"the whole model fits {device.name}, and no other choice has a smaller {objective}"
+        elif whole > device.memory:
+            end = _cut_text(figures, runs[index + 1]) if index + 1 < len(runs) else "it ends with the model"
+            yield f"the whole model ({format_bytes(whole)}) does not fit {device.name}; {end}"
+        else:
+            end = _cut_text(figures, runs[index + 1]) if index + 1 < len(runs) else "it ends with the model"
+            yield f"{device.name} runs these operators for the smallest {objective}; {end}"
+
+
+def _cut_text(figures: GraphFigures, following: Run) -> str:
+    sent = int(figures.crossing[following.start])
+    return f"it ends before {figures.nodes[following.start].name}, where {format_bytes(sent)} cross"
+
+
+def predict_times(
+    graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device], topology: Topology
+) -> tuple[float, dict[str, float]]:
+    """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
+
+    Args:
+        graph_module: The unsplit graph.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        topology: Devices and links.
+
+    Returns:
+        Seconds of one run with all transfers, and seconds by device; a transfer keeps both ends busy.
+    """
+    load = {device.name: 0.0 for device in topology.devices}
+    total = 0.0
+    sent: dict[tuple[Node, str], None] = {}
+    for node, part in assignment.partition_of.items():
+        device = device_of[str(part)]
+        busy = seconds_on(measure_node(node), device)
+        load[device.name] += busy
+        total += busy
+        for used in node.all_input_nodes:
+            source = assignment.partition_of.get(used)
+            if source is None or device_of[str(source)].name == device.name or (used, device.name) in sent:
+                continue
+            sent[used, device.name] = None
+            size = sum(map(tensor_bytes, tensors_in(used.meta.get("val"))))
+            seconds = topology.seconds(device_of[str(source)].name, device.name, size)
+            load[device.name] += seconds
+            load[device_of[str(source)].name] += seconds
+            total += seconds
+    return total, load

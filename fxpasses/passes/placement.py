@@ -73,7 +73,7 @@ class PlaceOnDevices(PassBase):
     """
 
     visit_nested = False
-    device_of: Mapping[str, Device] = attrs.field(converter=dict)
+    device_of: Mapping[str, Device]
 
     def requires(self, graph_module: GraphModule) -> None:
         """Every part is there."""

@@ -1,0 +1,13 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+# torch 2.13 warns about its own deepcopy of tree specs; a marker wins over -W error on the command line.
+TORCHS_OWN = "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings(TORCHS_OWN))

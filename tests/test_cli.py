@@ -1,0 +1,186 @@
+"""The command: what it prints and writes, and one clear sentence with exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from lowering_models import Mlp
+
+from fxpasses.cli import main
+
+MODEL = """
+import torch
+
+def model():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+    return torch.nn.Sequential(*layers).eval(), (torch.randn(2, 64),)
+
+def wrong():
+    return 3
+
+def broken():
+    raise RuntimeError("no weights today")
+
+def undecided():
+    class Undecided(torch.nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x - 1
+    return Undecided(), (torch.randn(3),)
+
+number = 3
+"""
+TWO = ["--device", "left=cpu,memory=40KiB", "--device", "right=cpu,memory=40KiB"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    file = tmp_path / "mymodel.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["lower", *arguments])
+
+
+def test_a_model_in_a_file_is_lowered_checked_and_written(source: str, tmp_path: Path) -> None:
+    result = run(f"{source}:model", *TWO, "--check", "--out", str(tmp_path / "out"))
+
+    assert result.exit_code == 0, result.output
+    assert "equal to the model itself, bit by bit" in result.output
+    for table in ("Steps", "Passes", "Devices", "Copies"):
+        assert table in result.output
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"plan.json", "program.pt2", "structure.json", "report.html", "report.json", "graph.dot"} <= written
+
+
+def test_json_is_for_machines(source: str) -> None:
+    result = run(f"{source}:model", *TWO, "--check", "--json")
+
+    assert 0 == result.exit_code
+    report = json.loads(result.stdout)
+    assert [row["name"] for row in report["devices"]] == ["left", "right"]
+    assert all(row["peak_bytes"] <= row["budget_bytes"] for row in report["devices"])
+    assert report["check"]["exact"]
+    assert report["passes"]
+    assert all(row["nodes_before"] >= row["nodes_after"] for row in report["passes"])
+
+
+def test_a_saved_program_is_lowered(tmp_path: Path) -> None:
+    file = tmp_path / "mlp.pt2"
+    torch.export.save(torch.export.export(Mlp(), (torch.randn(2, 64),)), file)
+
+    result = run(str(file), *TWO, "--check")
+
+    assert result.exit_code == 0, result.output
+    assert "bit by bit" in result.output
+
+
+def test_a_model_in_a_module_on_the_path_is_lowered(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(source).parent)
+
+    result = run("mymodel:model", *TWO)
+
+    assert result.exit_code == 0, result.output
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(source: str) -> None:
+    result = run(f"{source}:model", *TWO)
+
+    assert (result.stderr.splitlines()) == [
+        "... read the model",
+        "... capture",
+        "... passes",
+        "... place",
+        "... split",
+        "... move and copy",
+    ]
+
+
+def test_a_pipeline_is_text(source: str) -> None:
+    result = run(f"{source}:model", *TWO, "--pipeline", "eliminate-dead-code", "--json")
+
+    assert [row["name"] for row in json.loads(result.stdout)["passes"]] == ["EliminateDeadCode"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing.pt2", *TWO], "error: There is no file 'nothing.pt2'."),
+        (["SOURCE", *TWO], "is not a program that torch.export.save wrote"),
+        (["nothing.py:model", *TWO], "error: There is no file 'nothing.py' (asked for 'nothing.py:model')."),
+        (
+            ["no_such_module:model", *TWO],
+            "error: There is no module 'no_such_module' (asked for 'no_such_module:model')",
+        ),
+        (["SOURCE:nothing", *TWO], "has no function 'nothing'."),
+        (["SOURCE:number", *TWO], "is a int, not a function that returns (model, args)."),
+        (["SOURCE:wrong", *TWO], "returned a int; it has to return (model, args) or (model, args, kwargs)."),
+        (["SOURCE:broken", *TWO], "raised RuntimeError: no weights today\n  at "),
+        (["SOURCE:undecided", *TWO], "error: torch.export cannot capture Undecided: "),
+        (["SOURCE:undecided", *TWO], "in forward: return x + 1 if x.sum() > 0 else x - 1"),
+        (
+            ["SOURCE:model"],
+            "error: There is no device to place the model on; give at least one, such as Device('cpu').",
+        ),
+        (
+            ["SOURCE:model", "--device", "a=cpu", "--device", "a=cpu"],
+            "error: Two devices are called 'a'; give each its own name.",
+        ),
+        (
+            ["SOURCE:model", "--device", "a=cpu,memory=lots"],
+            "error: 'lots' is not a size in bytes; write it like 40MiB or 2GB.",
+        ),
+        (
+            ["SOURCE:model", "--device", "a=cpu,memory=10KiB"],
+            "linear (aten.linear.default) needs 17.2 KiB on one device for what it reads and makes, but the largest "
+            "device that can run it has 10.0 KiB",
+        ),
+        (
+            ["SOURCE:model", "--device", "a=cpu,memory=30KiB", "--device", "b=cpu,memory=30KiB"],
+            "but all devices together have 60.0 KiB (a 30.0 KiB, b 30.0 KiB): ",
+        ),
+        (
+            ["SOURCE:model", *TWO, "--link", "left:top=1GiB/s"],
+            "names the device 'top', which is not among left, ",
+        ),
+        (["SOURCE:model", *TWO, "--out", "SOURCE"], "cannot be written: "),
+        (["SOURCE:model", *TWO, "--pipeline", "make-coffee"], "unknown pass 'make-coffee'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(source: str, arguments: list[str], sentence: str) -> None:
+    result = run(*(argument.replace("SOURCE", source) for argument in arguments))
+
+    assert 2 == result.exit_code
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing_behind(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("here")
+
+    result = run(f"{source}:model", *TWO, "--out", str(file / "deeper"))
+
+    assert 2 == result.exit_code
+    assert f"error: --out '{file / 'deeper'}' cannot be written: '{file}' is not a folder." in result.stderr
+    assert file.read_text() == "here"
+
+
+def test_the_command_runs_as_a_module(source: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fxpasses.cli", "lower", "nothing.pt2", *TWO],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == done.returncode
+    assert "... read the model\nerror: There is no file 'nothing.pt2'.\n" == done.stderr
