@@ -1,75 +1,8 @@
-"""Proposals: a partitioner reads a graph and answers with an Assignment; it never mutates."""
+"""Proposals: a partitioner reads a graph and answers with an Assignment; it never mutates.
 
-from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_backend import BackendAssignment, Transfer, partition_for_backends
-from fxpasses.partitioners.by_capability import CapabilityBasedPartitioner, Partition, partition_by_capability
-from fxpasses.partitioners.by_pattern import (
-    GroupBasedPartitioner,
-    generate_grouped_partitions_from_list_of_nodes,
-    generate_partitions_from_list_of_nodes,
-    generate_pattern_op_partitions,
-    partition_by_pattern,
-)
-from fxpasses.partitioners.by_source import (
-    SourcePartition,
-    check_subgraphs_connected,
-    get_module_partitions,
-    get_source_partitions,
-    partition_by_source,
-)
-from fxpasses.partitioners.coverage import Coverage, measure_coverage
-from fxpasses.partitioners.fusing import constants_by_size, fuse_by_partitions, topo_sort, validate_partition
-from fxpasses.partitioners.matching import (
-    InternalMatch,
-    SubgraphMatcher,
-    SubgraphMatcherWithNameNodeMap,
-)
-from fxpasses.partitioners.proposing import CapabilityOptions
-from fxpasses.partitioners.small_parts import TransferCost
-from fxpasses.partitioners.support import (
-    OperatorSupport,
-    OperatorSupportBase,
-    OpSupports,
-    any_chain,
-    chain,
-    create_op_support,
-    create_pattern_support,
-)
+The names are listed in ``__init__.pyi`` and imported when first used.
+"""
 
-__all__ = [
-    "Assignment",
-    "BackendAssignment",
-    "CapabilityBasedPartitioner",
-    "CapabilityOptions",
-    "Coverage",
-    "GroupBasedPartitioner",
-    "InternalMatch",
-    "OpSupports",
-    "OperatorSupport",
-    "OperatorSupportBase",
-    "Partition",
-    "SourcePartition",
-    "SubgraphMatcher",
-    "SubgraphMatcherWithNameNodeMap",
-    "Transfer",
-    "TransferCost",
-    "any_chain",
-    "chain",
-    "check_subgraphs_connected",
-    "constants_by_size",
-    "create_op_support",
-    "create_pattern_support",
-    "fuse_by_partitions",
-    "generate_grouped_partitions_from_list_of_nodes",
-    "generate_partitions_from_list_of_nodes",
-    "generate_pattern_op_partitions",
-    "get_module_partitions",
-    "get_source_partitions",
-    "measure_coverage",
-    "partition_by_capability",
-    "partition_by_pattern",
-    "partition_by_source",
-    "partition_for_backends",
-    "topo_sort",
-    "validate_partition",
-]
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -85,13 +85,13 @@ class CapabilityOptions:
 
     def denials(self) -> list[Any]:
         """The denial rules as support objects."""
-        rules = (
+        rules: list[tuple[Sequence[Any], Callable[[Any], Any]]] = [
             (self.deny_names, OpSupports.decline_if_node_in_names),
             (self.deny_module_paths, OpSupports.decline_if_module_path),
             (self.deny_module_types, OpSupports.decline_if_module_type),
             (self.deny_targets, OpSupports.decline_if_target),
-        )
-        return [make(given) for given, make in rules if given]  # type: ignore[operator]  # one signature each
+        ]
+        return [make(given) for given, make in rules if given]
 
 
 @attrs.frozen

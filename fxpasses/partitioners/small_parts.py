@@ -111,13 +111,14 @@ def live_nodes(dependencies: Dependencies) -> list[bool] | None:
     nodes = dependencies.nodes
     if all(node.users or node.op in ("output", "placeholder", "get_attr") for node in nodes):
         return None
+    effects = dependencies.effects
     alive = [False] * len(nodes)
     for number in range(len(nodes) - 1, -1, -1):
         node = nodes[number]
         alive[number] = (
             node.op == "output"
             or any(alive[dependencies.position[user]] for user in node.users)
-            or (node.op in CALLS and bool(dependencies.effects) and not dependencies.effects.is_removable(node))
+            or (node.op in CALLS and effects is not None and not effects.is_removable(node))
         )
     return alive
 

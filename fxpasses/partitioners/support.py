@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -115,7 +116,16 @@ class _FunctionSupport(OperatorSupportBase):
         """Name the function that said no."""
         if self._function(submodules, node):
             return None
-        return f"unsupported by {getattr(self._function, '__name__', type(self._function).__name__)}"
+        return f"unsupported by {_described(self._function)}"
+
+
+def _described(function: Any) -> str:
+    """The name of a function; for a lambda where it stands."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    code = getattr(function, "__code__", None)
+    return (
+        f"the lambda in line {code.co_firstlineno} of {Path(code.co_filename).name}" if "<" in name and code else name
+    )
 
 
 @attrs.frozen
