@@ -259,7 +259,7 @@ def result_of(module: GraphModule, modified: bool, program: ExportedProgram | No
     return result
 
 
-def call_alone(pass_: PassBase, subject: Any) -> PassResult:
+def call_alone(pass_: Any, subject: Any) -> PassResult:
     """What calling a pass by itself does: run it, establish the truth, and on failure put the graph back."""
     module, program = unpack(subject)
     if not has_targets(pass_, graphs_in(module) if reaches_nested(pass_) else [module]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-__all__ = ["same_structure"]
+__all__ = ["clone_sharing_tensors", "same_structure"]
 
 
 def same_structure(one: GraphModule, other: GraphModule) -> bool:
@@ -71,3 +72,13 @@ def _same_attribute(found: Any, wanted: Any) -> bool:
         return True
     both_tensors = isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor)
     return both_tensors and found.data_ptr() == wanted.data_ptr() and found.shape == wanted.shape != ()
+
+
+def clone_sharing_tensors(module: GraphModule) -> GraphModule:
+    """A copy of a module whose graphs are its own and whose tensors are the module's; nested graphs are copied too."""
+    memo: dict[int, Any] = {}
+    for inner in module.modules():
+        for group in (inner._parameters, inner._buffers, inner.__dict__):
+            memo.update({id(entry): entry for entry in group.values() if isinstance(entry, torch.Tensor)})
+    cloned: GraphModule = copy.deepcopy(module, memo)
+    return cloned

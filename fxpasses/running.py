@@ -32,7 +32,7 @@ from fxpasses.applying import (
     unpack,
 )
 from fxpasses.checks.linting import lint_graphs
-from fxpasses.checks.sessions import CheckSession, check_error
+from fxpasses.checks.sessions import CheckSession, check_error, run_checks
 from fxpasses.errors import CheckError, FxPassesError, GraphError, PassError
 from fxpasses.events import PassEvent, Told, ambient_instruments, collecting
 from fxpasses.groups import PassGroup, Skip, Stage
@@ -351,10 +351,13 @@ class Run:
         outcomes, failures = policy.session.after_pass(pass_, remembered, self.module)
         if modified or policy.check_each:
             self._collect_lint(outcomes, failures, strict=policy.check_each and self.strict_lint)
+        more: tuple[list[CheckOutcome], list[tuple[str, Exception]]] = ([], [])
         if policy.check_each:
             more = self._run_checks(policy)
-            outcomes += more[0]
-            failures += more[1]
+        elif modified and policy.session.each_change:
+            more = run_checks(policy.session.each_change, self.module, self.program)
+        outcomes += more[0]
+        failures += more[1]
         return outcomes, self._settle_failures(failures, f"after pass '{naming.pass_name(pass_)}'", pass_, position)
 
     def _collect_lint(
@@ -401,8 +404,8 @@ class Run:
         """Add to an error about a node which pass made that node."""
         node = getattr(cause, "node", None)
         producer = self.producers.get(getattr(node, "name", ""))
-        if producer is not None and isinstance(cause, FxPassesError) and "made by pass" not in cause.message:
-            cause.message = f"{cause.message} (node {node.name!r} was made by pass '{producer}')"  # type: ignore[union-attr]
+        if producer is not None and isinstance(cause, FxPassesError) and "altered by pass" not in cause.message:
+            cause.message = f"{cause.message} (node {node.name!r} was made or altered by pass '{producer}')"  # type: ignore[union-attr]
         return cause
 
     def _check_end(self, group: PassGroup) -> None:

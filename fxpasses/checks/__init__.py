@@ -15,6 +15,8 @@ from fxpasses.checks.graphs import (
     partitions_are_convex,
 )
 from fxpasses.checks.linting import lint, well_formed
+from fxpasses.checks.outputs import same_outputs
+from fxpasses.checks.repeating import is_deterministic, is_idempotent
 from fxpasses.checks.sessions import InputCheck, PassCheck
 from fxpasses.checks.signatures import same_signature, signature_is_valid
 
@@ -23,13 +25,16 @@ __all__ = [
     "PassCheck",
     "at_most",
     "fake_values_agree",
+    "is_deterministic",
     "is_functional",
+    "is_idempotent",
     "lint",
     "metadata_is_complete",
     "no_call_modules",
     "one_device_per_part",
     "only_ops",
     "partitions_are_convex",
+    "same_outputs",
     "same_signature",
     "signature_is_valid",
     "well_formed",

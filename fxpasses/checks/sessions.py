@@ -27,6 +27,8 @@ class InputCheck(abc.ABC):
     """A check that compares a graph with the input of the run."""
 
     wants_program: bool = False
+    every_change: bool = False
+    """Whether it is asked after every pass that changed something, even where checks only run at the end."""
 
     @abc.abstractmethod
     def begin(self, subject: GraphModule | ExportedProgram) -> Callable[[Any], None]:
@@ -51,16 +53,19 @@ class CheckSession:
     Attributes:
         named: Plain checks, and input checks that have seen the input, by name.
         pass_checks: Those that are asked before and after each pass.
+        each_change: Those of ``named`` that are asked whenever something changed.
     """
 
     named: list[tuple[str, Callable[[Any], Any], bool]]
     pass_checks: list[PassCheck]
+    each_change: list[tuple[str, Callable[[Any], Any], bool]]
 
     @classmethod
     def begin(cls, checks: Iterable[Any], module: GraphModule, program: ExportedProgram | None) -> CheckSession:
         """Show the input to the checks that compare with it."""
         named: list[tuple[str, Callable[[Any], Any], bool]] = []
         pass_checks: list[PassCheck] = []
+        each_change: list[tuple[str, Callable[[Any], Any], bool]] = []
         for check in checks:
             wants_program = bool(getattr(check, "wants_program", False))
             if isinstance(check, PassCheck):
@@ -68,9 +73,11 @@ class CheckSession:
             elif isinstance(check, InputCheck):
                 begun = check.begin(program if wants_program and program is not None else module)
                 named.append((check_name(check), begun, wants_program))
+                if check.every_change:
+                    each_change.append(named[-1])
             else:
                 named.append((check_name(check), check, wants_program))
-        return cls(named, pass_checks)
+        return cls(named, pass_checks, each_change)
 
     def before_pass(self, pass_: Any, module: GraphModule) -> list[Any]:
         """What the pass checks want to remember."""

@@ -1,0 +1,198 @@
+"""Run a graph node by node on real inputs, keep what each node gave, and compare two such runs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from fxpasses.errors import InputError
+
+__all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate"]
+
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 2e-2,
+    torch.complex64: 2e-5,
+    torch.complex128: 1e-9,
+}
+"""How far two values of a dtype may be apart, absolutely and relatively; other dtypes must be equal."""
+
+
+@attrs.frozen(eq=False)
+class Evaluation:
+    """What one run gave: the outputs, the value of each node by name, and gradients by name if asked for."""
+
+    outputs: list[Any]
+    values: dict[str, list[Any]]
+    gradients: dict[str, torch.Tensor]
+
+
+@attrs.frozen(eq=False)
+class Difference:
+    """Where and how two values differ."""
+
+    what: str
+    message: str
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: GraphModule, keep: bool) -> None:
+        super().__init__(module)
+        self.keep = keep
+        self.values: dict[str, list[Any]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if self.keep and n.op != "output":
+            self.values[n.name] = [_copied(leaf) for leaf in pytree.tree_leaves(result)]
+        return result
+
+
+def evaluate(
+    subject: GraphModule | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    values: bool = False,
+    gradients: bool = False,
+) -> Evaluation:
+    """Run a module or program on copies of the inputs, with a fixed random seed; what it writes to is put back.
+
+    Args:
+        subject: What to run.
+        args: Its inputs, as a call would give them.
+        kwargs: Its keyword inputs.
+        values: Keep a copy of what each node gives.
+        gradients: Also differentiate a fixed combination of the outputs.
+    """
+    module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _fresh(gradients), (tuple(args), dict(kwargs or {})))
+    flat = _flat_inputs(subject, args, kwargs)
+    recorder = _Recorder(module, values)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_buffers_kept(module))
+        stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
+        torch.manual_seed(0)
+        outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
+        found = _gradients(subject, outputs, flat) if gradients else {}
+    return Evaluation([_copied(output) for output in outputs], recorder.values, found)
+
+
+def _fresh(gradients: bool) -> Any:
+    def fresh(tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.detach().clone()
+        return copied.requires_grad_(gradients and copied.is_floating_point())
+
+    return fresh
+
+
+def _flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """One value per placeholder, in order."""
+    if isinstance(subject, ExportedProgram):
+        return _program_inputs(subject, args, kwargs)
+    info = getattr(subject.graph._codegen, "pytree_info", None)
+    if info is not None:
+        flat = pytree.tree_leaves((args, kwargs))
+        wanted = len(subject.graph.find_nodes(op="placeholder"))
+        if len(flat) != wanted:
+            raise InputError(f"the module takes {wanted} values, but the given inputs hold {len(flat)}")
+        return flat
+    if not kwargs:
+        return list(args)
+    try:
+        bound = inspect.signature(subject.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"the given inputs do not fit the module: {error}") from error
+    return [
+        bound.arguments[str(n.target)]
+        for n in subject.graph.find_nodes(op="placeholder")
+        if n.target in bound.arguments
+    ]
+
+
+def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    given = iter(pytree.tree_leaves((args, kwargs)))
+    flat = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            try:
+                flat.append(next(given))
+            except StopIteration:
+                raise InputError(f"the program takes an input {spec.arg.name!r} that was not given") from None
+            continue
+        kept: Any = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        flat.append(kept.clone() if spec.kind is InputKind.BUFFER else kept)
+    return flat
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: GraphModule) -> Iterator[None]:
+    """Buffers that the run writes to are put back, without a word to autograd."""
+    kept = [(buffer, buffer._version, buffer.detach().clone()) for buffer in module.buffers() if not buffer.is_meta]
+    try:
+        yield
+    finally:
+        for buffer, version, copied in kept:
+            if buffer._version != version or not torch.equal(buffer, copied):  # batch norm writes without counting
+                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(buffer):
+                    buffer.copy_(copied)
+                    # the counter itself goes back too, so that nobody takes this for a change of the module
+                torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))
+
+
+def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> dict[str, torch.Tensor]:
+    module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    leaves = {f"input {name}": value for name, value in zip(names, flat, strict=False) if _differentiable(value)}
+    if not isinstance(subject, ExportedProgram):
+        leaves.update({f"parameter {name}": value for name, value in module.named_parameters() if value.requires_grad})
+    generator = torch.Generator().manual_seed(0)
+    total: Any = 0.0
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            weights = torch.rand(output.shape, generator=generator, dtype=torch.float64).to(output.device, output.dtype)
+            total = total + (output * weights).sum()
+    if not isinstance(total, torch.Tensor) or not leaves:
+        return {}
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def compare_tensors(mine: Any, theirs: Any, tolerances: Mapping[torch.dtype, float]) -> str | None:
+    """How two leaves differ, in words; None if they are the same within the tolerance of their dtype."""
+    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        same = type(mine) is type(theirs) and (mine == theirs or (mine != mine and theirs != theirs))
+        return None if same else f"{theirs!r} instead of {mine!r}"
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return f"{theirs.dtype}{list(theirs.shape)} instead of {mine.dtype}{list(mine.shape)}"
+    if mine.device.type == "meta" or theirs.device.type == "meta" or mine.numel() == 0:
+        return None
+    theirs = theirs.to(mine.device)
+    tolerance = tolerances.get(mine.dtype, 0.0)
+    if torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance, equal_nan=True):
+        return None
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return f"{int((mine != theirs).sum())} of {mine.numel()} elements differ"
+    apart = (mine.to(torch.complex128 if mine.is_complex() else torch.float64) - theirs).abs()
+    worst = float(torch.nan_to_num(apart, nan=float("inf")).max())
+    return f"they are {worst:.3g} apart, more than {tolerance:g}"
