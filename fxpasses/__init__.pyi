@@ -53,7 +53,7 @@ from .pass_manager import (
 )
 from .plan import Plan
 from .registry import parse_pipeline, pipeline_text, register_pass
-from .saving import load, save
+from .lowered_folder import load, save
 
 __version__: str
 

@@ -75,7 +75,7 @@ def lower(
     from fxpasses.lowering import lower as lower_model
     from fxpasses.model_source import find_model
     from fxpasses.report.tables import print_summary
-    from fxpasses.saving import check_writable, save
+    from fxpasses.lowered_folder import check_writable, save
 
     console = Console(stderr=as_json)
     if not console.is_terminal:

@@ -85,7 +85,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fxpasses.saving.render_page", full)
+    monkeypatch.setattr("fxpasses.lowered_folder.render_page", full)
 
     with pytest.raises(InputError) as caught:
         save(lowered, tmp_path / "out")

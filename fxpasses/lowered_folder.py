@@ -1,0 +1,165 @@
+"""A lowered model as a folder: the program, the plan, the drawing, the page; and back in a new process.
+
+The folder holds no code: the program is torch's own ``.pt2`` format and the plan is JSON, so loading needs neither the
+model's source nor a pickle. Loading replays the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from fxpasses.capture import load_program
+from fxpasses.errors import InputError
+from fxpasses.lowering import LoweredModule, lower_with_plan
+from fxpasses.plan import Plan
+from fxpasses.report.drawing import draw_parts, write_drawing
+from fxpasses.report.page import render_page
+from fxpasses.structures import is_plain, structure_from_json, structure_to_json
+
+__all__ = ["check_writable", "load", "save"]
+
+PROGRAM, PLAN, STRUCTURE, PAGE, SUMMARY = "program.pt2", "plan.json", "structure.json", "report.html", "report.json"
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Fail early, before the long work, when a folder cannot be written.
+
+    Raises:
+        InputError: it cannot be made or written to.
+    """
+    path = Path(folder)
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"--out {str(folder)!r} cannot be written: {str(existing)!r} is not a folder.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"--out {str(folder)!r} cannot be written: no permission to write in {str(existing)!r}.")
+
+
+def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write a lowered model to a folder; either all files or none.
+
+    Args:
+        lowered: What :func:`fxpasses.lower` gave.
+        folder: Where to; made if it is not there. Files of an earlier save are replaced.
+
+    Returns:
+        The files: ``program.pt2``, ``structure.json``, ``plan.json``, ``report.html``, ``report.json``, ``graph.dot``,
+        and ``graph.svg`` where Graphviz's ``dot`` is found.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    check_writable(folder)
+    target = Path(folder)
+    made = not target.exists()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
+    except OSError as error:
+        raise InputError(f"--out {str(folder)!r} cannot be written: {error.strerror}.") from error
+    try:
+        written = [_moved(file, target) for file in _write_all(lowered, staging)]
+    except BaseException as error:
+        shutil.rmtree(target if made else staging, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InputError(f"--out {str(folder)!r} cannot be written: {error.strerror}.") from error
+        raise
+    shutil.rmtree(staging, ignore_errors=True)
+    return written
+
+
+def _moved(file: Path, target: Path) -> Path:
+    os.replace(file, target / file.name)
+    return target / file.name
+
+
+def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
+    structure = _save_program(lowered.program, staging / PROGRAM)
+    (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
+    lowered.plan.save(staging / PLAN)
+    device_of = {lowered.submodule_of[name]: device for name, device in lowered.plan.device_of.items()}
+    drawings = write_drawing(draw_parts(lowered, device_of), staging)
+    picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
+    (staging / PAGE).write_text(render_page(lowered.report, picture), encoding="utf-8")
+    (staging / SUMMARY).write_text(json.dumps(lowered.report.to_json(), indent=2) + "\n", encoding="utf-8")
+    return [*(staging / name for name in (PROGRAM, STRUCTURE, PLAN, PAGE, SUMMARY)), *drawings]
+
+
+def load(folder: str | os.PathLike[str]) -> LoweredModule:
+    """Load a saved lowered model; the model's source is not needed.
+
+    Args:
+        folder: What :func:`save` wrote.
+
+    Returns:
+        The same lowered module, its parts on the devices of the plan.
+
+    Raises:
+        InputError: there is no such folder, or a file of it is missing or broken.
+        PlanError: the plan does not fit the program.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"There is no folder {str(folder)!r} that fxpasses lower --out wrote.")
+    program = load_program(path / PROGRAM)
+    try:
+        structure = json.loads((path / STRUCTURE).read_text(encoding="utf-8"))
+        program = _with_structure(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{str(path / STRUCTURE)!r} is missing or broken ({error}); save the model again.") from error
+    return lower_with_plan(program, Plan.load(path / PLAN))
+
+
+def _save_program(program: ExportedProgram, file: Path) -> dict[str, Any]:
+    """Save with flat tuples where the structure has classes; give the structure as plain data."""
+    spec = program.call_spec
+    structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
+    inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
+    outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
+    plain = _with_structure(program, inputs, outputs)
+    if inputs is not spec.in_spec:
+        plain._example_inputs = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(plain, str(file))
+    return structure
+
+
+def _flat(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return pytree.tree_structure(tuple(range(spec.num_leaves)))
+
+
+def _flat_inputs(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return pytree.tree_structure((tuple(range(spec.num_leaves)), {}))
+
+
+def _with_structure(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec) -> ExportedProgram:
+    """The same program, sharing graph and state, under other input and output structures."""
+    first, *others = program.module_call_graph
+    if first.signature is None:
+        raise InputError("The program has no call signature; export the model again.")
+    signature = dataclasses.replace(first.signature, in_spec=inputs, out_spec=outputs)
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph_module.graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=[dataclasses.replace(first, signature=signature), *others],
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
