@@ -15,16 +15,36 @@ from fxpasses.passes.fuse_conv_bn import FuseConvBN
 from fxpasses.passes.fusing import fuse_by_partitions
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
+from fxpasses.passes.rewriting import (
+    Action,
+    FoldToConstant,
+    Match,
+    Outline,
+    ReplacedPatterns,
+    RewriteReport,
+    Rule,
+    RuleSet,
+    replace_pattern,
+    replace_pattern_with_filters,
+)
 from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
 
 __all__ = [
+    "Action",
     "CSEPass",
     "EliminateDeadCode",
     "FoldConstants",
+    "FoldToConstant",
     "FuseConvBN",
+    "Match",
+    "Outline",
     "PlaceOnDevices",
     "RemoveDetach",
     "RemoveNoOps",
+    "ReplacedPatterns",
+    "RewriteReport",
+    "Rule",
+    "RuleSet",
     "SortTopologically",
     "Split",
     "StripGuards",
@@ -32,6 +52,8 @@ __all__ = [
     "get_CSE_banned_ops",
     "legalize_graph",
     "merge",
+    "replace_pattern",
+    "replace_pattern_with_filters",
     "split",
     "split_by_tags",
     "split_module",

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.utils import _pytree as pytree
 
+from fxpasses.arguments import REQUIRED, signature_of
 from fxpasses.effects import is_impure
 from fxpasses.errors import PatternError, also_as
 from fxpasses.partitioners.matching.commuting import target_commutes
@@ -38,6 +39,7 @@ __all__ = ["Bridge", "CompiledPattern", "PatternLike", "compile_pattern", "graph
 PatternLike = Any
 """A pattern term, ``Outputs``, a callable, a ``Graph``, a ``GraphModule``, an ``ExportedProgram``, or compiled."""
 
+_NAMED_BY_TRACERS = ("_tensor_constant", "lifted_tensor", "_lifted_tensor", "c_lifted_tensor")
 _CHECKS = frozenset([torch.ops.aten._assert_tensor_metadata.default])
 
 
@@ -111,6 +113,7 @@ def compile_pattern(
     match_output: bool = False,
     name_contains: str = "",
     outputs: Sequence[Node] | None = None,
+    origin: torch.nn.Module | None = None,
 ) -> CompiledPattern:
     """Compile a pattern in any of its forms.
 
@@ -125,6 +128,7 @@ def compile_pattern(
         match_output: The output node is part of the pattern.
         name_contains: Anchors also match nodes whose name contains this text.
         outputs: The nodes of the graph that count as returned, instead of what its output node returns.
+        origin: The module that the graph was traced from: it tells state from constants.
 
     Raises:
         PatternError: The pattern is empty, holds no call, has an unused input or dead code, or cannot be traced.
@@ -134,7 +138,11 @@ def compile_pattern(
     if isinstance(pattern, Pattern | Outputs):
         return _compile_terms(pattern)
     graph = graph_of(pattern, "pattern")
-    options = _GraphOptions(inputs or {}, commutes, normalize, ignore_literals, match_placeholder, name_contains)
+    if isinstance(pattern, torch.nn.Module) and not isinstance(pattern, GraphModule):
+        origin = pattern
+    options = _GraphOptions(
+        inputs or {}, commutes, normalize, ignore_literals, match_placeholder, name_contains, origin
+    )
     return _compile_graph(graph, options, match_output, outputs)
 
 
@@ -157,12 +165,24 @@ def graph_of(form: Any, what: str) -> Graph:
             f"the {what} is a {type(form).__name__}; give a callable, Graph, GraphModule, ExportedProgram or a term"
         )
     try:
+        if isinstance(form, torch._ops.OpOverload):
+            return _graph_of_operator(form)
         return symbolic_trace(form).graph
     except Exception as error:
         name = getattr(form, "__name__", type(form).__name__)
         raise also_as(PatternError, error)(
             f"the {what} {name} cannot be traced: {type(error).__name__}: {error}"
         ) from error
+
+
+def _graph_of_operator(operator: Any) -> Graph:
+    """A graph that calls one operator with its required arguments."""
+    if (signature := signature_of(operator)) is None:
+        raise PatternError("it has no signature; wrap it in a function")
+    graph = Graph()
+    given = [graph.placeholder(p.name) for p in signature.positional if p.default is REQUIRED]
+    graph.output(graph.call_function(operator, tuple(given)))
+    return graph
 
 
 def is_bookkeeping(node: Node) -> bool:
@@ -231,7 +251,12 @@ def _scoped(roots: Sequence[Pattern]) -> frozenset[Pattern]:
 
 
 def _with_choices(patterns: Sequence[Pattern]) -> frozenset[Pattern]:
-    """The patterns in or under which the search has something to choose."""
+    """The patterns in or under which the search has something to choose; none if there is a single choice in all.
+
+    With a single choice, trying both ways costs no more than asking beforehand which of them can work.
+    """
+    if sum(map(_chooses, patterns)) < 2:
+        return frozenset()
     found: set[Pattern] = set()
     for pattern in _children_first(patterns):
         if _chooses(pattern) or any(child in found for child in pattern.children()):
@@ -322,6 +347,7 @@ class _GraphOptions:
     ignore_literals: bool
     match_placeholder: bool
     name_contains: str
+    origin: torch.nn.Module | None = None
 
 
 def _compile_graph(
@@ -407,16 +433,12 @@ def _input_term(node: Node, options: _GraphOptions) -> Pattern:
 
 
 def _attribute_term(node: Node, options: _GraphOptions) -> Pattern:
-    """A parameter or buffer of a pattern stands for any; a plain tensor constant stands for itself."""
-    owner: Any = node.graph.owning_module
-    held: Any = owner
-    parts = str(node.target).split(".")
-    for part in parts:
-        owner, held = held, getattr(held, part, None)
+    """A parameter or buffer of a pattern stands for any; a tensor constant stands for itself."""
+    path = str(node.target)
+    held = _get(node.graph.owning_module, path)
     if isinstance(held, torch.Tensor):
-        if options.ignore_literals or isinstance(held, torch.nn.Parameter) or _is_saved_buffer(owner, parts[-1]):
-            return Weight()
-        return Constant(held)
+        is_any = options.ignore_literals or _is_state(options.origin or node.graph.owning_module, path, held)
+        return Weight() if is_any else Constant(held)
     if isinstance(held, GraphModule):
         code = held.code
         same = conditions_from({"check": lambda found: _code_of(found) == code})
@@ -425,15 +447,29 @@ def _attribute_term(node: Node, options: _GraphOptions) -> Pattern:
     return Value(op="get_attr", conditions=same)
 
 
-def _is_saved_buffer(owner: Any, name: str) -> bool:
-    return name in getattr(owner, "_buffers", {}) and name not in getattr(owner, "_non_persistent_buffers_set", ())
+def _is_state(root: Any, path: str, held: torch.Tensor) -> bool:
+    """Whether a tensor of a pattern is state, which may have any value, and not a constant.
+
+    Tracing turns plain tensor attributes into buffers, so buffers that the tracer named and single numbers count as
+    constants, too.
+    """
+    prefix, _, name = path.rpartition(".")
+    owner = _get(root, prefix)
+    if isinstance(held, torch.nn.Parameter):
+        return True
+    if name not in getattr(owner, "_buffers", {}) or name in getattr(owner, "_non_persistent_buffers_set", ()):
+        return False
+    return held.numel() != 1 and not name.startswith(_NAMED_BY_TRACERS)
+
+
+def _get(root: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        root = getattr(root, part, None)
+    return root
 
 
 def _held(node: Node) -> Any:
-    held: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        held = getattr(held, part, None)
-    return held
+    return _get(node.graph.owning_module, str(node.target))
 
 
 def _code_of(node: Node) -> str | None:

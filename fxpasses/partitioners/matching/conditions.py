@@ -109,10 +109,10 @@ class OnDevice(Condition):
     devices: tuple[torch.device, ...]
 
     def why_not(self, value: Any) -> str | None:
-        device = getattr(_tensor_of(value), "device", None)
+        device: torch.device | None = getattr(_tensor_of(value), "device", None)
         if device is None:
             return _unknown(value)
-        if any(device == d or (d.index is None and d.type == device.type) for d in self.devices):
+        if any(device == d or (str(d) == device.type) for d in self.devices):
             return None
         return f"device is {device}, not {' or '.join(map(str, self.devices))}"
 
@@ -160,8 +160,9 @@ def _several(given: Any, kind: type | tuple[type, ...]) -> tuple[Any, ...]:
 def _users(given: Any) -> HasUsers:
     if isinstance(given, int):
         return HasUsers(given, given)
-    if isinstance(given, range) and len(given) > 0:
-        return HasUsers(given[0], given[-1])
+    counts = tuple(given) if isinstance(given, range) else ()
+    if counts:
+        return HasUsers(counts[0], counts[-1])
     raise PatternError(f"users= takes a number or a range, got {given!r}")
 
 

@@ -143,7 +143,7 @@ class Search:
                 self.sure = (goal, self.sure)
 
     def _choose(self, ways: Sequence[Alternative], scope: Scope) -> bool:
-        if self.observe is None:
+        if self.observe is None and self.pattern.has_choice:
             ways = [way for way in ways if all(self.feasible(pattern, value) for pattern, value in way)]
             if not ways:
                 return False

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.arguments import REQUIRED, Parameter, Signature, signature_for
+from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import GraphError
 from fxpasses.partitioners.matching.commuting import commutes
 from fxpasses.partitioners.matching.literals import show_target
+from fxpasses.partitioners.matching.quiet import is_quiet
 from fxpasses.partitioners.matching.terms import Both, Call, Either, Items, Maybe, Pattern
-
-if TYPE_CHECKING:
-    from fxpasses.effects import EffectAnalysis
 
 __all__ = ["GraphView"]
 
@@ -244,14 +243,18 @@ class GraphView:
     # ------------------------------------------------------------------------------------------------ order
     @cached_property
     def effects(self) -> EffectAnalysis | None:
-        """What the nodes read and write; None if the view looks at data only."""
+        """What the nodes read and write; None if nothing is written, or if the view looks at data only."""
         if self.effects_wanted is False:
             return None
         if self.effects_wanted is not None and self.effects_wanted is not True:
             return self.effects_wanted
-        from fxpasses.effects import analyze_effects
-
+        if is_quiet(self.nodes):
+            return None
         return analyze_effects(self.root if isinstance(self.root, GraphModule) else self.graph)
+
+    def analyze(self) -> None:
+        """Look at the effects of a graph even if it is functional."""
+        self.effects = analyze_effects(self.root if isinstance(self.root, GraphModule) else self.graph)
 
     @cached_property
     def later(self) -> dict[Node, list[Node]]:
@@ -301,7 +304,7 @@ def _bind(node: Node) -> tuple[Signature, dict[str, Any], frozenset[str]] | None
 def _bind_terms(pattern: Call, signature: Signature) -> dict[str, Any] | None:
     """The pattern's terms by the names of a signature; None if they do not fit it."""
     formal = signature.positional
-    named: dict[str, Any] = {p.name: term for p, term in zip(formal, pattern.args, strict=False)}
+    named: dict[str, Any] = {p.name: _as_list(p, term) for p, term in zip(formal, pattern.args, strict=False)}
     if formal and _is_list(formal[-1]):
         tail = pattern.args[len(formal) - 1 :]
         if len(tail) > 1 or (len(tail) == 1 and isinstance(tail[0], int)):

@@ -1,0 +1,114 @@
+"""May this replacement stand for this match, given what else the graph does to the same memory?
+
+Order is the business of ``placing.py``. Here are the two questions that order does not answer: does the replacement
+write the same inputs as the match did, where somebody can see it; and if a result shares memory with an input on one
+side only, does anything write that memory?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from torch.fx import Node
+
+from fxpasses.partitioners.matching import GraphView, PatternMatch
+from fxpasses.passes.rewriting.replacements import BoundReplacement
+
+__all__ = ["MemoryUse"]
+
+
+@attrs.define(eq=False)
+class MemoryUse:
+    """Who writes and who reads which storage of one graph, looked up when first needed."""
+
+    view: GraphView
+    _writers: dict[int, list[Node]] | None = attrs.field(init=False, default=None)
+
+    @property
+    def writers(self) -> dict[int, list[Node]]:
+        """The nodes that write each storage; empty for a functional graph."""
+        if self._writers is None:
+            self._writers = {}
+            effects = self.view.effects
+            for node in self.view.nodes if effects is not None else ():
+                for storage in effects.of(node).writes if effects is not None else ():
+                    self._writers.setdefault(storage, []).append(node)
+        return self._writers
+
+    def writers_of(self, node: Node) -> list[Node]:
+        """The nodes that write what ``node`` gives."""
+        return [writer for storage in sorted(self._storages(node)) for writer in self.writers.get(storage, ())]
+
+    def objection(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
+        """Why the replacement would change what happens to memory; None if it does not."""
+        if self.view.effects_wanted is False or not (self.writers or bound.graph.written_inputs):
+            return None
+        if self.view.effects is None:  # the graph is functional and the replacement is not
+            self.view.analyze()
+        return self._writes_differ(match, bound) or self._sharing_differs(match, bound)
+
+    def _storages(self, value: Any) -> frozenset[int]:
+        known = isinstance(value, Node) and value in self.view.position and self.view.effects is not None
+        return frozenset(self.view.effects.storages(value)) if known and self.view.effects is not None else frozenset()
+
+    def _writes_differ(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
+        effects = self.view.effects
+        assert effects is not None  # objection() has looked
+        inside = set(match.nodes)
+        inputs = {s: node for node in _nodes(match) if node not in inside for s in self._storages(node)}
+        before = {s for node in inside for s in effects.of(node).writes if s in inputs}
+        after = {s for p in bound.graph.written_inputs for s in self._storages(bound.values.get(p))}
+        for storage, verb in [
+            *((s, "writes") for s in before - after),
+            *((s, "does not write") for s in after - before),
+        ]:
+            if (witness := self._witness(storage, inside)) is not None:
+                other = "the replacement does not" if verb == "writes" else "the replacement does"
+                name = inputs[storage].name if storage in inputs else "an input"
+                return f"the match {verb} {name} in place and {other}; {witness}"
+        return None
+
+    def _witness(self, storage: int, inside: set[Node]) -> str | None:
+        """Somebody outside the match who can see a write to the storage."""
+        effects = self.view.effects
+        assert effects is not None  # objection() has looked
+        first = min(self.view.position[node] for node in inside)
+        for place, node in enumerate(self.view.nodes):
+            if node in inside or node.op == "output":
+                continue
+            if node.op in ("placeholder", "get_attr") and storage in effects.storages(node):
+                return f"{node.name} belongs to the caller or the module"
+            if place > first and storage in effects.of(node).reads:
+                return f"{node.name} reads it afterwards"
+        return None
+
+    def _sharing_differs(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
+        inside = set(match.nodes)
+        first = min(self.view.position[node] for node in inside)
+        for result, new in zip(match.results, bound.graph.results, strict=False):
+            for placeholder, value in bound.values.items():
+                of_input, of_result = self._storages(value), self._storages(result)
+                shared = bool(of_input & of_result)
+                if not of_input or shared == bound.graph.may_live_in(new, placeholder):
+                    continue
+                writer = self._writer_after(of_input | of_result, first, inside)
+                if writer is not None:
+                    more, less = ("match", "replacement") if shared else ("replacement", "match")
+                    return (
+                        f"{result.name} shares memory with {value.name} in the {more} but not in the {less}, "
+                        f"and {writer.name} writes it"
+                    )
+        return None
+
+    def _writer_after(self, storages: Iterable[int], first: int, inside: set[Node]) -> Node | None:
+        for storage in sorted(storages):
+            for writer in self.writers.get(storage, ()):
+                if writer not in inside and self.view.position[writer] > first:
+                    return writer
+        return None
+
+
+def _nodes(match: PatternMatch) -> Iterable[Node]:
+    return dict.fromkeys(node for owned in match.nodes for node in (*owned.all_input_nodes,))
