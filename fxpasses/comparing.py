@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-__all__ = ["clone_sharing_tensors", "same_structure"]
+__all__ = ["clone_sharing_tensors", "graph_text", "same_structure"]
 
 
 def same_structure(one: GraphModule, other: GraphModule) -> bool:
@@ -82,3 +82,9 @@ def clone_sharing_tensors(module: GraphModule) -> GraphModule:
             memo.update({id(entry): entry for entry in group.values() if isinstance(entry, torch.Tensor)})
     cloned: GraphModule = copy.deepcopy(module, memo)
     return cloned
+
+
+def graph_text(module: GraphModule) -> str:
+    """All graphs of a module as text, each nested one under its path; equal graphs give equal texts."""
+    graphs = [(path, inner) for path, inner in module.named_modules() if isinstance(inner, GraphModule)]
+    return "\n".join(f"# {path}\n{inner.graph}" if path else str(inner.graph) for path, inner in graphs)

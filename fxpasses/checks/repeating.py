@@ -15,7 +15,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxpasses.checks.sessions import PassCheck
-from fxpasses.comparing import clone_sharing_tensors
+from fxpasses.comparing import clone_sharing_tensors, graph_text
 from fxpasses.errors import PassError
 from fxpasses.naming import pass_name
 
@@ -43,8 +43,8 @@ class _IsIdempotent(PassCheck):
     def after_pass(self, pass_: Any, before: Any, graph_module: GraphModule) -> None:
         """Run the pass once more on a copy of its result."""
         again = clone_sharing_tensors(graph_module)
-        text = _text(again)
-        after = _text(_run_alone(pass_, again))
+        text = graph_text(again)
+        after = graph_text(_run_alone(pass_, again))
         if after != text:
             line = next((f"{new!r}" for old, new in _lines(text, after) if old != new), "")
             raise PassError(
@@ -108,12 +108,6 @@ def _run_alone(pass_: Any, module: GraphModule) -> GraphModule:
     from fxpasses.applying import call_alone
 
     return call_alone(pass_, module).graph_module
-
-
-def _text(module: GraphModule) -> str:
-    return "\n".join(
-        f"# {path}\n{inner.graph}" for path, inner in module.named_modules() if isinstance(inner, GraphModule)
-    )
 
 
 def _lines(one: str, other: str) -> Iterator[tuple[str, str]]:
@@ -194,7 +188,7 @@ def _child(payload: bytes, pipe: Connection) -> None:
     sys.setrecursionlimit(10_000)
     try:
         pass_, packed = pickle.loads(payload)
-        pipe.send((True, _text(_run_alone(pass_, _unpacked(packed)))))
+        pipe.send((True, graph_text(_run_alone(pass_, _unpacked(packed)))))
     except Exception as error:  # whatever happens in the child is told to the parent
         pipe.send((False, f"{type(error).__name__}: {error}"))
     finally:
