@@ -186,6 +186,7 @@ class Registry:
         self._waiting = list(sources)
         self._entries: dict[str, PassEntry] = {}
         self._conditions: dict[str, Callable[..., Any]] = {}
+        self._problems: dict[str, str] = {}
 
     # --- filling ------------------------------------------------------------------------------------------------
 
@@ -232,23 +233,24 @@ class Registry:
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> None:
         """Register what installed packages offer.
 
-        Raises:
-            PipelineError: A package cannot be imported, offers no pass, or a name is taken; the package is named.
+        A package that cannot be imported, or that wants a name which is taken, hurts only those who use that name: they
+        get the error, which names the package.
         """
         for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
             package = point.dist.name if point.dist is not None else "an installed package"
             try:
-                maker = point.load()
+                self.register(point.load(), point.name, origin=f"entry point of {package}")
             except Exception as error:  # a package of somebody else's may fail in any way
-                raise PipelineError(
-                    f"the pass {point.name!r} of {package} ({point.value}) cannot be loaded: "
-                    f"{type(error).__name__}: {error}; repair or uninstall {package}"
-                ) from error
-            self.register(maker, point.name, origin=f"entry point of {package}")
+                reason = error.message if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+                self._problems[point.name] = (
+                    f"the pass {point.name!r} of {package} ({point.value}) cannot be used: {reason}; "
+                    f"repair or uninstall {package}"
+                )
 
     def _fill(self) -> None:
         while self._waiting:
-            self._waiting.pop(0)(self)
+            self._waiting[0](self)
+            self._waiting.pop(0)
 
     # --- looking up ---------------------------------------------------------------------------------------------
 
@@ -267,11 +269,14 @@ class Registry:
 
     def __getitem__(self, name: str) -> PassEntry:
         self._fill()
-        if name not in self._entries:
-            raise PipelineError(self._unknown(name))
+        if (problem := self._problem(name)) is not None:
+            raise PipelineError(problem)
         return self._entries[name]
 
-    def _unknown(self, name: str) -> str:
+    def _problem(self, name: str) -> str | None:
+        """Why a name cannot be used."""
+        if name in self._problems or name in self._entries:
+            return self._problems.get(name)
         close = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         return f"unknown pass {name!r}{hint} There are: {', '.join(sorted(self._entries)) or 'none'}"
@@ -311,8 +316,8 @@ class Registry:
         return made[0] if len(made) == 1 and type(made[0]) is PassManager else PassManager(made)
 
     def _build(self, found: PassText, text: str) -> Any:
-        if found.name not in self._entries:
-            raise syntax_error(text, found.column, self._unknown(found.name))
+        if (problem := self._problem(found.name)) is not None:
+            raise syntax_error(text, found.column, problem)
         entry = self._entries[found.name]
         options = self._read_options(entry, found, text)
         if entry.takes_passes:

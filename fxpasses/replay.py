@@ -365,16 +365,17 @@ class Walk:
         node = visit.node
         if op == "output":
             return self._emit_output(visit, args, meta)
-        if not visit.reused and op == node.op and (target is node.target or target == node.target):
-            same = op == "placeholder" or (_same(args, visit.args) and _same(kwargs, visit.kwargs))
-            if same or (op == "get_attr"):
+        if op == node.op and (target is node.target or target == node.target):
+            if op in ("placeholder", "get_attr"):  # asked twice, it is still the same input
+                return self._keep(visit, meta)
+            if not visit.reused and _same(args, visit.args) and _same(kwargs, visit.kwargs):
                 return self._keep(visit, meta)
         return self._create(visit, op, target, args, kwargs, meta)
 
     def _keep(self, visit: _Visit, meta: NodeMetadata) -> ProxyValue:
         node = visit.node
-        visit.reused = True
-        visit.last = None
+        if not visit.reused:
+            visit.reused, visit.last = True, None
         if meta is not visit.meta or meta._own is not None:
             _take_entries(node, meta)
         if node in self._stale or "val" not in node.meta:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["fxpasses.testing"]
+
 # torch 2.13 warns about its own deepcopy of tree specs; a marker wins over -W error on the command line.
 TORCHS_OWN = "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"
 
