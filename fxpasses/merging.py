@@ -5,11 +5,12 @@ See :class:`Merger`. The view of the graph that it starts from is :class:`fxpass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from .errors import CycleError
-from .ordering import OrderedList
+from .ordered_list import OrderedList
 
 __all__ = ["Merger"]
 
@@ -47,7 +48,7 @@ class Merger:
         successors: For each node the nodes that wait for it; an acyclic graph.
         predecessors: The same edges, seen from the other end.
         order: A topological order of the nodes.
-        describe: Turns a path into text for error messages.
+        error_of: Makes the error for two groups that a path (of nodes) keeps apart.
     """
 
     def __init__(
@@ -55,14 +56,15 @@ class Merger:
         successors: Sequence[Sequence[int]],
         predecessors: Sequence[Sequence[int]],
         order: Sequence[int],
-        describe: Callable[[Sequence[int]], str] | None = None,
+        error_of: Callable[[list[int]], CycleError],
     ) -> None:
         size = len(successors)
         self._parent = list(range(size))
         self._members: dict[int, list[int]] = {}
         self._successors: Edges = list(successors)
         self._predecessors: Edges = list(predecessors)
-        self._describe = describe or (lambda path: " -> ".join(map(str, path)))
+        self._error_of = error_of
+        self._edges = successors
         self._orders = [OrderedList(order, size)]
         self._own = [0] * size
         self._reaches = [0] * size
@@ -99,12 +101,30 @@ class Merger:
         return True
 
     def blocking_path(self, first: int, second: int) -> list[int] | None:
-        """The groups on a shortest path from one to the other through a third; None if the two may merge."""
+        """A way from one group to the other through a third; None if the two may merge.
+
+        Returns:
+            Nodes. The first is in one of the two groups, the last in the other; neighbours are joined by an edge or are
+            members of one group. It visits as few groups as there can be.
+        """
         a, b = self.find(first), self.find(second)
         if a == b or not self._is_blocked(a, b):
             return None
         label = self._orders[0].label
-        return self._shortest_detour(a, b) if label[a] < label[b] else self._shortest_detour(b, a)
+        groups = self._shortest_detour(a, b) if label[a] < label[b] else self._shortest_detour(b, a)
+        path: list[int] = []
+        for group, following in pairwise(groups):
+            edge = self._edge_between(group, following)
+            path.extend(edge if path[-1:] != [edge[0]] else edge[1:])
+        return path
+
+    def _edge_between(self, group: int, following: int) -> tuple[int, int]:
+        return next(
+            (source, target)
+            for source in self.members(group)
+            for target in self._edges[source]
+            if self.find(target) == following
+        )
 
     def merge(self, first: int, second: int) -> int:
         """Make the groups of two nodes one, and give that group.
@@ -116,7 +136,7 @@ class Merger:
         if a == b:
             return a
         if self._allowed != (a, b) and (path := self.blocking_path(a, b)):
-            raise CycleError(f"these groups cannot become one: {self._describe(path)}", path=path)
+            raise self._error_of(path)
         if len(self._successors[a]) + len(self._predecessors[a]) < len(self._successors[b]) + len(
             self._predecessors[b]
         ):
@@ -203,7 +223,8 @@ class Merger:
         self._work += min(cost_down, cost_up) * 2
         return blocked
 
-    def _shortest_detour(self, a: int, b: int) -> list[int] | None:
+    def _shortest_detour(self, a: int, b: int) -> list[int]:
+        """The groups on a shortest path from ``a`` through others to ``b``; there is one."""
         label = self._orders[0].label
         came_from = dict.fromkeys(sorted(set(self._successors[a]) - {b}), a)
         queue = list(came_from)
@@ -217,12 +238,26 @@ class Merger:
                 if other not in came_from and label[other] < label[b]:
                     came_from[other] = node
                     queue.append(other)
-        return None
+        raise ValueError(f"no path leads from group {a} through another to group {b}")
 
     def _contract(self, order: OrderedList, keep: int, drop: int) -> None:
         """Let ``keep`` stand for both in a topological order, and repair the order around it."""
         label = order.label
         first, second = (keep, drop) if label[keep] < label[drop] else (drop, keep)
+        if len(self._successors[first]) < 8 and not any(
+            label[first] < label[other] < label[second] for other in self._successors[first]
+        ):
+            order.remove(first)
+            if second != keep:
+                order.replace(second, keep)
+            return
+        if len(self._predecessors[second]) < 8 and not any(
+            label[first] < label[other] < label[second] for other in self._predecessors[second]
+        ):
+            order.remove(second)
+            if first != keep:
+                order.replace(first, keep)
+            return
         earlier, later, anchor = self._misplaced(label, first, second)
         if anchor in (first, second):
             order.remove(first if anchor == second else second)
@@ -282,9 +317,12 @@ class Merger:
     def _renew_index(self) -> None:
         """Make the second order and the landmarks anew, for the groups as they are now."""
         self._work = self._merges = 0
-        contrary = self._contrary_order(self._orders[0].items())
-        order = self._contrary_order(contrary)
-        self._orders = [OrderedList(one, len(self._parent)) for one in (order, contrary)]
+        order = self._orders[0].items()
+        contrary = self._contrary_order(order)
+        if len(self._orders) == 1:
+            order = self._contrary_order(contrary)
+            self._orders = [OrderedList(order, len(self._parent))]
+        self._orders[1:] = [OrderedList(contrary, len(self._parent))]
         for node in order:
             self._own[node] = self._reaches[node] = self._reached_by[node] = 0
         for bit, node in enumerate(self._landmarks(order)):
@@ -318,28 +356,10 @@ class Merger:
         return result
 
     def _landmarks(self, order: list[int]) -> list[int]:
-        """From each stretch of the order the group on the longest path, of these the one with most neighbours."""
-        depth = _longest(order, self._predecessors)
-        height = _longest(order[::-1], self._successors)
+        """From each stretch of the order the group with most neighbours on both sides."""
+        weight = [len(before) * len(after) for before, after in zip(self._predecessors, self._successors, strict=True)]
         stretch = max(1, -(-len(order) // _LANDMARKS))
-        return [
-            max(
-                order[start : start + stretch],
-                key=lambda node: (
-                    depth[node] + height[node],
-                    len(self._successors[node]) * len(self._predecessors[node]),
-                ),
-            )
-            for start in range(0, len(order), stretch)
-        ]
-
-
-def _longest(order: Iterable[int], before: Edges) -> dict[int, int]:
-    """For each group the number of edges on the longest path to it, following ``before`` backwards."""
-    length: dict[int, int] = {}
-    for node in order:
-        length[node] = max([length[other] for other in before[node]], default=-1) + 1
-    return length
+        return [max(order[start : start + stretch], key=weight.__getitem__) for start in range(0, len(order), stretch)]
 
 
 def _move_edges(forward: Edges, backward: Edges, old: int, new: int) -> None:
