@@ -125,3 +125,24 @@ class Conditional(nn.Module):
         x = self.first(x)
         x = torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,))
         return self.second(x)
+
+
+def chain_program(length: int) -> torch.export.ExportedProgram:
+    """An exported chain of ``length`` negations, written by hand: capturing a long one takes minutes."""
+    program = torch.export.export(_Negation(), (torch.randn(3),))
+    graph = program.graph_module.graph
+    (first,) = graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+    last = first
+    with graph.inserting_before(graph.output_node()):
+        for _ in range(length - 1):
+            last = graph.call_function(torch.ops.aten.neg.default, (last,))
+            last.meta.update(first.meta)
+    graph.output_node().args = ((last,),)
+    program.graph_module.recompile()
+    program.graph_signature.output_specs[0].arg.name = last.name
+    return program
+
+
+class _Negation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.neg.default(x)

@@ -16,6 +16,7 @@ from lowering_models import (
     KeywordsAndDicts,
     Mlp,
     Tied,
+    chain_program,
     cpu_pair,
 )
 from torch import nn
@@ -259,18 +260,15 @@ def test_every_operator_says_why_it_sits_where_it_sits() -> None:
     assert all(why.startswith(("left on left: ", "right on right: ")) for why in lowered.report.reasons.values())
 
 
+@pytest.mark.slow
 def test_a_chain_of_a_hundred_thousand_operators_is_lowered_without_recursion() -> None:
     """Complaint 38: nothing recurses over nodes."""
-    graph = torch.fx.Graph()
-    value = graph.placeholder("x")
-    for _ in range(3_000):
-        value = graph.call_function(torch.ops.aten.neg.default, (value,))
-    graph.output(value)
-    module = torch.fx.GraphModule(nn.Module(), graph)
+    program = chain_program(100_000)
     x = torch.randn(3)
 
-    lowered = lower(module, (x,), devices=cpu_pair())
+    lowered = lower(program, devices=cpu_pair())
 
+    assert 100_000 == lowered.report.nodes
     assert torch.equal(x, lowered(x))
 
 

@@ -1,0 +1,106 @@
+"""What a node costs, counted on its own fake values, for exported, decomposed and traced graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses import Device
+from fxpasses.partitioners.cost import NodeCost, concrete_size, measure_node, seconds_on
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+        self.conv = nn.Conv2d(4, 6, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.linear(x)
+        heads = hidden.view(2, 5, 4, 4).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(heads, heads, heads)
+        return attended, torch.einsum("bij,bkj->bik", hidden, hidden), self.conv(image), hidden @ hidden.transpose(1, 2)
+
+
+def costs_by_name(module: GraphModule) -> dict[str, NodeCost]:
+    found: dict[str, NodeCost] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            found.setdefault(str(getattr(node.target, "_schema", node.target)).partition("(")[0], measure_node(node))
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported() -> torch.export.ExportedProgram:
+    return torch.export.export(Everything().eval(), (torch.randn(2, 5, 8), torch.randn(1, 4, 7, 7)))
+
+
+def test_products_convolutions_and_attention_count_two_operations_for_each_multiplication(
+    exported: torch.export.ExportedProgram,
+) -> None:
+    costs = costs_by_name(exported.graph_module)
+
+    assert 2 * 2 * 5 * 8 * 16 == costs["aten::linear"].flops
+    assert 2 * (2 * 2 * 4 * 5 * 5 * 4) == costs["aten::scaled_dot_product_attention"].flops
+    assert 2 * 6 * 7 * 7 * (4 // 2 * 9) == costs["aten::conv2d"].flops
+    assert 2 * 2 * 5 * 5 * 16 == costs["aten::matmul"].flops
+    assert 2 * 2 * 5 * 5 * 16 == costs["aten::einsum"].flops
+
+
+def test_a_decomposed_graph_counts_the_same_products(exported: torch.export.ExportedProgram) -> None:
+    def products(module: GraphModule) -> int:
+        wanted = ("linear", "mm", "matmul", "einsum", "conv", "scaled_dot", "attention")
+        return sum(
+            measure_node(node).flops
+            for node in module.graph.nodes
+            if node.op == "call_function" and any(word in str(node.target) for word in wanted)
+        )
+
+    assert products(exported.graph_module) == products(exported.run_decompositions().graph_module)
+
+
+def test_views_cost_nothing_but_have_a_size(exported: torch.export.ExportedProgram) -> None:
+    cost = costs_by_name(exported.graph_module)["aten::view"]
+
+    assert NodeCost(output_bytes=2 * 5 * 16 * 4) == cost
+
+
+def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
+    module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
+
+    assert NodeCost(12, 48, 48, 48) == costs_by_name(module)["aten::relu"]
+
+
+def test_symbolic_sizes_count_at_their_hint() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(nn.Linear(4, 4), (torch.randn(6, 4),), dynamic_shapes={"input": {0: batch}})
+
+    assert 2 * 6 * 4 * 4 == costs_by_name(program.graph_module)["aten::linear"].flops
+
+
+def test_a_conditional_costs_its_dearer_branch() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda t: t @ t, lambda t: t + 1, (x,))
+
+    with torch.no_grad():
+        module = torch.export.export(Branch(), (torch.randn(4, 4),)).graph_module
+    (cond,) = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond)
+
+    assert 2 * 4 * 4 * 4 == measure_node(cond).flops
+
+
+def test_a_size_that_is_no_number_counts_as_the_default() -> None:
+    assert 7 == concrete_size(object(), 7)
+    assert 3 == concrete_size(3)
+
+
+def test_seconds_are_the_slower_of_arithmetic_and_memory_plus_the_launch() -> None:
+    device = Device("d", flops=1e9, bandwidth=1e9, overhead=1e-6)
+
+    assert pytest.approx(1e-6 + 2e-3) == seconds_on(NodeCost(2_000_000, 10, 10, 10), device)
+    assert pytest.approx(1e-6 + 3e-3) == seconds_on(NodeCost(10, 2_000_000, 1_000_000, 10), device)
+    assert 0.0 == seconds_on(NodeCost(output_bytes=100), device)
