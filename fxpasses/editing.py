@@ -14,15 +14,17 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxpasses.errors import CycleError, FakeValueError, GraphError
-from fxpasses.metadata import current_pass, merge_provenance
+from fxpasses.metadata import current_pass, merge_provenance, value_of
 from fxpasses.submodules import extract_submodule, get_attribute, inline_submodule
 from fxpasses.values import (
     compute_value,
     fake_mode_of,
     give_value,
+    has_value,
     nested_graph_modules,
     obtain_fake_mode,
     refresh_values,
+    set_value,
 )
 
 __all__ = [
@@ -152,7 +154,7 @@ def replace_node(node: Node, by: Node) -> Node:
     Raises:
         GraphError: One of them is not in the graph, or ``node`` is a placeholder or the output.
         CycleError: ``by`` needs a value that is computed from ``node``; carries the path.
-        FakeValueError: A user does not fit the new value.
+        FakeValueError: A user does not fit the new value; the graph is left as it was.
     """
     replace_nodes({node: by})
     return by
@@ -169,18 +171,25 @@ def replace_nodes(mapping: Mapping[Node, Node]) -> None:
     ends = _follow_chains(mapping)
     for node, by in ends.items():
         _check_replacement(node, by)
-    users: dict[Node, None] = {}
+    users: dict[Node, tuple[Any, Any]] = {}
     for node, by in ends.items():
         _place_before_users(node, by)
+        for user in node.users:
+            users.setdefault(user, (user.args, user.kwargs))
+    for node, by in ends.items():
+        _fill_values(node, by)
+        node.replace_all_uses_with(by)
+    try:
+        refresh_values(user for user in users if user not in ends)
+    except FakeValueError:
+        for user, (args, kwargs) in users.items():
+            user.args, user.kwargs = args, kwargs
+        raise
+    for node, by in ends.items():
         if by.op in ("call_function", "call_method", "call_module"):
             merge_provenance(by, [node])
-        users.update(dict.fromkeys(node.users))
-        node.replace_all_uses_with(by)
-    for node in ends:
-        users.pop(node, None)
     for node in sorted(ends, reverse=True):
         node.graph.erase_node(node)
-    refresh_values(users)
 
 
 def erase_nodes(nodes: Iterable[Node]) -> None:
@@ -239,7 +248,7 @@ def remove_unused_attributes(graph_module: GraphModule) -> list[str]:
     used, kept = _referred_names(graph_module)
     removed: list[str] = []
     for path, module in list(graph_module.named_modules()):
-        if path and any(path == each or path.startswith(f"{each}.") for each in kept):
+        if path and any(path == each or path.startswith(f"{each}.") for each in (*kept, *removed)):
             continue
         prefix = f"{path}." if path else ""
         tensors = [key for key, entry in vars(module).items() if isinstance(entry, torch.Tensor)]
@@ -333,6 +342,24 @@ def _check_replacement(node: Node, by: Node) -> None:
         raise GraphError(f"{node.name!r} is a {node.op} and cannot be replaced as a whole; {advice}", node=node)
     if by.op == "output":
         raise GraphError(f"{by.name!r} is the output of the graph and gives no value", node=by)
+
+
+def _fill_values(node: Node, by: Node) -> None:
+    """A replacement that was created with plain torch.fx gets its value now, and so does what it was made of."""
+    if has_value(by) or not has_value(node):
+        return
+    missing: dict[Node, None] = {}
+    waiting = [by]
+    while waiting:
+        each = waiting.pop()
+        if each not in missing and each.op != "placeholder" and not has_value(each):
+            missing[each] = None
+            waiting.extend(each.all_input_nodes)
+    mode = obtain_fake_mode(node.graph)
+    for each in sorted(missing):
+        give_value(each, mode, bindings_of=node if each is by else None)
+    if not has_value(by):  # what it calls does not stand fakes: it is taken to give what the old node gave
+        set_value(by, value_of(node))
 
 
 def _place_before_users(node: Node, by: Node) -> None:

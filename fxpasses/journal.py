@@ -8,6 +8,7 @@ puts the same node objects, metadata, attributes, names and order in place again
 from __future__ import annotations
 
 import bisect
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
@@ -187,17 +188,21 @@ def _graphs_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple
             yield path, module.graph
 
 
+_DICTS: frozenset[Any] = frozenset({dict, OrderedDict, defaultdict})
+_CONTAINERS: frozenset[Any] = _DICTS | {list, set}
+
+
 def _copied(entry: Any) -> Any:
     """The entry itself, or a copy if it is a container, so that what is written into it later is not seen here."""
     kind = type(entry)
-    if kind is dict:
-        return {key: _copied(part) if type(part) in _CONTAINERS else part for key, part in entry.items()}
-    if kind is list:
-        return [_copied(part) if type(part) in _CONTAINERS else part for part in entry]
-    return set(entry) if kind is set else entry
-
-
-_CONTAINERS: frozenset[Any] = frozenset({dict, list, set})
+    if kind not in _CONTAINERS:
+        return entry
+    copied = entry.copy()
+    parts = copied.items() if kind in _DICTS else enumerate(copied) if kind is list else ()
+    for key, part in parts:
+        if type(part) in _CONTAINERS:
+            copied[key] = _copied(part)
+    return copied
 
 
 def _copied_meta(meta: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def _put_back(live: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
     """Make ``live`` equal to ``saved``; containers in it keep their identity where they are still there."""
     for key, entry in saved.items():
         now = live.get(key, _MISSING)
-        if type(entry) is dict and type(now) is dict:
+        if type(entry) in _DICTS and type(now) is type(entry):
             _put_back(now, entry)
         elif type(entry) is list and type(now) is list:
             now[:] = _copied(entry)

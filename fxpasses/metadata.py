@@ -236,7 +236,7 @@ def _last(metas: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 
 def _copied(entry: Any) -> Any:
-    return entry.copy() if type(entry) in (dict, list, set) else entry
+    return entry.copy() if isinstance(entry, (dict, list, set)) else entry
 
 
 def _common_stack(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ from fxpasses.calling_convention import (
 from fxpasses.editing import insert_before
 from fxpasses.errors import GraphError
 from fxpasses.metadata import current_pass
+from fxpasses.saving import load, save
 from fxpasses.signatures import (
     LIFTED,
     MUTATIONS,
@@ -90,6 +91,7 @@ __all__ = [
     "is_lifted_constant",
     "is_parameter",
     "is_user_input",
+    "load",
     "remove_input",
     "remove_output",
     "rename_input",
@@ -97,6 +99,7 @@ __all__ = [
     "replace_output",
     "retype_input",
     "retype_output",
+    "save",
     "spec_of",
     "tensor_of",
     "with_graph_module",

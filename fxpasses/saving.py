@@ -1,165 +1,109 @@
-"""A lowered model as a folder: the program, the plan, the drawing, the page; and back in a new process.
+"""Save a program to a ``.pt2`` file and load it again with the typed entries of its nodes.
 
-The folder holds no code: the program is torch's own ``.pt2`` format and the plan is JSON, so loading needs neither the
-model's source nor a pickle. Loading replays the plan.
+``torch.export.save`` writes the metadata that torch knows, and one free field of the graph, ``meta["custom"]``. All
+entries under a :class:`~fxpasses.metadata.MetaKey` travel in that field, as JSON, and come back to their nodes on load.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import shutil
-import tempfile
-import warnings
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule
 
-from fxpasses.capture import load_program
-from fxpasses.errors import InputError
-from fxpasses.lowering import LoweredModule, lower_with_plan
-from fxpasses.plan import Plan
-from fxpasses.report.drawing import draw_parts, write_drawing
-from fxpasses.report.page import render_page
-from fxpasses.structures import is_plain, structure_from_json, structure_to_json
+from fxpasses.errors import GraphError, InputError
+from fxpasses.metadata import registered_keys
 
-__all__ = ["check_writable", "load", "save"]
+__all__ = ["load", "save"]
 
-PROGRAM, PLAN, STRUCTURE, PAGE, SUMMARY = "program.pt2", "plan.json", "structure.json", "report.html", "report.json"
+_FIELD = "fxpasses.metadata"
+_FORMAT = 1
 
 
-def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Fail early, before the long work, when a folder cannot be written.
-
-    Raises:
-        InputError: it cannot be made or written to.
-    """
-    path = Path(folder)
-    existing = path
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise InputError(f"--out {str(folder)!r} cannot be written: {str(existing)!r} is not a folder.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"--out {str(folder)!r} cannot be written: no permission to write in {str(existing)!r}.")
-
-
-def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write a lowered model to a folder; either all files or none.
+def save(program: ExportedProgram, path: Any, **options: Any) -> None:
+    """Write a program, with all typed metadata entries, to a file that ``torch.export.load`` reads as well.
 
     Args:
-        lowered: What :func:`fxpasses.lower` gave.
-        folder: Where to; made if it is not there. Files of an earlier save are replaced.
-
-    Returns:
-        The files: ``program.pt2``, ``structure.json``, ``plan.json``, ``report.html``, ``report.json``, ``graph.dot``,
-        and ``graph.svg`` where Graphviz's ``dot`` is found.
+        program: The program; it is left as it was.
+        path: A path or a file opened for writing bytes.
+        **options: Passed on to :func:`torch.export.save`.
 
     Raises:
-        InputError: the folder cannot be written.
+        GraphError: An entry cannot be written as JSON, and its key has no ``to_json``.
     """
-    check_writable(folder)
-    target = Path(folder)
-    made = not target.exists()
+    entries = _entries_of(program)
+    meta = program.graph_module.meta
+    before = meta.get("custom")
+    if entries:
+        meta["custom"] = {**(before or {}), _FIELD: {"format": _FORMAT, "entries": entries}}
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
-    except OSError as error:
-        raise InputError(f"--out {str(folder)!r} cannot be written: {error.strerror}.") from error
-    try:
-        written = [_moved(file, target) for file in _write_all(lowered, staging)]
-    except BaseException as error:
-        shutil.rmtree(target if made else staging, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise InputError(f"--out {str(folder)!r} cannot be written: {error.strerror}.") from error
-        raise
-    shutil.rmtree(staging, ignore_errors=True)
-    return written
+        torch.export.save(program, path, **options)
+    finally:
+        if before is not None:
+            meta["custom"] = before
+        else:
+            meta.pop("custom", None)
 
 
-def _moved(file: Path, target: Path) -> Path:
-    os.replace(file, target / file.name)
-    return target / file.name
+def load(path: Any, **options: Any) -> ExportedProgram:
+    """Read a program; its nodes get back the entries that :func:`save` wrote.
 
-
-def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
-    structure = _save_program(lowered.program, staging / PROGRAM)
-    (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
-    lowered.plan.save(staging / PLAN)
-    device_of = {lowered.submodule_of[name]: device for name, device in lowered.plan.device_of.items()}
-    drawings = write_drawing(draw_parts(lowered, device_of), staging)
-    picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
-    (staging / PAGE).write_text(render_page(lowered.report, picture), encoding="utf-8")
-    (staging / SUMMARY).write_text(json.dumps(lowered.report.to_json(), indent=2) + "\n", encoding="utf-8")
-    return [*(staging / name for name in (PROGRAM, STRUCTURE, PLAN, PAGE, SUMMARY)), *drawings]
-
-
-def load(folder: str | os.PathLike[str]) -> LoweredModule:
-    """Load a saved lowered model; the model's source is not needed.
+    Entries of keys that this process does not know come back as they are in the file.
 
     Args:
-        folder: What :func:`save` wrote.
-
-    Returns:
-        The same lowered module, its parts on the devices of the plan.
+        path: A path or a file opened for reading bytes.
+        **options: Passed on to :func:`torch.export.load`.
 
     Raises:
-        InputError: there is no such folder, or a file of it is missing or broken.
-        PlanError: the plan does not fit the program.
+        InputError: The entries were written by a newer version of this package.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise InputError(f"There is no folder {str(folder)!r} that fxpasses lower --out wrote.")
-    program = load_program(path / PROGRAM)
+    program = torch.export.load(path, **options)
+    meta = program.graph_module.meta
+    stored = (meta.get("custom") or {}).pop(_FIELD, None)
+    if not meta.get("custom", True):
+        del meta["custom"]
+    if stored is None:
+        return program
+    if stored["format"] != _FORMAT:
+        raise InputError(f"the metadata in the file has format {stored['format']}, this version reads {_FORMAT}")
+    keys = {key.name: key for key in registered_keys()}
+    for where, graph_module in _graphs(program):
+        for node in graph_module.graph.nodes:
+            for name, entry in stored["entries"].get(where, {}).get(node.name, {}).items():
+                key = keys.get(name)
+                node.meta[name] = key.from_json(entry) if key is not None and key.from_json is not None else entry
+    return program
+
+
+def _graphs(program: ExportedProgram) -> Iterator[tuple[str, GraphModule]]:
+    for path, module in program.graph_module.named_modules():
+        if isinstance(module, GraphModule):
+            yield path, module
+
+
+def _entries_of(program: ExportedProgram) -> dict[str, dict[str, dict[str, Any]]]:
+    keys = registered_keys()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for where, graph_module in _graphs(program):
+        for node in graph_module.graph.nodes:
+            for key in keys:
+                if key.name in node.meta:
+                    entry = node.meta[key.name]
+                    entry = entry if key.to_json is None else key.to_json(entry)
+                    _check_json(entry, key.name, node)
+                    found.setdefault(where, {}).setdefault(node.name, {})[key.name] = entry
+    return found
+
+
+def _check_json(entry: Any, name: str, node: Any) -> None:
     try:
-        structure = json.loads((path / STRUCTURE).read_text(encoding="utf-8"))
-        program = _with_structure(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{str(path / STRUCTURE)!r} is missing or broken ({error}); save the model again.") from error
-    return lower_with_plan(program, Plan.load(path / PLAN))
-
-
-def _save_program(program: ExportedProgram, file: Path) -> dict[str, Any]:
-    """Save with flat tuples where the structure has classes; give the structure as plain data."""
-    spec = program.call_spec
-    structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
-    inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
-    outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
-    plain = _with_structure(program, inputs, outputs)
-    if inputs is not spec.in_spec:
-        plain._example_inputs = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(plain, str(file))
-    return structure
-
-
-def _flat(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    return pytree.tree_structure(tuple(range(spec.num_leaves)))
-
-
-def _flat_inputs(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    return pytree.tree_structure((tuple(range(spec.num_leaves)), {}))
-
-
-def _with_structure(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec) -> ExportedProgram:
-    """The same program, sharing graph and state, under other input and output structures."""
-    first, *others = program.module_call_graph
-    if first.signature is None:
-        raise InputError("The program has no call signature; export the model again.")
-    signature = dataclasses.replace(first.signature, in_spec=inputs, out_spec=outputs)
-    return ExportedProgram(
-        root=program.graph_module,
-        graph=program.graph_module.graph,
-        graph_signature=program.graph_signature,
-        state_dict=program.state_dict,
-        range_constraints=program.range_constraints,
-        module_call_graph=[dataclasses.replace(first, signature=signature), *others],
-        example_inputs=program.example_inputs,
-        constants=program.constants,
-        verifiers=program.verifiers,
-    )
+        json.dumps(entry)
+    except (TypeError, ValueError) as error:
+        raise GraphError(
+            f"the entry {name!r} of {node.name!r} cannot be written as JSON ({error}); give its MetaKey a to_json and "
+            "a from_json",
+            node=node,
+        ) from error

@@ -341,9 +341,13 @@ def inline_submodule(call: Node) -> list[Node]:
             if node.op == "output":
                 result = body.graph.process_outputs(map_arg(node.args[0], env.__getitem__))
                 break
+            if (known := _same_constant(call, node, path, renamed)) is not None:
+                env[node] = known
+                continue
             env[node] = _copy_into(graph, node, env, path, renamed)
             made.append(env[node])
-    _add_origin(made, call)
+    if _ORIGINS not in body.meta:
+        _add_origin(made, call)
     _replace_structure(call, result)
     graph.erase_node(call)
     graph._graph_namespace._used_names.discard(call.name)
@@ -406,10 +410,22 @@ def _is_under(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}.")
 
 
+def _home_of(node: Node, path: str, renamed: Mapping[str, str]) -> str:
+    return renamed.get(str(node.target), f"{path}.{node.target}")
+
+
+def _same_constant(call: Node, node: Node, path: str, renamed: Mapping[str, str]) -> Node | None:
+    """A node before the call that reads the same attribute already."""
+    if node.op != "get_attr":
+        return None
+    known = call.graph.find_nodes(op="get_attr", target=_home_of(node, path, renamed))
+    return next((each for each in known if each < call), None)
+
+
 def _copy_into(graph: Graph, node: Node, env: Mapping[Node, Any], path: str, renamed: Mapping[str, str]) -> Node:
     new = graph.node_copy(node, env.__getitem__)
     if node.op in ("get_attr", "call_module"):
-        new.target = renamed.get(str(node.target), f"{path}.{node.target}")
+        new.target = _home_of(node, path, renamed)
     new.meta.clear()
     copy_metadata(node, new)
     new.meta["from_node"] = [source_of(node)]
@@ -417,6 +433,7 @@ def _copy_into(graph: Graph, node: Node, env: Mapping[Node, Any], path: str, ren
 
 
 def _add_origin(made: Sequence[Node], call: Node) -> None:
+    """Nodes of a body that says nothing of where they come from come from where the call is."""
     for node in made:
         for key in ("stack_trace", "nn_module_stack"):
             if node.meta.get(key) is None and (entry := call.meta.get(key)) is not None:

@@ -698,7 +698,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
         The nodes whose recorded value changed, in graph order.
 
     Raises:
-        FakeValueError: An operator does not fit its arguments any more.
+        FakeValueError: An operator does not fit its arguments any more; all values are what they were before.
     """
     waiting = list(dict.fromkeys(nodes))
     if not waiting:
@@ -706,17 +706,24 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     mode = obtain_fake_mode(waiting[0].graph)
     heapq.heapify(waiting)
     queued = set(waiting)
-    changed: list[Node] = []
+    changed: dict[Node, dict[str, Any]] = {}
     while waiting:
         node = heapq.heappop(waiting)
-        if not refresh_value(node, mode):
-            continue
-        changed.append(node)
+        before = node.meta.copy()
+        try:
+            if not refresh_value(node, mode):
+                continue
+        except FakeValueError:
+            for each, meta in changed.items():
+                each.meta.clear()
+                each.meta.update(meta)
+            raise
+        changed[node] = before
         for user in node.users:
             if user not in queued:
                 queued.add(user)
                 heapq.heappush(waiting, user)
-    return changed
+    return list(changed)
 
 
 def refresh_value(node: Node, mode: FakeTensorMode) -> bool:
