@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-__all__ = ["clone_sharing_tensors", "graph_text", "same_structure"]
+__all__ = ["clone_sharing_tensors", "graph_diff", "graph_text", "same_structure"]
 
 
 def same_structure(one: GraphModule, other: GraphModule) -> bool:
@@ -88,3 +89,9 @@ def graph_text(module: GraphModule) -> str:
     """All graphs of a module as text, each nested one under its path; equal graphs give equal texts."""
     graphs = [(path, inner) for path, inner in module.named_modules() if isinstance(inner, GraphModule)]
     return "\n".join(f"# {path}\n{inner.graph}" if path else str(inner.graph) for path, inner in graphs)
+
+
+def graph_diff(before: str, after: str) -> str:
+    """A unified diff of two texts; empty if they are equal."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2)
+    return "".join(f"{line}\n" for line in lines)

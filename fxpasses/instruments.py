@@ -15,7 +15,6 @@ An instrument is any object with some of the methods of :class:`Instrument`; wit
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any, Literal, TextIO
 import attrs
 from torch.fx import GraphModule
 
-from fxpasses.comparing import graph_text
+from fxpasses.comparing import graph_diff, graph_text
 from fxpasses.errors import PipelineError
 from fxpasses.events import Instrument, PassEvent, observe, remark, statistic
 from fxpasses.records import Remark, RunReport, text_table
@@ -352,12 +351,6 @@ class BisectLimit(Instrument):
 
 
 # --- helpers --------------------------------------------------------------------------------------------------------
-
-
-def graph_diff(before: str, after: str) -> str:
-    """A unified diff of two texts; empty if they are equal."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2)
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _write_coloured(diff: str, stream: TextIO) -> None:

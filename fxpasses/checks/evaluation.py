@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError
 
-__all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate"]
+__all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate", "flat_inputs"]
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-9,
@@ -78,7 +78,7 @@ def evaluate(
     """
     module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
     args, kwargs = pytree.tree_map_only(torch.Tensor, _fresh(gradients), (tuple(args), dict(kwargs or {})))
-    flat = _flat_inputs(subject, args, kwargs)
+    flat = flat_inputs(subject, args, kwargs)
     recorder = _Recorder(module, values)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -98,7 +98,7 @@ def _fresh(gradients: bool) -> Any:
     return fresh
 
 
-def _flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+def flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """One value per placeholder, in order."""
     if isinstance(subject, ExportedProgram):
         return _program_inputs(subject, args, kwargs)
