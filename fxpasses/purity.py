@@ -116,6 +116,13 @@ def _setitem_rule(node: Node) -> CallEffects:
     return CallEffects(writes=written, returns=0, reason=f"{name_of(node.target)} writes {names_of(written)}")
 
 
+def _container_rule(node: Node) -> CallEffects:
+    """A list or dict that takes something in shares its memory from then on."""
+    written = tuple(flat_nodes(node.args[:1]))
+    reason = f"{name_of(node.target)} writes {names_of(written)}"
+    return CallEffects(writes=written, aliases=(tuple(node.all_input_nodes),), reason=reason)
+
+
 def _inplace_rule(node: Node) -> CallEffects:
     """``operator.iadd`` and its kind; on numbers they are ordinary arithmetic."""
     written = tuple(flat_nodes(node.args[:1]))
@@ -261,6 +268,8 @@ def _method_rule(name: str) -> Rule | None:
         return NO_TENSOR_RULE
     if name in _CASTING_METHODS:
         return _first_operand_rule
+    if name in ("append", "extend", "insert", "update", "setdefault"):
+        return _container_rule
     if overloads := aten_overloads(name):
         return overloads_rule(name, overloads)
     if name in _FRESH_METHODS or _is_operator_method(name):
