@@ -147,7 +147,7 @@ def _has_elements(node: Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         returns = node.target._schema.returns
         return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
-    return name in _SEVERAL or (node.op in ("call_module", "call_function") and _is_only_picked(node))
+    return name in _SEVERAL or _is_only_picked(node)
 
 
 def _is_only_picked(node: Node) -> bool:

@@ -85,6 +85,23 @@ class Split:
         found = {names.get(name, name): value for name, value in self.graph_module.state_dict().items()}
         return {name: found[name] for name in self.source.state_dict() if name in found}
 
+    def exported_program(self, partition: Hashable, *, example_inputs: Sequence[Any] | None = None) -> ExportedProgram:
+        """One part as an exported program of its own, with its state in the signature.
+
+        Args:
+            partition: Its name in the assignment.
+            example_inputs: Inputs of the part, if its source was traced without recorded values.
+
+        Raises:
+            SplitError: There is no such part, or torch cannot export it.
+        """
+        from fxpasses.passes.part_programs import part_program  # it imports much of torch.export
+
+        if partition not in self.part_names:
+            known = ", ".join(map(repr, self.part_names))
+            raise SplitError(f"there is no part {partition!r}; the parts are: {known}")
+        return part_program(self.parts[partition], name=self.part_names[partition], example_inputs=example_inputs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the split module."""
         return self.graph_module(*args, **kwargs)
