@@ -8,9 +8,11 @@ puts the same node objects, metadata, attributes, names and order in place again
 from __future__ import annotations
 
 import bisect
+import contextlib
+import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter, is_, lt
 from typing import Any
 
 import attrs
@@ -106,7 +108,8 @@ class Snapshot:
 
         Costs about 1.5 us a node; no tensor is copied.
         """
-        return cls(root)
+        with _collector_paused():
+            return cls(root)
 
     @property
     def root(self) -> GraphModule | ExportedProgram:
@@ -130,9 +133,13 @@ class Snapshot:
         """A snapshot of now: this one if nothing was touched, a new one otherwise."""
         return Snapshot.take(self._root) if self.changed() or self.metadata_changed() else self
 
-    def changes(self) -> Changes:
-        """What is different now; linear in the nodes, for records."""
-        now = Snapshot.take(self._root)
+    def changes(self, now: Snapshot | None = None) -> Changes:
+        """What is different now; linear in the nodes, for records.
+
+        Args:
+            now: A snapshot of now, if the caller has one already.
+        """
+        now = Snapshot.take(self._root) if now is None else now
         before_states = {state.path: state for state in self._graphs}
         after_states = {state.path: state for state in now._graphs}
         parts = _ChangeParts()
@@ -175,6 +182,18 @@ class _ChangeParts:
             tuple(self.written),
             tuple(self.metadata),
         )
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Everything allocated inside is kept, so the garbage collector would walk the heap again and again for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # --- graphs --------------------------------------------------------------------------------------------------------
@@ -370,13 +389,15 @@ def _compare_graphs(path: str, before: _GraphState | None, after: _GraphState | 
     both = [node for node in new if node in old]
     for node in both:
         left, right = before.facts[old[node]], after.facts[new[node]]
-        if left is not right and (fields := _different_facts(left, right)):
+        if not _equal(left, right) and (fields := _different_facts(left, right)):
             was = f" (was {left[3]})" if "name" in fields else ""
             parts.altered[label(right[3])] = ", ".join(fields) + was
-        if not _equal_meta([before.meta_copies[old[node]]], [node.meta]):
+        if not _equal(before.meta_copies[old[node]], node.meta):
             parts.metadata.append(label(right[3]))
-    steady = _longest_increasing([old[node] for node in both])
-    parts.moved += [label(node.name) for index, node in enumerate(both) if index not in steady]
+    places = [old[node] for node in both]
+    if not all(map(lt, places, places[1:])):
+        steady = _longest_increasing(places)
+        parts.moved += [label(node.name) for index, node in enumerate(both) if index not in steady]
     if before.fields["_codegen"] is not after.fields["_codegen"] or not _same_fields(
         before.codegen_fields, after.codegen_fields
     ):
@@ -393,7 +414,7 @@ def _different_facts(left: tuple[Any, ...], right: tuple[Any, ...]) -> list[str]
 def _equal(left: Any, right: Any) -> bool:
     try:
         return bool(left == right)
-    except (RuntimeError, ValueError, TypeError):  # tensors among the arguments
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):  # tensors among them
         return False
 
 
