@@ -31,7 +31,6 @@ from fxpasses.metadata import current_pass
 from fxpasses.signatures import (
     LIFTED,
     MUTATIONS,
-    RANK,
     insert_placeholder,
     place_of,
     placeholder_name,
@@ -189,10 +188,10 @@ def _drop_missing_inputs(program: ExportedProgram, matched: dict[int, Node]) -> 
 
 
 def _order_placeholders(program: ExportedProgram, matched: dict[int, Node]) -> None:
-    """Specs in the order of the placeholders: lifted ones as they stand, then the arguments in the caller's order."""
+    """Placeholders in the order of the specs: lifted ones, then the arguments as callers pass them."""
     graph = program.graph
     specs = program.graph_signature.input_specs
-    order = sorted(matched, key=lambda index: RANK[specs[index].kind] == RANK[InputKind.USER_INPUT])
+    order = sorted(matched, key=lambda index: (specs[index].kind is InputKind.USER_INPUT, index))
     nodes = [matched[index] for index in order]
     renamed = {specs[index].arg.name: matched[index].name for index in order}
     for spec in program.graph_signature.output_specs:
