@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -25,7 +25,7 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from fxpasses.metadata import TRACE_KEYS, VALUE_KEYS, drop_stale_entries, registered_keys, source_of, value_of
 from fxpasses.proxy_values import ExportPassBaseError, NodeMetadata, ProxyValue
-from fxpasses.values import _refresh, give_value, has_value, obtain_fake_mode, same_value, set_value
+from fxpasses.values import give_value, has_value, obtain_fake_mode, refresh_value, same_value, set_value
 
 if TYPE_CHECKING:
     from fxpasses.export_pass import ExportPass
@@ -125,10 +125,6 @@ def _describes(value: Any, attribute: Any) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(attribute, torch.Tensor):
         return True
     return value.dtype == attribute.dtype and value.shape == attribute.shape
-
-
-class _Owner(Protocol):
-    """What a walk needs to know of the pass."""
 
 
 _RUN: ContextVar[Run | None] = ContextVar("fxpasses_export_pass_run", default=None)
@@ -239,6 +235,7 @@ class Walk:
         self._forced: set[Node] = set()
         self._changed: set[Node] = set()
         self._dead: list[Node] = []
+        self._unused: set[Node] = set()
         self._constants: dict[int, tuple[Any, Node]] = {}
 
     @property
@@ -297,6 +294,8 @@ class Walk:
     def _ask(self, node: Node, hook: str) -> None:
         args = map_arg(node.args, self.proxy)
         kwargs = map_arg(node.kwargs, self.proxy) if node.kwargs else {}
+        if not node.users:
+            self._unused.add(node)
         visit = _Visit(node, args, kwargs, NodeMetadata(node.meta))  # type: ignore[arg-type]  # map_arg keeps the kind
         self._visit = visit
         try:
@@ -352,7 +351,7 @@ class Walk:
                 return
         if node.op == "placeholder" or not (has_value(node) or _inputs_known(node)):
             return
-        if _refresh(node, self.run.mode):
+        if refresh_value(node, self.run.mode):
             self._value_changed(node)
 
     # --- what the hooks make ------------------------------------------------------------------------------------
@@ -519,9 +518,7 @@ class Walk:
             return known[1]
         target = _store(self.graph_module, value, stem)
         visit = self._current()
-        last, visit.last = visit.last, visit.last
         node = self.place("get_attr", target, (), {})
-        visit.last = last if visit.last is None else visit.last
         origin = visit.node
         node.meta.update({key: origin.meta[key] for key in TRACE_KEYS if key in origin.meta})
         if isinstance(value, torch.Tensor):
@@ -552,10 +549,12 @@ class Walk:
             )
         if result is not None:
             self._replace(visit, result)
-        if not visit.reused:
-            self._drop(node)
-        else:
+        if visit.reused:
             self._dead.append(node)
+        elif not node.users:
+            self._drop(node)
+            if isinstance(result, ProxyValue) and result.node in visit.made and _alike(result.node, node):
+                result.node.name = node.name  # the same call in another form: less changes in text and signature
 
     def _replace(self, visit: _Visit, result: Any) -> None:
         """Let the users of the visited node use ``result`` instead."""
@@ -588,10 +587,9 @@ class Walk:
         return same_value(value_of(node), value_of(by))
 
     def _drop(self, node: Node) -> None:
-        if not node.users:
-            self._dead.extend(node.all_input_nodes)
-            self.graph.erase_node(node)
-            self.graph_edited = True
+        self._dead.extend(node.all_input_nodes)
+        self.graph.erase_node(node)
+        self.graph_edited = True
 
     def _remove_dead_code(self) -> None:
         """Erase what the rewrite left without users; code that was dead before stays."""
@@ -600,7 +598,9 @@ class Walk:
         waiting = list(self._dead)
         while waiting:
             node = waiting.pop()
-            if node._erased or node.users or node.op in ("placeholder", "output") or is_impure(node):
+            if node._erased or node.users or node in self._unused or node.op in ("placeholder", "output"):
+                continue
+            if is_impure(node):
                 continue
             waiting.extend(node.all_input_nodes)
             self.graph.erase_node(node)
@@ -649,7 +649,7 @@ class ReplayTracer(GraphAppendingTracer):
 # --- the hooks, by kind ---------------------------------------------------------------------------------------------
 
 
-def _call(name: str, *, method: bool = False) -> Callable[[Any, Node, _Visit], Any]:
+def _call(name: str) -> Callable[[Any, Node, _Visit], Any]:
     return lambda owner, node, visit: getattr(owner, name)(node.target, visit.args, visit.kwargs, visit.meta)
 
 
@@ -723,6 +723,11 @@ def _name_for(graph: Graph, target: Any) -> str | None:
     """``add``, as export names it, instead of ``add_tensor``."""
     packet = getattr(target, "overloadpacket", None) or getattr(getattr(target, "_op", None), "overloadpacket", None)
     return None if packet is None else str(packet.__name__)
+
+
+def _alike(new: Node, old: Node) -> bool:
+    packet = getattr(new.target, "overloadpacket", new.target)
+    return new.op == old.op and packet is getattr(old.target, "overloadpacket", old.target)
 
 
 def _take_entries(node: Node, meta: NodeMetadata) -> None:
