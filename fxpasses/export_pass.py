@@ -29,7 +29,7 @@ from torch.fx import GraphModule
 
 from fxpasses.arguments import map_arguments_by_schema
 from fxpasses.metadata import current_pass, running_pass, value_of
-from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, PassBase, PassResult
 from fxpasses.proxy_values import PROTECTED_KEYS, Argument, ExportPassBaseError, Fn, NodeMetadata, ProxyValue, Value
 from fxpasses.replay import BODY_HOOKS, GUARDS, HOOKS, Baseline, ReplayTracer, Run, run_of
 
@@ -38,8 +38,11 @@ __all__ = [
     "Argument",
     "ExportPass",
     "ExportPassBaseError",
+    "ExportedProgramPassBase",
+    "ExportedProgramPassResult",
     "Fn",
     "NodeMetadata",
+    "PassResult",
     "ProxyValue",
     "Value",
     "map_args",
