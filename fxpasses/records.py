@@ -65,6 +65,20 @@ class Edits:
         shown = {kind: tuple(itertools.islice(names, SHOWN_EDITS)) for kind, names in found.items()}
         return cls(**shown, counts={kind: len(names) for kind, names in found.items() if names})
 
+    @classmethod
+    def between(cls, before: GraphModule, after: GraphModule) -> tuple[Edits, list[str]]:
+        """Compare two modules by the names of their nodes; also give the names that were added or altered."""
+        old, new = _calls_by_name(before), _calls_by_name(after)
+        found = {
+            "added": [name for name in new if name not in old],
+            "removed": [name for name in old if name not in new],
+            "altered": [name for name in new if name in old and old[name] != new[name]],
+            "attributes": ["graph_module"],
+        }
+        shown = {kind: tuple(names[:SHOWN_EDITS]) for kind, names in found.items()}
+        counts = {kind: len(names) for kind, names in found.items() if names}
+        return cls(**shown, counts=counts), [*found["added"], *found["altered"]]
+
     def __bool__(self) -> bool:
         return bool(self.counts)
 
@@ -204,6 +218,16 @@ def _count_ops_of(graph: Graph, counts: Counter[str]) -> None:
             counts.update(f"{op}:{node.target}" for node in nodes)
         else:
             counts[op] += len(nodes)
+
+
+def _calls_by_name(root: GraphModule) -> dict[str, tuple[Any, ...]]:
+    calls = {}
+    for path, module in root.named_modules():
+        if isinstance(module, GraphModule):
+            prefix = f"{path}/" if path else ""
+            for node in module.graph.nodes:
+                calls[prefix + node.name] = (node.op, str(node.target), str(node.args), str(node.kwargs))
+    return calls
 
 
 def _op_name(target: Any) -> str:

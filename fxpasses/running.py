@@ -292,55 +292,50 @@ class Run:
 
     def _adopt(self, pass_: Any, outcome: Outcome) -> tuple[Edits | None, list[str]]:
         """Take the result over as the state of the run; give the edits (None if there were none) and warnings."""
+        in_place = outcome.graph_module is self.module and outcome.program in (None, self.program)
         if not is_modified(self.snapshot, self.module, outcome.graph_module):
-            if outcome.graph_module is not self.module or outcome.program not in (None, self.program):
+            if not in_place:
                 self._switch(outcome)
             return None, []
-        changes = self._changes(outcome)
-        self._note_producers(pass_, outcome, changes)
-        self._switch(outcome, changes)
-        edits = (
-            Edits.of(changes) if changes is not None else Edits(attributes=("graph_module",), counts={"attributes": 1})
-        )
+        before, old = self.snapshot, self.module
+        self._switch(outcome)
+        if in_place:
+            changes = before.changes(self.snapshot)
+            edits, changed_graphs = Edits.of(changes), _changed_graphs(self.module, changes)
+            touched = [*changes.added, *changes.altered]
+        else:
+            edits, touched = Edits.between(old, self.module)
+            changed_graphs = self.graphs
+        for module in changed_graphs:
+            self.queue.mark(module)
+        self.producers.update(dict.fromkeys(touched, naming.pass_name(pass_)))
+        return edits, self._warnings_about(pass_, outcome, edits)
+
+    def _warnings_about(self, pass_: Any, outcome: Outcome, edits: Edits) -> list[str]:
+        """What is not as the pass says, or cannot be taken back."""
+        name = naming.pass_name(pass_)
         warnings = []
         if outcome.claimed is False:
-            said = f"says it did not change the graph, but it did: {changes if changes is not None else 'a new module'}"
+            said = f"says it did not change the graph, but it did: {edits}"
             if self.policy.strict:
-                raise PassError(f"pass '{naming.pass_name(pass_)}' {said}; return modified=True", reason=said)
-            warnings.append(f"pass '{naming.pass_name(pass_)}' {said}")
-            logger.warning("%s", warnings[0])
-        if changes is not None and changes.written_in_place:
-            warnings.append(
-                f"wrote into tensors, which cannot be taken back: {', '.join(changes.written_in_place[:5])}"
-            )
-        return edits, warnings
+                raise PassError(f"pass '{name}' {said}; return modified=True", reason=said)
+            warnings.append(f"pass '{name}' {said}")
+        if edits.written_in_place:
+            listed = ", ".join(edits.written_in_place[:5])
+            warnings.append(f"pass '{name}' wrote into tensors, which cannot be taken back: {listed}")
+        for warning in warnings:
+            logger.warning("%s", warning)
+        return warnings
 
-    def _changes(self, outcome: Outcome) -> Changes | None:
-        """What is different, if the pass worked in place."""
-        same = outcome.graph_module is self.module and outcome.program in (None, self.program)
-        return self.snapshot.changes() if same else None
-
-    def _switch(self, outcome: Outcome, changes: Changes | None = None) -> None:
+    def _switch(self, outcome: Outcome) -> None:
+        """Make the result the state of the run."""
         self.module = outcome.graph_module
         if outcome.program is not None:
             self.program = outcome.program
         if self.program is not None:
             self.program = sync_program(self.program, self.module)
         self._look_around()
-        for module in _changed_graphs(self.module, changes) if changes is not None else self.graphs:
-            self.queue.mark(module)
         self.snapshot = Snapshot.take(self.program if self.program is not None else self.module)
-
-    def _note_producers(self, pass_: Any, outcome: Outcome, changes: Changes | None) -> None:
-        """Remember which pass made or altered each node, for messages about what is not legal."""
-        name = naming.pass_name(pass_)
-        if changes is not None:
-            self.producers.update(dict.fromkeys([*changes.added, *changes.altered], name))
-            return
-        known = {node.name: (node.op, node.target) for node in self.module.graph.nodes}
-        for node in outcome.graph_module.graph.nodes:
-            if known.get(node.name) != (node.op, node.target):
-                self.producers[node.name] = name
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
