@@ -22,7 +22,7 @@ from fxpasses.values import (
     give_value,
     has_value,
     nested_graph_modules,
-    obtain_fake_mode,
+    refresh_callers,
     refresh_values,
     set_value,
 )
@@ -38,6 +38,7 @@ __all__ = [
     "insert_after",
     "insert_before",
     "nested_graph_modules",
+    "refresh_callers",
     "refresh_values",
     "remove_unused_attributes",
     "replace_node",
@@ -92,7 +93,7 @@ def create_node(
         node.meta.pop("tensor_meta", None)
         return node
     try:
-        known = give_value(node, obtain_fake_mode(graph), bindings_of=_binder(replaces))
+        known = give_value(node, bindings_of=_binder(replaces))
     except FakeValueError:
         graph.erase_node(node)
         raise
@@ -355,9 +356,8 @@ def _fill_values(node: Node, by: Node) -> None:
         if each not in missing and each.op != "placeholder" and not has_value(each):
             missing[each] = None
             waiting.extend(each.all_input_nodes)
-    mode = obtain_fake_mode(node.graph)
     for each in sorted(missing):
-        give_value(each, mode, bindings_of=node if each is by else None)
+        give_value(each, bindings_of=node if each is by else None)
     if not has_value(by):  # what it calls does not stand fakes: it is taken to give what the old node gave
         set_value(by, value_of(node))
 

@@ -59,6 +59,7 @@ from fxpasses.signatures import (
     place_of,
     placeholder_name,
     placeholders_of,
+    recompile_if_possible,
     rename_node,
     set_outputs,
     spec_of,
@@ -455,7 +456,7 @@ def _copied_before_output(program: ExportedProgram, value: Node) -> Node:
 def _finish(program: ExportedProgram) -> None:
     sync_signature(program)
     sync_ranges(program)
-    program.graph_module.recompile()
+    recompile_if_possible(program.graph_module)
 
 
 def _add_lifted(

@@ -35,6 +35,7 @@ from fxpasses.signatures import (
     place_of,
     placeholder_name,
     placeholders_of,
+    recompile_if_possible,
     store,
     stored_tensor,
     sync_ranges,
@@ -61,7 +62,7 @@ def resync(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgr
     _rename_calls(program)
     sync_signature(program)
     sync_ranges(program)
-    graph_module.recompile()
+    recompile_if_possible(graph_module)
     return program
 
 

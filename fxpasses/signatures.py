@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from fxpasses.errors import GraphError
@@ -52,6 +53,7 @@ __all__ = [
     "place_of",
     "placeholder_name",
     "placeholders_of",
+    "recompile_if_possible",
     "rename_node",
     "set_outputs",
     "spec_of",
@@ -325,6 +327,12 @@ def argument_of(value: Any) -> Any:
     if has_value(value) and (found is None or isinstance(found, (bool, int, float, str))):
         return ConstantArgument(name=value.name, value=found)
     return TensorArgument(name=value.name)
+
+
+def recompile_if_possible(graph_module: GraphModule) -> None:
+    """Compile the graph's code; a graph with custom objects among its arguments has none, and runs all the same."""
+    with contextlib.suppress(SyntaxError):
+        graph_module.recompile()
 
 
 def sync_signature(program: ExportedProgram) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "has_value",
     "nested_graph_modules",
     "obtain_fake_mode",
+    "refresh_callers",
     "refresh_value",
     "refresh_values",
     "same_value",
@@ -100,12 +101,16 @@ def fake_mode_of(root: GraphModule | Graph | ExportedProgram) -> FakeTensorMode 
     :func:`obtain_fake_mode` has remembered.
     """
     graph, graph_module = _graph_and_module(root)
-    for node in graph.find_nodes(op="placeholder"):
-        if (mode := _mode_of_value(_recorded(node))) is not None:
-            return mode
+    other: FakeTensorMode | None = None
     for node in graph.nodes:
+        if other is not None and node.op not in ("placeholder", "get_attr"):
+            return other
         if (mode := _mode_of_value(_recorded(node))) is not None:
-            return mode
+            if node.op == "placeholder":
+                return mode
+            other = other or mode
+    if other is not None:
+        return other
     if graph_module is None:
         return None
     for nested in nested_graph_modules(graph_module):
@@ -631,21 +636,27 @@ def _is_contiguous(tensor: torch.Tensor, memory_format: torch.memory_format) -> 
     return tensor.is_contiguous(memory_format=memory_format)
 
 
-def give_value(node: Node, mode: FakeTensorMode, *, bindings_of: Node | None = None) -> bool:
+def give_value(node: Node, mode: FakeTensorMode | None = None, *, bindings_of: Node | None = None) -> bool:
     """Compute and record the value of a new node; False when it cannot be known.
 
     Args:
         node: The node; its arguments have their values.
-        mode: The mode of the program.
+        mode: The mode of the program; looked up if None.
         bindings_of: A node that it replaces; unbacked symbols (``u0``) that were born there are born here from now on,
             so everything that is said about them stays true.
     """
+    if not _inputs_known(node):
+        return False
     bindings = (bindings_of or node).meta.get("unbacked_bindings")
-    value = _computed(node, mode, bindings)
+    value = _computed(node, mode or obtain_fake_mode(node.graph), bindings)
     if value is _UNKNOWN:
         return False
     set_value(node, value)
     return True
+
+
+def _inputs_known(node: Node) -> bool:
+    return all(has_value(each) or each.op == "get_attr" for each in node.all_input_nodes)
 
 
 def _computed(node: Node, mode: FakeTensorMode, bindings: Any) -> Any:
@@ -703,7 +714,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     waiting = list(dict.fromkeys(nodes))
     if not waiting:
         return []
-    mode = obtain_fake_mode(waiting[0].graph)
+    mode: FakeTensorMode | None = None
     heapq.heapify(waiting)
     queued = set(waiting)
     changed: dict[Node, dict[str, Any]] = {}
@@ -711,6 +722,8 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
         node = heapq.heappop(waiting)
         before = node.meta.copy()
         try:
+            if mode is None and node.op != "placeholder" and _inputs_known(node):
+                mode = obtain_fake_mode(node.graph)
             if not refresh_value(node, mode):
                 continue
         except FakeValueError:
@@ -726,7 +739,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     return list(changed)
 
 
-def refresh_value(node: Node, mode: FakeTensorMode) -> bool:
+def refresh_value(node: Node, mode: FakeTensorMode | None = None) -> bool:
     """Compute the value of one node again and record it; whether it looks different from before.
 
     Raises:
@@ -736,7 +749,9 @@ def refresh_value(node: Node, mode: FakeTensorMode) -> bool:
         return node.op == "placeholder"
     known = has_value(node)
     before = _recorded(node)
-    value = _computed(node, mode, node.meta.get("unbacked_bindings"))
+    value = _UNKNOWN
+    if _inputs_known(node):
+        value = _computed(node, mode or obtain_fake_mode(node.graph), node.meta.get("unbacked_bindings"))
     if value is _UNKNOWN:
         if known:
             _forget_value(node)
@@ -753,4 +768,24 @@ def _forget_value(node: Node) -> None:
     drop_stale_entries(node)
 
 
-_refresh = refresh_value
+def refresh_callers(root: GraphModule) -> list[Node]:
+    """Bring the values of all calls in step with the bodies that they call, after bodies were edited.
+
+    A nested graph does not know who calls it, so edits inside stop at its output; this goes on from there, from the
+    innermost graphs to ``root``.
+
+    Returns:
+        The nodes whose recorded value changed.
+    """
+    changed: list[Node] = []
+    for graph_module in reversed(list(nested_graph_modules(root))):
+        changed += refresh_values(_calls_of_bodies(graph_module))
+    return changed
+
+
+def _calls_of_bodies(graph_module: GraphModule) -> list[Node]:
+    calls: dict[Node, None] = {}
+    for node in graph_module.graph.nodes:
+        if node.op in ("call_module", "get_attr") and isinstance(_attribute(node), GraphModule):
+            calls.update(dict.fromkeys(node.users if node.op == "get_attr" else [node]))
+    return [node for node in calls if has_value(node)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import sys
 
@@ -21,6 +23,7 @@ from fxpasses.values import (
     has_value,
     nested_graph_modules,
     obtain_fake_mode,
+    refresh_callers,
     refresh_values,
     same_value,
     unify_fake_modes,
@@ -509,3 +512,43 @@ def test_equal_looks_are_told_from_different_ones() -> None:
         ((one,), (one, two)),
     ]:
         assert not same_value(left, right)
+
+
+def test_edits_inside_a_body_reach_the_caller() -> None:
+    """refresh_callers goes on from an edited branch to the call, and to whoever uses it, through two levels."""
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return torch.cond(y.sum() > 1, torch.sin, torch.cos, (y,))
+
+        return torch.cond(x.sum() > 0, inner, inner, (x,)) + 1
+
+    program = exported(outer, torch.randn(3))
+    graphs = [nested.graph for nested in nested_graph_modules(program.graph_module)]
+    for target in (aten.sin.default, aten.cos.default):
+        for node in [node for graph in graphs for node in graph.find_nodes(op="call_function", target=target)]:
+            replace_node(node, insert_after(node, aten._to_copy.default, node.args, {"dtype": torch.float64}))
+
+    changed = refresh_callers(program.graph_module)
+
+    assert torch.float64 == node_named(program.graph, "add").meta["val"].dtype
+    assert changed[-1] is node_named(program.graph, "add")
+
+
+def test_edits_of_a_graph_without_values_leave_its_module_alone() -> None:
+    """No mode is made, and nothing is noted on the module, while there are no values to compute."""
+    graph_module = symbolic_trace(torch.nn.ReLU())
+    relu = graph_module.graph.output_node().args[0]
+
+    replace_node(relu, insert_after(relu, torch.tanh, relu.args))
+
+    assert not graph_module.meta
+
+
+def test_a_module_that_remembers_its_mode_can_be_pickled_and_copied() -> None:
+    """The remembered mode is shared by copies and left out of pickles."""
+    graph_module = constants_only()
+    mode = obtain_fake_mode(graph_module)
+
+    assert fake_mode_of(copy.deepcopy(graph_module)) is mode
+    assert fake_mode_of(pickle.loads(pickle.dumps(graph_module))) is None
