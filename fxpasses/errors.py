@@ -202,14 +202,15 @@ def also_as(kind: type[ErrorT], cause: BaseException) -> type[ErrorT]:
 def user_line(node: Node) -> str | None:
     """The last line of the user's own source that made ``node``, as ``file:line in function: code``.
 
-    Read from ``node.meta["stack_trace"]``; None when the node has none.
+    Read from ``node.meta["stack_trace"]``; lines of torch's own modules count only where there is nothing else. None
+    when the node has no trace.
     """
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    for position in range(len(lines) - 1, -1, -1):
-        if lines[position].startswith("File "):
-            where = lines[position].removeprefix("File ").replace('"', "")
-            where = where.replace(", line ", ":").replace(", in ", " in ")
-            code = lines[position + 1] if position + 1 < len(lines) else ""
-            return f"{where}: {code}" if code else where
-    return None
+    frames = [position for position, line in enumerate(lines) if line.startswith("File ")]
+    if not frames:
+        return None
+    position = ([frame for frame in frames if "/site-packages/torch/" not in lines[frame]] or frames)[-1]
+    where = lines[position].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")
+    code = lines[position + 1] if position + 1 < len(lines) else ""
+    return f"{where}: {code}" if code else where
