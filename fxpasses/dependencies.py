@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.fx import Graph, GraphModule, Node
 
-from .errors import CycleError, GraphError
-from .merging import Merger
-from .ordering import find_cycle, first_ready_order, repaired_order
+from fxpasses.errors import CycleError, GraphError
+from fxpasses.merging import Merger
+from fxpasses.ordering import find_cycle, first_ready_order, repaired_order
 
 if TYPE_CHECKING:
-    from .effects import EffectAnalysis
+    from fxpasses.effects import EffectAnalysis
 
 __all__ = ["Dependencies"]
 
@@ -86,20 +86,24 @@ class Dependencies:
             GraphError: A node uses one that is not in the graph.
         """
         if effects is None:
-            from .effects import analyze_effects  # here: only callers that want order edges pay for it
+            from fxpasses.effects import analyze_effects  # here: only callers that want order edges pay for it
 
             effects = analyze_effects(graph)
         nodes = list(graph.graph.nodes if isinstance(graph, GraphModule) else graph.nodes)
         position = {node: number for number, node in enumerate(nodes)}
         order_edges = effects.order_edges if effects else []
-        inputs = [node.all_input_nodes for node in nodes]
+        used: list[Node] = []
+        ends = [0]
+        for node in nodes:
+            used += node.all_input_nodes  # a list that dies here: kept ones would set off the garbage collector
+            ends.append(len(used))
         try:
-            sources = [position[source] for row in inputs for source in row]
+            sources = [position[source] for source in used]
             sources += [position[earlier] for earlier, _ in order_edges]
             later = [position[target] for _, target in order_edges]
         except KeyError as error:
             raise _foreign(error.args[0], nodes) from None
-        targets = np.repeat(np.arange(len(nodes)), [len(row) for row in inputs])
+        targets = np.repeat(np.arange(len(nodes)), np.diff(ends))
         return cls(nodes, sources, np.concatenate([targets, np.asarray(later, dtype=np.int64)]), effects or None)
 
     @classmethod
@@ -242,12 +246,13 @@ class Dependencies:
         return self.has_edge(source, target) or not self._index.may_merge(source, target)
 
     def find_path(self, source: int, target: int, avoid: Iterable[int] = ()) -> list[int] | None:
-        """A shortest path, both ends included; None if there is none that keeps clear of ``avoid``. O(n + m)."""
-        shut = self._checked(avoid)
+        """A shortest path, both ends included; None if there is none whose inner nodes avoid ``avoid``. O(n + m)."""
+        shut = dict.fromkeys(self._checked(avoid), -1)
+        shut.pop(target, None)
         if not self.reaches(source, target):
             return None
         levels, rows = self._levels, self.successor_lists
-        came_from: dict[int, int] = {**dict.fromkeys(shut, -1), source: source}
+        came_from: dict[int, int] = {**shut, source: source}
         queue = [source]
         for node in queue:
             if node == target:
@@ -437,7 +442,8 @@ class Dependencies:
             return f", in one group with {later}"
         if self.effects is None or earlier in later.all_input_nodes:
             return f" -> {later}"
-        return f" -> {later} ({self.effects.why_ordered(earlier, later)})"
+        reason = self.effects.why_ordered(earlier, later)
+        return f" -> {later} ({reason})" if reason else f" -> {later}"
 
     def _error(self, sentence: str, path: Sequence[int]) -> CycleError:
         return CycleError(f"{sentence}: {self.describe(path)}", path=[self.nodes[node] for node in path])

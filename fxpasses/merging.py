@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from .errors import CycleError
-from .ordered_list import OrderedList
+from fxpasses.errors import CycleError
+from fxpasses.ordered_list import OrderedList
 
 __all__ = ["Merger"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-from .errors import CycleError
+from fxpasses.errors import CycleError
 
 __all__ = ["find_cycle", "first_ready_order", "repaired_order"]
 
