@@ -25,7 +25,7 @@ def chain_of(*targets: Callable[[torch.Tensor], torch.Tensor]) -> GraphModule:
 
 def long_chain(length: int, unsupported_every: int = 2) -> tuple[GraphModule, OperatorSupportBase]:
     """A chain in which every n-th call, cos, is unsupported."""
-    module = chain_of(*(torch.cos if place % unsupported_every else torch.sin for place in range(length)))
+    module = chain_of(*(torch.sin if (place + 1) % unsupported_every else torch.cos for place in range(length)))
     return module, supports(torch.sin)
 
 

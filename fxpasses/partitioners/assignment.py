@@ -112,9 +112,10 @@ class Assignment:
         """The nodes of each partition in graph order; the partitions in execution order."""
         if self._partitions is None:
             collected: dict[Hashable, list[Node]] = {name: [] for name in self.order}
-            for node in self.graph.nodes:
-                if node in self.partition_of:
-                    collected[self.partition_of[node]].append(node)
+            for node, name in self.partition_of.items():
+                collected[name].append(node)
+            for nodes in collected.values():
+                nodes.sort()  # nodes compare by their place in the graph, also once they are erased
             object.__setattr__(self, "_partitions", MappingProxyType(collected))
         assert self._partitions is not None
         return self._partitions

@@ -16,6 +16,7 @@ from fxpasses.errors import CycleError, PartitionError
 from fxpasses.outline_plan import Constants, Policy
 from fxpasses.outlining import outline
 
+from .assignment import Assignment
 from .cost import tensor_bytes, tensors_in
 from .small_parts import live_nodes
 
@@ -70,12 +71,8 @@ def fuse_by_partitions(
         O(V + E) for all partitions together.
     """
     groups = [list(nodes) for nodes in partitions]
-    for place, nodes in enumerate(groups):
-        if not nodes:
-            raise PartitionError(f"partition {place} is empty; leave it out")
-        if foreign := next((node for node in nodes if not isinstance(node, Node) or node.graph is not gm.graph), None):
-            raise PartitionError(f"partition {place} holds {foreign}, which is not a node of this graph", node=foreign)
     dependencies = Dependencies.of(gm)
+    Assignment.of(gm, groups, dependencies=dependencies)
     alive = live_nodes(dependencies)
     kept = [
         (f"{prefix}{place}", nodes)
