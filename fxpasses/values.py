@@ -262,7 +262,7 @@ def compute_value(node: Node) -> Any:
     """
     mode = obtain_fake_mode(node.graph)
     with _own_symbols(mode.shape_env):
-        value = _try_compute(node, mode, record=False)
+        value = _try_compute(node, _Evaluation(mode, record=False))
     if value is _UNKNOWN:
         missing = [each.name for each in node.all_input_nodes if not has_value(each)]
         why = f"its inputs {missing} have no recorded value" if missing else "what it calls cannot run on fake tensors"
@@ -275,20 +275,20 @@ def compute_value(node: Node) -> Any:
     return value
 
 
-def _try_compute(node: Node, mode: FakeTensorMode, *, record: bool = True) -> Any:
+def _try_compute(node: Node, evaluation: _Evaluation) -> Any:
     if node.op == "placeholder":
         return _recorded(node) if has_value(node) else _UNKNOWN
     if node.op == "get_attr":
-        return _attribute_value(node, mode)
+        return _attribute_value(node, evaluation.mode)
     if node.op != "output" and _is_marker(node.target):
         return None
     try:
-        args, kwargs = _argument_values(node, mode)
+        args, kwargs = _argument_values(node, evaluation.mode)
     except _NoValueError:
         return _UNKNOWN
     if node.op == "output":
         return args[0]
-    return _Evaluation(mode, record=record).call(node, args, kwargs)
+    return evaluation.call(node, args, kwargs)
 
 
 class _NoValueError(Exception):
@@ -390,6 +390,7 @@ class _Evaluation:
     def __init__(self, mode: FakeTensorMode, *, record: bool) -> None:
         self.mode = mode
         self.record = record
+        self._open = False
 
     def call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``node`` gives; ``_UNKNOWN`` when somebody's opaque code does not stand fakes."""
@@ -398,8 +399,10 @@ class _Evaluation:
         if _mutates(node):
             args, kwargs = _detached(args), _detached(kwargs)
         try:
-            with self._environment(node):
-                return _detached(self._run(node, target, args, kwargs))
+            with self.session(), contextlib.ExitStack() as regions:
+                for arguments in _open_autocasts(node):
+                    regions.enter_context(torch.autocast(*arguments))
+                return _apart_from(self._run(node, target, args, kwargs), args, kwargs)
         except FakeValueError:
             raise
         except Exception as error:  # operators and users' modules raise what they like
@@ -433,19 +436,19 @@ class _Evaluation:
         return arg
 
     @contextlib.contextmanager
-    def _environment(self, node: Node) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
+        """Stay in the mode for many calls: entering it costs about as much as an operator."""
+        if self._open:
+            yield
+            return
         allowed = self.mode.allow_non_fake_inputs
         self.mode.allow_non_fake_inputs = True  # weights of modules and constants become fakes on the way
+        self._open = True
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(_ambient_modes_off())
-                stack.enter_context(self.mode)
-                stack.enter_context(enable_python_dispatcher())
-                stack.enter_context(torch.no_grad())
-                for arguments in _open_autocasts(node):
-                    stack.enter_context(torch.autocast(*arguments))
+            with _ambient_modes_off(), self.mode, enable_python_dispatcher(), torch.no_grad():
                 yield
         finally:
+            self._open = False
             self.mode.allow_non_fake_inputs = allowed
 
 
@@ -506,6 +509,13 @@ def _detached(value: Any) -> Any:
     if type(value) is dict:
         return {key: _detached(part) for key, part in value.items()}
     return value
+
+
+def _apart_from(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value, but not the very fake that was passed: two nodes never share one."""
+    if isinstance(value, FakeTensor):
+        return value.detach() if any(leaf is value for leaf in _leaves((args, kwargs))) else value
+    return _detached(value) if isinstance(value, (list, tuple, dict)) else value
 
 
 def _open_autocasts(node: Node) -> list[tuple[Any, ...]]:
@@ -648,7 +658,7 @@ def give_value(node: Node, mode: FakeTensorMode | None = None, *, bindings_of: N
     if not _inputs_known(node):
         return False
     bindings = (bindings_of or node).meta.get("unbacked_bindings")
-    value = _computed(node, mode or obtain_fake_mode(node.graph), bindings)
+    value = _computed(node, _Evaluation(mode or obtain_fake_mode(node.graph), record=True), bindings)
     if value is _UNKNOWN:
         return False
     set_value(node, value)
@@ -659,11 +669,11 @@ def _inputs_known(node: Node) -> bool:
     return all(has_value(each) or each.op == "get_attr" for each in node.all_input_nodes)
 
 
-def _computed(node: Node, mode: FakeTensorMode, bindings: Any) -> Any:
+def _computed(node: Node, evaluation: _Evaluation, bindings: Any) -> Any:
     """What ``node`` gives, its unbacked symbols bound to it; ``_UNKNOWN`` when it cannot be known."""
-    with _own_symbols(mode.shape_env):
-        value = _try_compute(node, mode)
-        return value if value is _UNKNOWN else _bind_symbols(node, value, mode.shape_env, bindings)
+    with _own_symbols(evaluation.mode.shape_env):
+        value = _try_compute(node, evaluation)
+        return value if value is _UNKNOWN else _bind_symbols(node, value, evaluation.mode.shape_env, bindings)
 
 
 @contextlib.contextmanager
@@ -714,29 +724,35 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
     waiting = list(dict.fromkeys(nodes))
     if not waiting:
         return []
-    mode: FakeTensorMode | None = None
     heapq.heapify(waiting)
     queued = set(waiting)
     changed: dict[Node, dict[str, Any]] = {}
-    while waiting:
-        node = heapq.heappop(waiting)
-        before = node.meta.copy()
-        try:
-            if mode is None and node.op != "placeholder" and _inputs_known(node):
-                mode = obtain_fake_mode(node.graph)
-            if not refresh_value(node, mode):
-                continue
-        except FakeValueError:
-            for each, meta in changed.items():
-                each.meta.clear()
-                each.meta.update(meta)
-            raise
-        changed[node] = before
-        for user in node.users:
-            if user not in queued:
-                queued.add(user)
-                heapq.heappush(waiting, user)
+    evaluation: _Evaluation | None = None
+    with contextlib.ExitStack() as session:
+        while waiting:
+            node = heapq.heappop(waiting)
+            if evaluation is None and node.op != "placeholder" and _inputs_known(node):
+                evaluation = _Evaluation(obtain_fake_mode(node.graph), record=True)
+                session.enter_context(evaluation.session())
+            before = node.meta.copy()
+            try:
+                if not _refresh(node, evaluation):
+                    continue
+            except FakeValueError:
+                _take_back(changed)
+                raise
+            changed[node] = before
+            for user in node.users:
+                if user not in queued:
+                    queued.add(user)
+                    heapq.heappush(waiting, user)
     return list(changed)
+
+
+def _take_back(changed: dict[Node, dict[str, Any]]) -> None:
+    for node, meta in changed.items():
+        node.meta.clear()
+        node.meta.update(meta)
 
 
 def refresh_value(node: Node, mode: FakeTensorMode | None = None) -> bool:
@@ -745,13 +761,20 @@ def refresh_value(node: Node, mode: FakeTensorMode | None = None) -> bool:
     Raises:
         FakeValueError: The operator does not fit its arguments any more.
     """
+    evaluation = None
+    if node.op != "placeholder" and _inputs_known(node):
+        evaluation = _Evaluation(mode or obtain_fake_mode(node.graph), record=True)
+    return _refresh(node, evaluation)
+
+
+def _refresh(node: Node, evaluation: _Evaluation | None) -> bool:
     if node.op == "placeholder" or (node.op == "output" and not has_value(node)):
         return node.op == "placeholder"
     known = has_value(node)
     before = _recorded(node)
     value = _UNKNOWN
-    if _inputs_known(node):
-        value = _computed(node, mode or obtain_fake_mode(node.graph), node.meta.get("unbacked_bindings"))
+    if evaluation is not None and _inputs_known(node):
+        value = _computed(node, evaluation, node.meta.get("unbacked_bindings"))
     if value is _UNKNOWN:
         if known:
             _forget_value(node)
