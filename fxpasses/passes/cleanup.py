@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from types import MethodType
 from typing import Any, ClassVar
 
 import attrs
@@ -213,20 +214,18 @@ def _copy_merging(graph_module: GraphModule, same_as: dict[Node, Node]) -> Graph
         copies[node] = graph.node_copy(node, copies.__getitem__)
     copy = GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
     copy.meta.update(graph_module.meta)
-    for name in _HOOKS:
-        if hooks := getattr(graph_module, name, None):
-            getattr(copy, name).update(hooks)
+    _take_over(graph_module, copy)
     return copy
 
 
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-)
+def _take_over(source: GraphModule, copy: GraphModule) -> None:
+    """Give a copy the hooks and other marks of its source, such as the input checks of ``ep.module()``."""
+    for name, value in vars(source).items():
+        if "_hooks" in name and isinstance(value, dict):
+            getattr(copy, name).update(value)
+        elif name not in vars(copy):
+            is_own = isinstance(value, MethodType) and value.__self__ is source
+            vars(copy)[name] = MethodType(value.__func__, copy) if is_own else value
 
 
 # --- order ----------------------------------------------------------------------------------------------------------
