@@ -212,10 +212,10 @@ def _view_without_markers(plan: Plan) -> Dependencies:
 
 
 def _cycle_of_parts(plan: Plan, view: Dependencies, error: CycleError) -> CycleError:
-    path = [view.nodes[index] if isinstance(index, int) else index for index in error.path]
+    path = [view.nodes[step] if isinstance(step, int) else step for step in error.path]
     names = list(dict.fromkeys(plan.parts[plan.home[node]].name for node in path if node in plan.home))
     waits = "would wait for itself" if len(names) == 1 else "would wait for each other"
-    described = view.describe(error.path)
+    described = view.describe([view.position[node] for node in path])
     return CycleError(
         f"part{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))} {waits}: {described}; "
         "put all nodes of this path into one part, or take one of them out",

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.attributes import Attribute, find_attribute, install_attribute, state_of
 from fxpasses.errors import SplitError
-from fxpasses.graph_writing import GraphWriter
+from fxpasses.graph_writing import GraphWriter, without_collections
 from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.metadata import value_of
 from fxpasses.outlining import PICKED
@@ -45,11 +45,12 @@ def merge(split: Split | GraphModule) -> GraphModule:
     """
     module = split.graph_module if isinstance(split, Split) else split
     record = _record_of(split)
-    calls = _Calls(module, frozenset(record.part_names))
-    restored = _in_source_order(calls.items, record)
-    merged = _write(calls, restored, record) if restored is not None else None
-    if merged is None:
-        merged = _write(calls, calls.items, record)
+    with without_collections():
+        calls = _Calls(module, frozenset(record.part_names))
+        restored = _in_source_order(calls.items, record)
+        merged = _write(calls, restored, record) if restored is not None else None
+        if merged is None:
+            merged = _write(calls, calls.items, record)
     if merged is None:
         raise SplitError(
             "cannot merge: a node of the split module uses a value before it is computed; run graph.lint()"

@@ -137,13 +137,18 @@ def _is_symbolic(size: Any) -> bool:
     return isinstance(size, torch.SymInt)
 
 
+def _hint(size: Any) -> int:
+    """The size that a symbolic one had in the example it was traced with."""
+    return int(size.node.hint) if _is_symbolic(size) else int(size)
+
+
 def _concrete(value: Any) -> Any:
     """A real example of a recorded value."""
     if isinstance(value, torch.SymInt):
-        return int(value.node.hint)
+        return _hint(value)
     if not isinstance(value, torch.Tensor):
         return value
-    sizes = [int(size.node.hint) if _is_symbolic(size) else size for size in value.shape]
+    sizes = [_hint(size) for size in value.shape]
     made = torch.zeros(sizes, dtype=value.dtype, device="cpu" if value.device.type == "meta" else value.device)
     return made.requires_grad_(value.requires_grad)
 
@@ -262,14 +267,14 @@ def _argument(given: Any) -> Any:
 
 
 def _ranges(part: GraphModule) -> dict[Any, Any]:
-    """The ranges of the symbols in the inputs."""
+    """The ranges of the symbols in the part."""
     found: dict[Any, Any] = {}
     for node in part.graph.nodes:
         value = value_of(node)
         if not isinstance(value, (torch.Tensor, torch.SymInt)):
             continue
         for symbol in sorted(free_symbols(value), key=str):
-            sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+            sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else [value]
             environment = next(size.node.shape_env for size in sizes if _is_symbolic(size))
             if symbol in environment.var_to_range:
                 found[symbol] = environment.var_to_range[symbol]

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.attributes import find_attribute, install_attribute, state_of
 from fxpasses.boundaries import put_together
-from fxpasses.errors import CycleError, SplitError, also_as, user_line
+from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, user_line
 from fxpasses.graph_writing import GraphWriter, without_collections
 from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outline_plan import Constants, Part, Plan, make_plan
@@ -140,23 +140,46 @@ def split(
     if isinstance(graph_module, ExportedProgram):
         graph_module, assignment = _unlifted(graph_module, assignment)
     _check_source(graph_module)
-    if not isinstance(assignment, Assignment):
-        assignment = Assignment.of(graph_module, assignment)
-    wished = _wished_names(assignment.order, names)
-    view = assignment._dependencies
-    groups = [(wished[partition], nodes) for partition, nodes in assignment.partitions.items()]
     with without_collections():
-        plan = make_plan(graph_module, groups, constants=constants, dependencies=view, keep_order=True)
+        if isinstance(assignment, Assignment):
+            groups: Mapping[Hashable, list[Node]] = assignment.partitions
+            view = assignment._dependencies
+        else:
+            groups, view = _partitions(graph_module, assignment), None
+        wished = _wished_names(groups, names)
+        pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
+        is_ordered = isinstance(assignment, Assignment)
+        plan = make_plan(graph_module, pairs, constants=constants, dependencies=view, keep_order=is_ordered)
         top = _finish(plan, always_return_tuple=always_return_tuple)
-        return _as_split(plan, top, assignment)
+        return _as_split(plan, top, assignment, list(groups))
 
 
-def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment) -> Split:
-    part_names = {
-        partition: part.name
-        for partition, part in zip(assignment.order, plan.parts, strict=True)
-        if part.module is not None
-    }
+def _partitions(graph_module: GraphModule, grouping: Grouping) -> dict[Hashable, list[Node]]:
+    """The nodes of each partition, in graph order; an Assignment would ask for more than a split needs to know."""
+    partition_of: dict[Node, Hashable] = {}
+    if isinstance(grouping, Mapping):
+        partition_of.update(grouping)
+    else:
+        for number, group in enumerate(grouping):
+            members = list(group)
+            if not members:
+                raise PartitionError(f"partition {number} is empty; leave it out")
+            for node in members:
+                if partition_of.setdefault(node, number) != number:
+                    raise PartitionError(f"partitions {partition_of[node]} and {number} both hold {node}", node=node)
+    place = {node: number for number, node in enumerate(graph_module.graph.nodes)}
+    groups: dict[Hashable, list[Node]] = {}
+    for node in sorted(partition_of, key=lambda node: place.get(node, -1)):
+        groups.setdefault(partition_of[node], []).append(node)
+    return groups
+
+
+def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment | Grouping, partitions: list[Hashable]) -> Split:
+    order = [item for item in plan.sequence if isinstance(item, int) and plan.parts[item].module is not None]
+    part_names = {partitions[number]: plan.parts[number].name for number in order}
+    if not isinstance(assignment, Assignment):
+        homes = {node: partitions[number] for node, number in plan.home.items()}
+        assignment = Assignment(plan.graph_module.graph, homes, tuple(part_names))
     original = top.module.meta[SPLIT_NAMES][1]
     origins: dict[Node, Node] = {}
     for part in plan.parts:
