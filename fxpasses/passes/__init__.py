@@ -17,6 +17,7 @@ from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.rewriting import (
     Action,
+    ApplyRules,
     FoldToConstant,
     Match,
     Outline,
@@ -31,6 +32,7 @@ from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
 
 __all__ = [
     "Action",
+    "ApplyRules",
     "CSEPass",
     "EliminateDeadCode",
     "FoldConstants",

@@ -10,6 +10,7 @@
 """
 
 from fxpasses.partitioners.matching.compiling import CompiledPattern, compile_pattern
+from fxpasses.partitioners.matching.explaining import Explanation, MatchFailure, explain
 from fxpasses.partitioners.matching.language import (
     anything,
     both,
@@ -39,8 +40,10 @@ from fxpasses.partitioners.matching.views import GraphView
 
 __all__ = [
     "CompiledPattern",
+    "Explanation",
     "GraphView",
     "InternalMatch",
+    "MatchFailure",
     "Outputs",
     "Pattern",
     "PatternMatch",
@@ -54,6 +57,7 @@ __all__ = [
     "compile_pattern",
     "constant",
     "either",
+    "explain",
     "find_matches",
     "literal",
     "maybe",

@@ -135,7 +135,7 @@ def find_matches(
     effects: Any = None,
     **options: Any,
 ) -> list[PatternMatch]:
-    """All matches of a pattern in one graph (bodies of control flow are graphs of their own: see ``find_everywhere``).
+    """All matches of a pattern in one graph; bodies of control flow are graphs of their own (``nested_graph_modules``).
 
     Args:
         pattern: The pattern in any of its forms.

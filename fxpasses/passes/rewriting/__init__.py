@@ -17,11 +17,12 @@ from fxpasses.passes.rewriting.pattern_replacement import (
     replace_pattern,
     replace_pattern_with_filters,
 )
-from fxpasses.passes.rewriting.rule_sets import Application, Refusal, RewriteReport, Rule, RuleSet
+from fxpasses.passes.rewriting.rule_sets import Application, ApplyRules, Refusal, RewriteReport, Rule, RuleSet
 
 __all__ = [
     "Action",
     "Application",
+    "ApplyRules",
     "FoldToConstant",
     "Match",
     "Outline",

@@ -188,6 +188,7 @@ class _Job:
             source = MadeByCallback(self._calling(graph))
         replacer = Replacer(module, view, self.check_values)
         bound = [source.bind(match) for match in found]  # all of them before anything changes
+        replacer.prepare(bound)
         done = [self._replace(match, b, replacer) for match, b in zip(found, bound, strict=True)]
         refresh_values([node for node in replacer.stale if not node._erased])
         if is_root:

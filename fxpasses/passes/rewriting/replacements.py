@@ -17,6 +17,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PatternError, also_as
 from fxpasses.partitioners.matching import CompiledPattern, PatternMatch
 from fxpasses.partitioners.matching.compiling import graph_of, is_bookkeeping, output_leaves
+from fxpasses.partitioners.matching.quiet import is_quiet
 
 __all__ = ["BoundReplacement", "ReplacementGraph", "ReplacementSource", "replacement_source"]
 
@@ -68,6 +69,8 @@ class ReplacementGraph:
     @cached_property
     def written_inputs(self) -> list[Node]:
         """The placeholders whose storage the replacement writes."""
+        if is_quiet(self.body):
+            return []
         written = {storage for node in self.body for storage in self.effects.of(node).writes}
         return [p for p in self.placeholders if written.intersection(self.effects.storages(p))]
 

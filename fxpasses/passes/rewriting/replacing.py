@@ -73,6 +73,11 @@ class Replacer:
             value = self.now[value]
         return value
 
+    def prepare(self, bound: Iterable[BoundReplacement]) -> None:
+        """Say what is going to be put in, before anything is: a functional graph may get its first write."""
+        if self.view.effects is None and any(each.graph.written_inputs for each in bound):
+            self.view.analyze()
+
     def replace(self, match: PatternMatch, bound: BoundReplacement) -> list[Node]:
         """Replace one match.
 
@@ -94,6 +99,8 @@ class Replacer:
         _move(place)
         made, by = self._copy(match, bound, values, place)
         self.hand_over(match, made, by)
+        if bound.graph.written_inputs and made:
+            self.memory.note_writes(match, bound, made)
         return made
 
     def _check_results_are_nodes(self, match: PatternMatch) -> None:

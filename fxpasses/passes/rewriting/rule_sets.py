@@ -9,28 +9,40 @@ takes its nodes; later matches that need one of them are not made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import attrs
+import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing import nested_graph_modules, refresh_values
+from fxpasses.effects import analyze_effects
 from fxpasses.errors import PatternError
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, Pattern, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, impossible_calls
+from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.rewriting.actions import Action
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
-from fxpasses.passes.rewriting.replacements import ReplacementSource, replacement_source
+from fxpasses.passes.rewriting.replacements import BoundReplacement, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
+from fxpasses.programs import with_graph_module
 
-__all__ = ["Application", "Refusal", "RewriteReport", "Rule", "RuleSet"]
+__all__ = ["Application", "ApplyRules", "Refusal", "RewriteReport", "Rule", "RuleSet"]
 
 logger = logging.getLogger(__name__)
+
+
+def _filters(given: Iterable[MatchFilter]) -> tuple[MatchFilter, ...]:
+    return tuple(given)
+
+
+def _rules(given: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(given)
 
 
 @attrs.frozen(eq=False)
@@ -57,7 +69,7 @@ class Rule:
     pattern: Any
     replacement: Any
     name: str | None = attrs.field(default=None, kw_only=True)
-    filters: tuple[MatchFilter, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
+    filters: tuple[MatchFilter, ...] = attrs.field(default=(), kw_only=True, converter=_filters)
     inputs: Mapping[str, Pattern] = attrs.field(factory=dict, kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
     benefit: float = attrs.field(default=0.0, kw_only=True)
@@ -173,7 +185,7 @@ class RuleSet:
         name: How provenance calls the set.
     """
 
-    rules: tuple[Rule, ...] = attrs.field(converter=tuple)
+    rules: tuple[Rule, ...] = attrs.field(converter=_rules)
     name: str = "RuleSet"
 
     @rules.validator
@@ -211,15 +223,38 @@ class RuleSet:
         root = graph_module.graph_module if isinstance(graph_module, ExportedProgram) else graph_module
         report = RewriteReport()
         bodies = list(nested_graph_modules(root)) if nested else [root]
-        snapshot = Snapshot.take(root)
+        snapshot = Snapshot.take(graph_module)
         try:
             with running_pass(current_pass() or self.name):
                 for body in bodies:
-                    _Run(self, body, report, strict).go(until, max_rounds, max_applications)
+                    program = graph_module if isinstance(graph_module, ExportedProgram) and body is root else None
+                    _Run(self, body, report, strict, program).go(until, max_rounds, max_applications)
+                if isinstance(graph_module, ExportedProgram) and report.modified:
+                    with_graph_module(graph_module, root)
         except Exception:
             snapshot.restore()
             raise
         return report
+
+
+@attrs.frozen
+class ApplyRules(PassBase):
+    """Apply a set of rules.
+
+    Args:
+        rules: The rules.
+        until: ``"once"`` or ``"fixpoint"``.
+        max_rounds: The cap for a fixpoint.
+    """
+
+    rules: RuleSet
+    until: Literal["once", "fixpoint"] = attrs.field(default="fixpoint", kw_only=True)
+    max_rounds: int = attrs.field(default=100, kw_only=True)
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Apply them to one graph; the framework visits the graphs inside."""
+        report = self.rules.apply(graph_module, until=self.until, max_rounds=self.max_rounds, nested=False)
+        return PassResult(graph_module, report.modified)
 
 
 @attrs.define(eq=False)
@@ -230,6 +265,22 @@ class _Run:
     graph_module: GraphModule
     report: RewriteReport
     strict: bool
+    program: ExportedProgram | None = None
+
+    def view(self) -> GraphView:
+        """The graph as it is now; an exported program knows the values of its constants and what it mutates."""
+        program = self.program
+        if program is None:
+            return GraphView(self.graph_module)
+        signature = program.graph_signature
+        constants = {
+            name: program.constants[fqn]
+            for name, fqn in signature.inputs_to_lifted_tensor_constants.items()
+            if isinstance(program.constants.get(fqn), torch.Tensor)
+        }
+        mutates = bool(signature.buffers_to_mutate or signature.user_inputs_to_mutate)
+        effects = analyze_effects(self.graph_module, program=program) if mutates else None
+        return GraphView(self.graph_module, effects=effects, constants=constants)
 
     def go(self, until: str, max_rounds: int, max_applications: int | None) -> None:
         """All rounds."""
@@ -245,7 +296,7 @@ class _Run:
             if not applied or done >= max_applications:
                 break
         is_open = done >= max_applications or (until == "fixpoint" and rounds == limit)
-        if done and is_open and self._matches(GraphView(self.graph_module)):
+        if done and is_open and self._matches(self.view()):
             self.report.capped = True
             logger.warning(
                 "the rules of %s still match after %d rounds, %d replacements", self.rules.name, rounds, done
@@ -255,15 +306,20 @@ class _Run:
             recompile_on_demand(self.graph_module)
 
     def _round(self, number: int, at_most: int, refused: set[tuple[str, str]]) -> int:
-        view = GraphView(self.graph_module)
+        view = self.view()
         found = self._matches(view, note=number == 1)
         replacer = Replacer(self.graph_module, view)
         applied = 0
-        for rule, match in found[: max(at_most, 0)]:
+        found = found[: max(at_most, 0)]
+        bound = [
+            None if isinstance(r.source, Action) else r.source.bind(m) for r, m in found
+        ]  # before anything changes
+        replacer.prepare([each for each in bound if each is not None])
+        for (rule, match), replacement in zip(found, bound, strict=True):
             anchor, nodes = match.anchors[0].name, tuple(node.name for node in match.nodes)
             replacer.check_values = rule.check_values
             try:
-                made = _apply(rule, match, replacer)
+                made = _apply(rule, match, replacement, replacer)
             except Refused as refusal:
                 self._refuse(rule, anchor, refusal, refused)
                 continue
@@ -322,8 +378,13 @@ def _walk(view: GraphView, matchers: Sequence[Matcher]) -> Iterator[tuple[Node, 
         yield view.nodes[position], choice
 
 
-def _apply(rule: Rule, match: PatternMatch, replacer: Replacer) -> list[Node]:
+def _bind(rule: Rule, match: PatternMatch) -> BoundReplacement | None:
     source = rule.source
-    if isinstance(source, Action):
-        return source.apply(match, replacer)
-    return replacer.replace(match, source.bind(match))
+    return None if isinstance(source, Action) else source.bind(match)
+
+
+def _apply(rule: Rule, match: PatternMatch, replacement: BoundReplacement | None, replacer: Replacer) -> list[Node]:
+    if replacement is not None:
+        return replacer.replace(match, replacement)
+    assert isinstance(rule.source, Action)  # what has no replacement
+    return rule.source.apply(match, replacer)

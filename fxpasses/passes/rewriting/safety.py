@@ -25,6 +25,11 @@ class MemoryUse:
 
     view: GraphView
     _writers: dict[int, list[Node]] | None = attrs.field(init=False, default=None)
+    _returned: list[Node] = attrs.field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        outputs = [node for node in self.view.nodes[-1:] if node.op == "output"]
+        self._returned = [leaf for output in outputs for leaf in output.all_input_nodes]  # before any is replaced
 
     @property
     def writers(self) -> dict[int, list[Node]]:
@@ -43,11 +48,21 @@ class MemoryUse:
 
     def objection(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
         """Why the replacement would change what happens to memory; None if it does not."""
-        if self.view.effects_wanted is False or not (self.writers or bound.graph.written_inputs):
+        if self.view.effects is None or not (self.writers or bound.graph.written_inputs):
             return None
-        if self.view.effects is None:  # the graph is functional and the replacement is not
-            self.view.analyze()
         return self._writes_differ(match, bound) or self._sharing_differs(match, bound)
+
+    def note_writes(self, match: PatternMatch, bound: BoundReplacement, made: list[Node]) -> None:
+        """Remember that a replacement writes its inputs: who reads them stays on its side."""
+        effects = self.view.effects
+        stand_in = max(match.nodes, key=self.view.position.__getitem__)
+        for storage in sorted({s for p in bound.graph.written_inputs for s in self._storages(bound.values.get(p))}):
+            self.writers.setdefault(storage, []).append(stand_in)
+            for node in self.view.nodes if effects is not None else ():
+                if effects is not None and node not in match.nodes and storage in effects.of(node).reads:
+                    self.view.later.setdefault(node, []).extend(made)
+                    for new in made:
+                        self.view.earlier.setdefault(new, []).append(node)
 
     def _storages(self, value: Any) -> frozenset[int]:
         known = isinstance(value, Node) and value in self.view.position and self.view.effects is not None
@@ -76,8 +91,12 @@ class MemoryUse:
         assert effects is not None  # objection() has looked
         first = min(self.view.position[node] for node in inside)
         for place, node in enumerate(self.view.nodes):
-            if node in inside or node.op == "output":
+            if node in inside:
                 continue
+            if node.op == "output":
+                shown = (leaf for leaf in self._returned if leaf not in inside)
+                if (leaf := next((n for n in shown if storage in effects.storages(n)), None)) is not None:
+                    return f"{leaf.name} shares its memory and is returned"
             if node.op in ("placeholder", "get_attr") and storage in effects.storages(node):
                 return f"{node.name} belongs to the caller or the module"
             if place > first and storage in effects.of(node).reads:
