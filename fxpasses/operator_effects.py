@@ -220,34 +220,50 @@ def _unique(operands: Iterable[_Operand]) -> tuple[_Operand, ...]:
 
 def _merged_rule(name: str, overloads: list[OpOverload]) -> _SchemaRule:
     """The union of what ``overloads`` say."""
-    writes: list[_Operand] = []
-    returned: list[list[list[_Operand]]] = []
-    for overload in overloads:
-        written, aliases = _overload_parts(overload)
-        writes.extend(written)
-        returned.append(aliases)
-    counts = {len(aliases) for aliases in returned}
-    returns = counts.pop() if len(counts) == 1 else 1
-    if returns and not any(_holds_tensor(result.real_type) for one in overloads for result in one._schema.returns):
-        returns = 0
-    if len({len(aliases) for aliases in returned}) == 1:
-        merged = [_unique(operand for one in returned for operand in one[slot]) for slot in range(len(returned[0]))]
-    else:
-        merged = [_unique(operand for one in returned for slot in one for operand in slot)]
-    hands_back = name in UNANNOTATED_VIEWS
+    parts = [_overload_parts(overload) for overload in overloads]
+    writes = _unique(operand for written, _ in parts for operand in written)
+    returns, aliases = _returned(overloads, [aliased for _, aliased in parts])
     tags = [tag for overload in overloads for tag in overload.tags]
     namespace = overloads[0].namespace
-    view = any(merged) and not writes and not hands_back
+    if not writes and name.endswith("_") and not name.endswith("__"):
+        writes = _tensor_arguments(overloads)  # in place by its name, though the schema does not say so
+    silent = not writes and all(not overload._schema.returns for overload in overloads)
+    hands_back = name in UNANNOTATED_VIEWS or (
+        torch.Tag.maybe_aliasing_or_mutating in tags and name not in (*_DROPOUTS, *_HIDDEN_STATISTICS)
+    )
+    view = any(aliases) and not writes and not hands_back
     return _SchemaRule(
         name=name,
-        writes=_unique(writes),
-        aliases=tuple(merged),
+        writes=writes,
+        aliases=aliases,
         hands_back=hands_back,
         returns=returns,
         random=torch.Tag.nondeterministic_seeded in tags and name not in _NOT_RANDOM,
-        world=name in WORLD_NAMES or namespace in _WORLD_NAMESPACES,
+        world=silent or name in WORLD_NAMES or namespace in _WORLD_NAMESPACES,
         looks_only=name in _LOOKS_ONLY or (view and name not in _MAY_COPY),
         changes_shape=(torch.Tag.inplace_view in tags and name != "detach_") or name in _CHANGES_SHAPE,
+    )
+
+
+def _returned(
+    overloads: list[OpOverload], aliased: list[list[list[_Operand]]]
+) -> tuple[int, tuple[tuple[_Operand, ...], ...]]:
+    """How many tensors come back, and what each may alias; one for all where the overloads differ."""
+    holds_tensors = any(_holds_tensor(result.real_type) for one in overloads for result in one._schema.returns)
+    if len({len(slots) for slots in aliased}) > 1:
+        together = _unique(operand for slots in aliased for slot in slots for operand in slot)
+        return int(holds_tensors), (together,)
+    count = len(aliased[0])
+    rows = tuple(_unique(operand for slots in aliased for operand in slots[slot]) for slot in range(count))
+    return (count if holds_tensors else 0), rows
+
+
+def _tensor_arguments(overloads: list[OpOverload]) -> tuple[_Operand, ...]:
+    return _unique(
+        _Operand(-1 if argument.kwarg_only else position, argument.name)
+        for overload in overloads
+        for position, argument in enumerate(overload._schema.arguments)
+        if "Tensor" in str(argument.type)
     )
 
 

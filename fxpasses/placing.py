@@ -170,6 +170,7 @@ class _Walk:
         self.storages = Storages()
         self.values: dict[Node, Value] = {}
         self.calls: dict[Node, CallEffects] = {}
+        self.by_name: dict[str, int] = {}
 
     def run(self, nodes: Iterable[Node]) -> None:
         values, parent = self.values, self.storages.parent
@@ -192,7 +193,7 @@ class _Walk:
         if node.op == "placeholder":
             return self._placeholder(node)
         if node.op == "get_attr":
-            return self._attribute(resolve(self.root, str(node.target)))
+            return self._attribute(str(node.target))
         if node.op == "output":
             return NO_STORAGE
         call = self.effects_of(node, self.root)
@@ -209,14 +210,25 @@ class _Walk:
         example = node.meta.get("val")
         return self.storages.of_tensor(example) if isinstance(example, torch.Tensor) else self.storages.fresh()
 
-    def _attribute(self, found: Any) -> Value:
+    def _attribute(self, target: str) -> Value:
+        found = resolve(self.root, target)
         if isinstance(found, torch.Tensor):
             return self.storages.of_tensor(found)
         if isinstance(found, GraphModule):
             return NO_STORAGE
         if isinstance(found, nn.Module):
             return self._united([self.storages.of_tensor(tensor) for tensor in (*found.parameters(), *found.buffers())])
-        return self.storages.fresh()
+        return self._unknown_attribute(target)
+
+    def _unknown_attribute(self, target: str) -> int:
+        """A list of tensors, a script object, or the attribute of a graph without a module: known by its name.
+
+        An attribute is part of what the first word of its name stands for.
+        """
+        base = target.partition(".")[0]
+        if base not in self.by_name:
+            self.by_name[base] = self.storages.fresh()
+        return self.by_name[base]
 
     def _result(self, node: Node, call: CallEffects) -> Value:
         if call.returns == 0:

@@ -219,6 +219,8 @@ _REGION_FUNCTIONS: dict[str, tuple[RegionKind, bool]] = {
     "_saved_tensors_hooks_disable": (RegionKind.GLOBAL_STATE, True),
     "_saved_tensors_hooks_enable": (RegionKind.GLOBAL_STATE, False),
 }
+_STREAM_CALLS = words("set_stream set_device synchronize wait_stream wait_event record_event record_stream")
+"""What moves work between streams: kernels before it and behind it must stay there."""
 _BATCHING = frozenset({"_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad"})
 _STATE_SWITCHES = (
     "lazy_load_decompositions",
@@ -239,7 +241,7 @@ def _region_of(function: Any) -> tuple[RegionKind, bool] | None:
         return found
     if "increment_nesting" in name or "decrement_nesting" in name:
         return RegionKind.GLOBAL_STATE, "increment" in name
-    return (RegionKind.GLOBAL_STATE, True) if name.startswith(_STATE_SWITCHES) else None
+    return (RegionKind.GLOBAL_STATE, True) if name.startswith(_STATE_SWITCHES) or name in _STREAM_CALLS else None
 
 
 def _region_rule(kind: RegionKind, opens: bool, node: Node) -> CallEffects:
@@ -256,6 +258,8 @@ def _method_rule(name: str) -> Rule | None:
     """The rule of ``call_method``; None for a name that nobody knows."""
     if name in _WORLD_METHODS:
         return functools.partial(_opaque_rule, f"method {name} acts on the world")
+    if name in _STREAM_CALLS:
+        return functools.partial(_region_rule, RegionKind.GLOBAL_STATE, True)
     if name in ("__setitem__", "__delitem__"):
         return _setitem_rule
     if name == "__getitem__":
@@ -320,6 +324,9 @@ def _builtin_rule(function: Any) -> Rule | None:
 def _torch_function_rule(function: Any) -> Rule | None:
     """The rule of a function of torch that is no operator object: by its schemas, or by its Python signature."""
     name = name_of(function)
+    if not _module_of(function).startswith("torch"):
+        overloads = _schema_overloads(function)
+        return overloads_rule(overloads[0]._schema.name.partition("::")[2], overloads) if overloads else None
     if name in _BATCHING:
         return _first_operand_view
     if (region := _region_of(function)) is not None:
@@ -363,7 +370,7 @@ def rule_for_target(op: str, target: Any) -> Rule | None:
         return _method_rule(target)
     if isinstance(target, OpOverload):
         name = target._schema.name.partition("::")[2]
-        region = _REGION_FUNCTIONS.get(name)
+        region = (RegionKind.GLOBAL_STATE, True) if target.namespace == "streams" else _REGION_FUNCTIONS.get(name)
         return functools.partial(_region_rule, *region) if region else overload_rule(target)
     if isinstance(target, OpOverloadPacket):
         return overloads_rule(target.__name__, packet_overloads(target))
