@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, compute_unbacked_bindings, rebind_unbacked
 
 from fxpasses.errors import FakeValueError, user_line
-from fxpasses.fake_modes import ambient_modes_off, fake_of, is_foreign, unify_fake_modes
+from fxpasses.fake_modes import ambient_modes_off, enclosing_autocasts, fake_of, is_foreign, unify_fake_modes
 from fxpasses.metadata import current_pass, value_of
 from fxpasses.recorded_values import has_value, same_value, set_value, value_leaves
 
@@ -152,7 +152,7 @@ def _apart_from(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _open_autocasts(node: Node) -> list[tuple[Any, ...]]:
     enter = torch.amp.autocast_mode._enter_autocast
     opened = node.graph.find_nodes(op="call_function", target=enter)
-    found = []
+    found: list[tuple[Any, ...]] = list(enclosing_autocasts(node.graph))
     for region in opened:
         closed = any(user < node for user in region.users if getattr(user.target, "__name__", "") == "_exit_autocast")
         if region < node and not closed:

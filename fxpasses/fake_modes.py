@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch._higher_order_ops.wrap import wrap_with_autocast
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -18,6 +20,7 @@ from fxpasses.recorded_values import has_value, value_leaves
 
 __all__ = [
     "ambient_modes_off",
+    "enclosing_autocasts",
     "fake_mode_of",
     "fake_of",
     "is_foreign",
@@ -30,6 +33,9 @@ __all__ = [
 _MODE_KEY = "fxpasses.fake_mode"
 
 
+_REGIONS: WeakKeyDictionary[Graph, tuple[tuple[Any, ...], ...]] = WeakKeyDictionary()  # a body knows no parent
+
+
 def nested_graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
     """The module itself, then every graph module inside it, each once, in the order of ``named_modules``.
 
@@ -39,7 +45,29 @@ def nested_graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
     for module in graph_module.modules():
         if isinstance(module, GraphModule) and id(module.graph) not in seen:
             seen.add(id(module.graph))
+            _note_regions(module)
             yield module
+
+
+def enclosing_autocasts(graph: Graph) -> tuple[tuple[Any, ...], ...]:
+    """The autocast regions that the whole graph runs in, as far as somebody has walked there from its root."""
+    return _REGIONS.get(graph, ())
+
+
+def _note_regions(graph_module: GraphModule) -> None:
+    """A graph does not know who calls it; the walk from the root does, and notes which bodies run under autocast."""
+    here = enclosing_autocasts(graph_module.graph)
+    bodies = {node: body for node in graph_module.graph.find_nodes(op="get_attr") if (body := _body(node)) is not None}
+    for node, body in bodies.items():
+        for user in node.users:
+            inside = (*here, tuple(user.args[:4])) if user.target is wrap_with_autocast else here
+            if inside:
+                _REGIONS[body.graph] = inside
+
+
+def _body(node: Node) -> GraphModule | None:
+    found = getattr(node.graph.owning_module, str(node.target), None)
+    return found if isinstance(found, GraphModule) else None
 
 
 class _RememberedMode:

@@ -552,3 +552,22 @@ def test_a_module_that_remembers_its_mode_can_be_pickled_and_copied() -> None:
 
     assert fake_mode_of(copy.deepcopy(graph_module)) is mode
     assert fake_mode_of(pickle.loads(pickle.dumps(graph_module))) is None
+
+
+def test_nodes_inside_of_an_autocast_body_are_computed_under_autocast() -> None:
+    """A node created in the body of an exported autocast region gets the dtype that it will have when it runs."""
+
+    def autocast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ x
+        return y + 1
+
+    program = exported(autocast, torch.randn(3, 3))
+    bodies = [nested for nested in nested_graph_modules(program.graph_module) if nested is not program.graph_module]
+    (matmul,) = bodies[0].graph.find_nodes(op="call_function", target=aten.matmul.default)
+
+    replace_node(matmul, insert_after(matmul, aten.mm.default, matmul.args))
+    changed = refresh_callers(program.graph_module)
+
+    assert torch.bfloat16 == node_named(bodies[0].graph, "mm_default").meta["val"].dtype
+    assert [] == changed
