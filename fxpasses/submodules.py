@@ -121,6 +121,7 @@ def extract_submodule(graph_module: GraphModule, nodes: Iterable[Node], name: st
     """
     graph = graph_module.graph
     chosen = _chosen_nodes(graph, nodes)
+    _check_regions(chosen)
     after = _nodes_behind(graph_module, chosen)
     inside = set(chosen)
     inputs = sorted(
@@ -166,6 +167,22 @@ def _chosen_nodes(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
                 chosen[user] = None
                 waiting.append(user)
     return sorted(chosen)
+
+
+def _check_regions(chosen: Sequence[Node]) -> None:
+    """A region that is opened inside is closed inside, and the other way round."""
+    inside = set(chosen)
+    for node in chosen:
+        name = getattr(node.target, "__name__", "")
+        partners = node.users if name == "_enter_autocast" else node.all_input_nodes if name == "_exit_autocast" else ()
+        for partner in partners:
+            if partner not in inside:
+                raise GraphError(
+                    f"cannot extract {node.name!r} without {partner.name!r}: they open and close one region; take "
+                    "both, or neither",
+                    node=node,
+                    pass_name=current_pass(),
+                )
 
 
 def _reads_tuple(user: Node, node: Node) -> bool:

@@ -183,7 +183,7 @@ def _refresh(node: Node, evaluation: Evaluation | None) -> bool:
     if known and same_value(before, value):
         return False
     set_value(node, value)
-    return True
+    return known or value is not None
 
 
 def _take_back(changed: dict[Node, dict[str, Any]]) -> None:

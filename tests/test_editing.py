@@ -631,3 +631,24 @@ def test_nothing_and_foreign_nodes_cannot_be_extracted() -> None:
         extract_submodule(graph_module, graph_module.graph.find_nodes(op="placeholder"), "part")
     with pytest.raises(GraphError, match=re.escape("cannot extract 'one': it belongs to another graph")):
         extract_submodule(graph_module, [node_named(other, "one")], "part")
+
+
+def test_a_region_is_extracted_as_a_whole() -> None:
+    """Opening autocast inside of a submodule and closing it outside is refused; the whole region may go."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    enter = graph.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", torch.bfloat16, True, False))
+    inside = graph.call_function(torch.mm, (x, x))
+    leave = graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
+    graph.output(inside)
+    graph_module = GraphModule({}, graph)
+    args = torch.randn(3, 3)
+    message = "cannot extract '_enter_autocast' without '_exit_autocast': they open and close one region"
+
+    with pytest.raises(GraphError, match=re.escape(message)):
+        extract_submodule(graph_module, [enter, inside], "part")
+    extract_submodule(graph_module, [enter, inside, leave], "part")
+    graph_module.recompile()
+
+    assert torch.bfloat16 == graph_module(args).dtype
+    assert torch.float32 == torch.mm(args, args).dtype
