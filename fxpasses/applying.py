@@ -240,12 +240,11 @@ def sync_program(program: ExportedProgram, module: GraphModule) -> ExportedProgr
     """
     from fxpasses.programs import with_graph_module
 
-    in_place = module is program.graph_module
-    synced = with_graph_module(program, module)
-    if in_place and synced is not program:
-        program.__dict__.update(synced.__dict__)
-        return program
-    return synced
+    signature = program.graph_signature
+    for specs in ("input_specs", "output_specs"):
+        if not isinstance(getattr(signature, specs), list):  # passes in the wild assign tuples
+            setattr(signature, specs, list(getattr(signature, specs)))
+    return with_graph_module(program, module)
 
 
 def result_of(module: GraphModule, modified: bool, program: ExportedProgram | None, report: Any = None) -> PassResult:

@@ -222,7 +222,7 @@ class PassManager(PassGroup):
 class ExportedProgramPassManager(PassManager):
     """A pipeline over ExportedPrograms, as ExecuTorch has it: takes a program, gives an ExportedProgramPassResult.
 
-    Works on a shallow copy of the program, so that the given one keeps its own signature; the graph is shared.
+    Works on a shallow copy of the program. Graph, signature and tensors are shared, so both stay in step.
     """
 
     checks_take_programs = True

@@ -551,7 +551,7 @@ def test_an_unusual_input_is_linted_less_strictly():
 
 
 def test_complaint_37_a_failing_pass_in_the_middle_of_ten_leaves_everything_as_it_was():
-    """Complaint 37: copies of whole models; a failed pass leaves text, meta and tensors as they were, without a copy."""
+    """Complaint 37: copies of whole models; a failed pass leaves text, meta, tensors as they were, without a copy."""
     for module in (traced(), exported().graph_module, exported().module()):
         module.meta["mine"] = {"a": [1]}
         before = state(module)
