@@ -285,29 +285,37 @@ def _place(plan: Plan, value: Value) -> tuple[Any, ...]:
 
 
 def _place_constants(plan: Plan, constants: Constants) -> None:
-    """Give each ``get_attr`` node to the parts that hold its value, or make it an input of those that do not."""
+    """Give each ``get_attr`` node to the parts that hold its value, or make it an input of those that do not.
+
+    What has several names, or is read by several nodes, is one constant: tied weights are decided about together.
+    """
     rank = {item: place for place, item in enumerate(plan.sequence) if isinstance(item, int)}
-    owners: dict[int, tuple[int, str]] = {}
+    groups: dict[int, list[Node]] = {}
+    found: dict[Node, Attribute] = {}
     for node in (node for node in plan.nodes if node.op == "get_attr"):
-        users = plan.constant_users.get(node, {})
-        homes = sorted((number for number in users if number != TOP), key=rank.__getitem__)
-        if not homes:
-            continue
-        attribute = find_attribute(plan.graph_module, str(node.target), user=node.name)
-        policy = _policy(plan, constants, node, attribute, homes)
-        if policy == "pass_in":
-            holders: list[int] = []
-        elif policy == "own":
-            owner = owners.setdefault(id(attribute.value), (homes[0], str(node.target)))
-            holders = [number for number in homes if number == owner[0]]
-            plan.routes[node] = owner
-        else:
-            holders = homes
-        for number in homes:
-            part = plan.parts[number]
-            (part.constants if number in holders else part.inputs).append(node)
-            if policy == "duplicate" and number != homes[0]:
-                part.clones[node] = _clone(attribute)
+        if any(number != TOP for number in plan.constant_users.get(node, ())):
+            found[node] = find_attribute(plan.graph_module, str(node.target), user=node.name)
+            groups.setdefault(id(found[node].value), []).append(node)
+    for nodes in groups.values():
+        homes = dict.fromkeys(number for node in nodes for number in plan.constant_users[node] if number != TOP)
+        ordered = sorted(homes, key=rank.__getitem__)
+        attribute = found[nodes[0]]
+        policy = _policy(plan, constants, nodes[0], attribute, ordered)
+        holders = {"pass_in": [], "own": ordered[:1]}.get(policy, ordered)
+        clones = {number: _clone(attribute) for number in ordered[1:]} if policy == "duplicate" else {}
+        for node in nodes:
+            if policy == "own":
+                plan.routes[node] = (ordered[0], _owned_name(plan, nodes, ordered[0]))
+            for number in sorted((home for home in plan.constant_users[node] if home != TOP), key=rank.__getitem__):
+                part = plan.parts[number]
+                (part.constants if number in holders else part.inputs).append(node)
+                if number in clones:
+                    part.clones[node] = clones[number]
+
+
+def _owned_name(plan: Plan, nodes: Sequence[Node], owner: int) -> str:
+    """The name under which the owner of a constant reads it."""
+    return next(str(node.target) for node in nodes if owner in plan.constant_users[node])
 
 
 def _policy(plan: Plan, constants: Constants, node: Node, attribute: Attribute, homes: Sequence[int]) -> Policy:

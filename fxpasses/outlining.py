@@ -295,7 +295,7 @@ def _insert_call(plan: Plan, part: Part, environment: dict[Any, Any], always_ret
             environment[part.outputs[0]] = call
             return made
         for place, value in enumerate(part.outputs):
-            picked = graph.create_node("call_function", operator.getitem, (call, place), name=value.name)
+            picked = graph.create_node("call_function", operator.getitem, (call, place))
             picked.meta = _meta_of(value)
             environment[value] = picked
             made.append(picked)
