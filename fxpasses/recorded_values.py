@@ -101,13 +101,21 @@ def _expression(size: Any) -> Any:
 
 def set_value(node: Node, value: Any) -> None:
     """Record ``value``; what else is said about the old value is brought up to date or dropped."""
-    node.meta["val"] = value
-    if "example_value" in node.meta:
+    if "example_value" in node.meta or (not has_value(node) and _only_examples(node)):
         node.meta["example_value"] = value
+    node.meta["val"] = value
     if "tensor_meta" in node.meta:
         _update_tensor_meta(node, node.meta["tensor_meta"], value)
     node.meta.pop("eager_input_vals", None)
     drop_stale_entries(node)
+
+
+def _only_examples(node: Node) -> bool:
+    """Whether this is a graph of dynamo's, which keeps its values under another key."""
+    inputs = [each.meta for each in node.all_input_nodes]
+    return any("example_value" in meta for meta in inputs) and not any(
+        "val" in meta and "example_value" not in meta for meta in inputs
+    )
 
 
 def _update_tensor_meta(node: Node, sample: Any, value: Any) -> None:

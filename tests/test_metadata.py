@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
+from fxpasses.editing import extract_submodule, inline_submodule
 from fxpasses.errors import GraphError, MissingMetadataError
 from fxpasses.metadata import (
     MetaKey,
@@ -19,6 +20,10 @@ from fxpasses.metadata import (
     source_of,
     value_of,
 )
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.passes.fusing import fuse_by_partitions
+from fxpasses.passes.splitting import split
+from fxpasses.passes.unflattening import unflatten
 
 SIZE = MetaKey[int]("tests.size_bytes", made_by="MeasureSizes()")
 TAG = MetaKey[str]("tests.tag", made_by="TagNodes()", depends_on_value=False)
@@ -226,3 +231,63 @@ def test_copied_metadata_can_leave_values_out() -> None:
 
     assert {"tests.tag", "from_node"} == set(x.meta)
     assert x.meta["from_node"][0].name == "relu"
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).sin()
+
+
+def tagged() -> tuple[torch.export.ExportedProgram, GraphModule]:
+    program = torch.export.export(Blocks(), (torch.randn(2, 4),))
+    module = program.module()
+    for graph in (program.graph, module.graph):
+        for node in graph.nodes:
+            TAG.write(node, node.name)
+            SIZE.write(node, 4)
+    return program, module
+
+
+def split_in_two(program: torch.export.ExportedProgram, module: GraphModule) -> torch.nn.Module:
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    return split(module, Assignment.of(module, [calls[:2], calls[2:]])).graph_module
+
+
+def fuse_two(program: torch.export.ExportedProgram, module: GraphModule) -> torch.nn.Module:
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    return fuse_by_partitions(module, [dict.fromkeys(calls[:2])])
+
+
+def unflatten_it(program: torch.export.ExportedProgram, module: GraphModule) -> torch.nn.Module:
+    return unflatten(program)
+
+
+def out_and_back(program: torch.export.ExportedProgram, module: GraphModule) -> torch.nn.Module:
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    inline_submodule(extract_submodule(module, calls[1:3], "part"))
+    return module
+
+
+@pytest.mark.parametrize(
+    "transform", [split_in_two, fuse_two, unflatten_it, out_and_back, lambda _, module: copy.deepcopy(module)]
+)
+def test_typed_entries_go_where_their_nodes_go(transform) -> None:
+    """Entries of compute nodes are kept through split, fuse, unflatten, extract, inline and copy."""
+    program, module = tagged()
+    want = {node.name: (node.name, 4) for node in module.graph.nodes if node.op == "call_function"}
+
+    result = transform(program, module)
+    graphs = {id(each.graph): each.graph for each in result.modules() if hasattr(each, "graph")}
+    found = {
+        node.name: (TAG.get(node), SIZE.get(node))
+        for graph in graphs.values()
+        for node in graph.nodes
+        if node.op == "call_function"
+    }
+
+    assert want == found

@@ -571,3 +571,23 @@ def test_nodes_inside_of_an_autocast_body_are_computed_under_autocast() -> None:
 
     assert torch.bfloat16 == node_named(bodies[0].graph, "mm_default").meta["val"].dtype
     assert [] == changed
+
+
+def test_graphs_of_dynamo_keep_their_own_key() -> None:
+    """Where values are recorded as example_value, new nodes have them there as well, and changes reach both."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    sin = graph.call_function(torch.sin, (x,))
+    graph.output((sin,))
+    graph_module = GraphModule({}, graph)
+    with obtain_fake_mode(graph_module):
+        x.meta["example_value"] = torch.empty(3)
+        sin.meta["example_value"] = torch.empty(3)
+
+    half = insert_before(sin, "half", (x,), op="call_method")
+    again = insert_before(sin, torch.neg, (half,))
+    sin.replace_input_with(x, again)
+    refresh_values([sin])
+
+    assert [torch.half] * 3 == [node.meta["example_value"].dtype for node in (half, again, sin)]
+    assert fake_mode_of(graph_module) is half.meta["example_value"].fake_mode
