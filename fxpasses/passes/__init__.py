@@ -13,6 +13,7 @@ from fxpasses.passes.cleanup import (
 from fxpasses.passes.folding import FoldConstants
 from fxpasses.passes.fuse_conv_bn import FuseConvBN
 from fxpasses.passes.fusing import fuse_by_partitions
+from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModule, InterpreterModuleDispatcher
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.rewriting import (
@@ -24,20 +25,27 @@ from fxpasses.passes.rewriting import (
     ReplacedPatterns,
     RewriteReport,
     Rule,
+    RuleCheck,
+    RuleError,
     RuleSet,
+    check_rule,
     replace_pattern,
     replace_pattern_with_filters,
 )
 from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
+from fxpasses.passes.unflattening import UnflattenedModule, swap_modules, unflatten
 
 __all__ = [
     "Action",
     "ApplyRules",
     "CSEPass",
     "EliminateDeadCode",
+    "FlatArgsAdapter",
     "FoldConstants",
     "FoldToConstant",
     "FuseConvBN",
+    "InterpreterModule",
+    "InterpreterModuleDispatcher",
     "Match",
     "Outline",
     "PlaceOnDevices",
@@ -46,10 +54,14 @@ __all__ = [
     "ReplacedPatterns",
     "RewriteReport",
     "Rule",
+    "RuleCheck",
+    "RuleError",
     "RuleSet",
     "SortTopologically",
     "Split",
     "StripGuards",
+    "UnflattenedModule",
+    "check_rule",
     "fuse_by_partitions",
     "get_CSE_banned_ops",
     "legalize_graph",
@@ -59,4 +71,6 @@ __all__ = [
     "split",
     "split_by_tags",
     "split_module",
+    "swap_modules",
+    "unflatten",
 ]

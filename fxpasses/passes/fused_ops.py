@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
 __all__ = ["linear_gelu", "silu_mul"]
 
-_LIBRARY = torch.library.Library("fxpasses", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("fxpasses", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("silu_mul(Tensor gate, Tensor up) -> Tensor")
 _LIBRARY.define('linear_gelu(Tensor input, Tensor weight, Tensor? bias=None, str approximate="none") -> Tensor')
 
@@ -33,7 +33,7 @@ def _linear_gelu(
 
 
 for _name, _function in (("silu_mul", _silu_mul), ("linear_gelu", _linear_gelu)):
-    _LIBRARY.impl(_name, _function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+    _LIBRARY.impl(_name, _function, "CompositeImplicitAutograd")
 
 silu_mul: Any = torch.ops.fxpasses.silu_mul.default
 linear_gelu: Any = torch.ops.fxpasses.linear_gelu.default

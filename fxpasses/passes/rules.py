@@ -43,6 +43,7 @@ __all__ = [
 
 aten = torch.ops.aten
 _CASTS = [aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default]
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _VIEWS = [aten.view.default, aten.reshape.default, aten._unsafe_view.default]
 
 
@@ -248,7 +249,7 @@ def _whole_layer_norm(x: Any, width: Any, weight: Any, bias: Any, eps: Any) -> A
 # ---------------------------------------------------------------------------------------------------- activations
 def silu_mul_rule() -> Rule:
     """``silu(gate) * up`` becomes ``fxpasses::silu_mul``."""
-    gate = value("gate")
+    gate = value("gate", dtype=_FLOATS)
     silu = either(call(aten.silu.default, gate), call(aten.mul.Tensor, gate, call(aten.sigmoid.default, gate)))
     pattern = call(aten.mul.Tensor, silu, value("up"))
     return Rule(pattern, lambda gate, up: silu_mul(gate, up), name="silu_mul", filters=(_is_gated,), benefit=2)

@@ -11,6 +11,7 @@
 """
 
 from fxpasses.passes.rewriting.actions import Action, FoldToConstant, Outline
+from fxpasses.passes.rewriting.checking import Counterexample, RuleCheck, RuleError, check_rule
 from fxpasses.passes.rewriting.pattern_replacement import (
     Match,
     ReplacedPatterns,
@@ -23,6 +24,7 @@ __all__ = [
     "Action",
     "Application",
     "ApplyRules",
+    "Counterexample",
     "FoldToConstant",
     "Match",
     "Outline",
@@ -30,7 +32,10 @@ __all__ = [
     "ReplacedPatterns",
     "RewriteReport",
     "Rule",
+    "RuleCheck",
+    "RuleError",
     "RuleSet",
+    "check_rule",
     "replace_pattern",
     "replace_pattern_with_filters",
 ]
