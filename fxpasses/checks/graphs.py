@@ -157,7 +157,8 @@ def only_ops(
         PipelineError: A lone string or op was given for a list (also a ``TypeError``).
     """
     for name, given in (("allowed", allowed), ("denied", denied)):
-        if isinstance(given, str) or (given is not None and not isinstance(given, Iterable)):
+        single = isinstance(given, str) or callable(given)  # an op packet could be walked, but is one op
+        if given is not None and (single or not isinstance(given, Iterable)):
             raise also_as(PipelineError, TypeError())(
                 f"only_ops({name}=...) takes a list, not {given!r}; write [{given!r}]"
             )

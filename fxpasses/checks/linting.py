@@ -105,16 +105,17 @@ def _unsound(graph: Graph, nodes: list[Node]) -> Iterator[tuple[Node | None, str
                     node,
                     f"uses {used.name!r}, which does not list it among its users; edit node.args, never node.users",
                 )
+        if names.setdefault(node.name, node) is not node:
+            yield node, f"has the name of an earlier node, {node.name!r}; names must differ"
+        if node not in table:
+            yield node, "is missing in the table of find_nodes(); create nodes through the graph"
+    for node in nodes:
         for user in node.users:
             if user not in position or node not in user._input_nodes:
                 yield (
                     node,
                     f"lists {user.name!r} among its users, which does not use it; edit node.args, never node.users",
                 )
-        if names.setdefault(node.name, node) is not node:
-            yield node, f"has the name of an earlier node, {node.name!r}; names must differ"
-        if node not in table:
-            yield node, "is missing in the table of find_nodes(); create nodes through the graph"
 
 
 def _bad_targets(module: GraphModule) -> Iterator[tuple[Node | None, str]]:
