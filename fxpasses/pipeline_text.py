@@ -349,9 +349,11 @@ def _read_int(word: Word) -> int:
     except ValueError:
         pass
     try:
-        return parse_bytes(text)
+        if text[-1:].isalpha():
+            return parse_bytes(text)
     except InputError:
-        raise _Unfit("a whole number, such as 4, or a size, such as 1MiB") from None
+        pass
+    raise _Unfit("a whole number, such as 4, or a size, such as 1MiB")
 
 
 def _read_float(word: Word) -> float:

@@ -119,7 +119,8 @@ class PassEntry:
     @property
     def summary(self) -> str:
         """The first sentence of its documentation."""
-        return (inspect.getdoc(self.maker) or "").strip().partition("\n")[0]
+        documented = self.maker.function if isinstance(self.maker, FunctionPass) else self.maker
+        return (inspect.getdoc(documented) or "").strip().partition("\n")[0]
 
     def make(self, options: dict[str, Any]) -> Any:
         """The pass with these options."""
