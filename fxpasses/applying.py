@@ -136,7 +136,7 @@ def _apply_ours(pass_: PassBase, module: GraphModule, queue: RecompileQueue) -> 
     inner_changed = _visit_nested(pass_.call, pass_, module, queue) if pass_.visit_nested else False
     outcome = _read(pass_, pass_.call(module), module)
     pass_.ensures(outcome.graph_module)
-    return attrs.evolve(outcome, claimed=outcome.claimed or inner_changed)
+    return attrs.evolve(outcome, claimed=True if inner_changed else outcome.claimed)
 
 
 def _apply_callable(pass_: Callable[..., Any], module: GraphModule, queue: RecompileQueue) -> Outcome:
