@@ -24,6 +24,7 @@ from fxpasses.values import (
     nested_graph_modules,
     refresh_callers,
     refresh_values,
+    same_value,
     set_value,
 )
 
@@ -177,11 +178,14 @@ def replace_nodes(mapping: Mapping[Node, Node]) -> None:
         _place_before_users(node, by)
         for user in node.users:
             users.setdefault(user, (user.args, user.kwargs))
+    stale: dict[Node, None] = {}
     for node, by in ends.items():
         _fill_values(node, by)
+        if not (has_value(node) and has_value(by) and same_value(value_of(node), value_of(by))):
+            stale.update(dict.fromkeys(node.users))
         node.replace_all_uses_with(by)
     try:
-        refresh_values(user for user in users if user not in ends)
+        refresh_values(user for user in stale if user not in ends)
     except FakeValueError:
         for user, (args, kwargs) in users.items():
             user.args, user.kwargs = args, kwargs

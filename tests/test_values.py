@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
 import pickle
 import re
 import sys
+import warnings
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp  # the peer to agree with
 from torch.fx.passes.shape_prop import ShapeProp  # the tool whose tensor_meta has to be kept in step
 
 from fxpasses.editing import create_node, insert_after, insert_before, replace_node
@@ -591,3 +597,57 @@ def test_graphs_of_dynamo_keep_their_own_key() -> None:
 
     assert [torch.half] * 3 == [node.meta["example_value"].dtype for node in (half, again, sin)]
     assert fake_mode_of(graph_module) is half.meta["example_value"].fake_mode
+
+
+class Chain(torch.nn.Module):
+    """A program with views, reductions, several outputs of one node, and symbolic sizes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
+        a = x.sin() + y
+        b, c = torch.split(a.relu() * 2, 2, 1)
+        d = (b.reshape(-1) + c.flatten()).view(x.shape[0], 2)
+        e = torch.where(d > 0, d, c)
+        return e.sum(0), (e @ e.T).softmax(-1), a.transpose(0, 1).contiguous()
+
+
+SWAPS: dict[str, tuple[tuple[object, dict[str, object]], ...]] = {
+    "sin": ((aten.cos.default, {}), (aten._to_copy.default, {"dtype": torch.float64})),
+    "relu": ((aten.tanh.default, {}), (aten._to_copy.default, {"dtype": torch.bfloat16}), (aten.neg.default, {})),
+    "softmax": ((aten._to_copy.default, {"dtype": torch.float64}), (aten.sum.default, {})),
+    "contiguous": ((aten.clone.default, {}), (aten.sigmoid.default, {})),
+    "where": ((aten.add.Tensor, {}),),
+}
+
+
+@functools.cache
+def chain(dynamic: bool):
+    shapes = ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}) if dynamic else None
+    return export(Chain(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+
+
+@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "25")), deadline=None)
+@given(st.booleans(), st.lists(st.tuples(st.sampled_from(sorted(SWAPS)), st.integers(0, 2)), max_size=5))
+def test_recorded_values_agree_with_a_fresh_propagation(dynamic: bool, swaps: list[tuple[str, int]]) -> None:
+    """After any rewrites, what is recorded on every node is what propagating the whole graph again would give."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own copying of tree specs warns about itself
+        program = copy.deepcopy(chain(dynamic))
+    graph = program.graph
+    for name, choice in swaps:
+        found = [node for node in graph.nodes if node.name.startswith(name)]
+        if found:
+            node = found[0]
+            target, kwargs = SWAPS[name][choice % len(SWAPS[name])]
+            args = node.args[1:3] if name == "where" else node.args[:1]
+            new = insert_after(node, target, args, kwargs, replaces=[node], name=f"new_{name}")
+            replace_node(node, new)
+    recorded = {node: node.meta["val"] for node in graph.nodes if node.op != "output"}
+
+    mode = fake_mode_of(program)
+    inputs = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    program.graph_module.recompile()
+    FakeTensorProp(program.graph_module, mode).propagate_dont_convert_inputs(*inputs)
+
+    for node, value in recorded.items():
+        assert same_value(value, node.meta["val"]), node.name
+    assert modes_in(program.graph_module) == 1
