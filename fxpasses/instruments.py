@@ -214,7 +214,7 @@ class DumpFolder(_Texts):
 class DrawGraphs(Instrument):
     """Writes a Graphviz file for each pass that changed something: before and after, with the changed nodes marked.
 
-    Removed nodes are red on the left, added ones green and altered ones yellow on the right.
+    Removed nodes are red, added ones green, altered ones yellow on both sides.
 
     Args:
         folder: Where to; made if it is not there.

@@ -286,7 +286,13 @@ class _GraphState:
         if not _same_fields(getattr(self.graph._codegen, "__dict__", {}), self.codegen_fields):
             return True
         try:  # column by column: a tuple per node would have the garbage collector walk the whole heap
-            return any(list(map(get, nodes)) != column for get, column in zip(_each_fact, self.columns, strict=True))
+            for get, column in zip(_each_fact, self.columns, strict=True):
+                now = list(map(get, nodes))
+                if now != column:
+                    return True
+                if not all(map(is_, now, column)) and not all(map(_same_kinds, now, column)):
+                    return True
+            return False
         except (RuntimeError, ValueError, TypeError):  # arguments that hold two different tensors cannot be compared
             return True
 
@@ -389,7 +395,8 @@ def _compare_graphs(path: str, before: _GraphState | None, after: _GraphState | 
     both = [node for node in new if node in old]
     for node in both:
         left, right = before.facts[old[node]], after.facts[new[node]]
-        if not _equal(left, right) and (fields := _different_facts(left, right)):
+        same = _equal(left, right) and (left[0] is right[0] or _same_kinds(left[:2], right[:2]))
+        if not same and (fields := _different_facts(left, right)):
             was = f" (was {left[3]})" if "name" in fields else ""
             parts.altered[label(right[3])] = ", ".join(fields) + was
         if not _equal(before.meta_copies[old[node]], node.meta):
@@ -407,8 +414,23 @@ def _compare_graphs(path: str, before: _GraphState | None, after: _GraphState | 
 def _different_facts(left: tuple[Any, ...], right: tuple[Any, ...]) -> list[str]:
     names = ("args", "kwargs", "target", "name", "op", "type")
     return [
-        name for name, one, other in zip(names, left, right, strict=True) if one is not other and not _equal(one, other)
+        name
+        for name, one, other in zip(names, left, right, strict=True)
+        if one is not other and not (_equal(one, other) and _same_kinds(one, other))
     ]
+
+
+def _same_kinds(left: Any, right: Any) -> bool:
+    """Whether two equal arguments are also of the same types: ``1``, ``1.0`` and ``True`` are equal, and differ."""
+    if left is right:
+        return True
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return all(map(_same_kinds, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return all(_same_kinds(entry, right[key]) for key, entry in left.items())
+    if isinstance(left, slice) and isinstance(right, slice):
+        return _same_kinds((left.start, left.stop, left.step), (right.start, right.stop, right.step))
+    return type(left) is type(right)
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -55,11 +55,20 @@ def everything(root: GraphModule | ExportedProgram) -> list[object]:
         found.append([id(each) for each in (*module._parameters.values(), *module._buffers.values())])
         if isinstance(module, GraphModule):
             graph = module.graph
-            found += [id(graph), str(graph), module.code, id(graph._insert.__self__), len(graph.nodes), dict(module.meta)]
+            found += [
+                id(graph),
+                str(graph),
+                module.code,
+                id(graph._insert.__self__),
+                len(graph.nodes),
+                dict(module.meta),
+            ]
             found.append([list(map(id, node.users)) for node in graph.nodes])
             found.append([(id(node), id(node.meta), node.name, node.type, node._sort_key) for node in graph.nodes])
             found.append([{key: repr(entry) for key, entry in node.meta.items()} for node in graph.nodes])
-            found.append({key: list(map(id, table)) for key, table in graph._find_nodes_lookup_table.table.items() if table})
+            found.append(
+                {key: list(map(id, table)) for key, table in graph._find_nodes_lookup_table.table.items() if table}
+            )
             found.append((sorted(graph._graph_namespace._used_names), dict(graph._graph_namespace._base_count)))
     if isinstance(root, ExportedProgram):
         found += [str(root.graph_signature), repr(root.module_call_graph), repr(root.example_inputs)]
@@ -441,3 +450,14 @@ def test_removed_inputs_come_back_with_their_tensors() -> None:
 
     assert root.state_dict["unused"] is tensor
     root.validate()
+
+
+def test_an_equal_argument_of_another_type_is_a_change():
+    graph_module = symbolic_trace(lambda x: x + 1)
+    node = graph_module.graph.find_nodes(op="call_function", target=operator.add)[0]
+    for value in (1.0, True, 1):
+        before = Snapshot.take(graph_module)
+        node.args = (node.args[0], value)
+
+        assert before.changed()
+        assert before.changes().altered == {"add": "args"}

@@ -1,0 +1,173 @@
+"""Finding the pass that goes wrong, and the smallest graph that shows it."""
+
+import pytest
+import torch
+from torch import fx
+
+from fxpasses import FixedPoint, InputError, PassManager, Stage
+from fxpasses.debugging import find_guilty_pass, goes_wrong, reduce_graph
+
+aten = torch.ops.aten
+
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = torch.sigmoid(layer(x)) if index == 3 else torch.tanh(layer(x))
+        return {"a": x, "b": x + 1}
+
+
+X = (torch.linspace(-1, 1, 12).reshape(3, 4),)
+
+
+def harmless(graph_module):
+    pass
+
+
+def wrong(graph_module):
+    for node in graph_module.graph.nodes:
+        if node.target is torch.sigmoid:
+            node.target = torch.tanh
+        elif node.target is aten.sigmoid.default:
+            node.target = aten.tanh.default
+
+
+def flavours():
+    program = torch.export.export(Deep(), X)
+    return [fx.symbolic_trace(Deep()), program, program.module()]
+
+
+@pytest.mark.parametrize("which", range(3), ids=["traced", "program", "module"])
+def test_complaint_15_bisecting_names_the_wrong_pass_of_ten(which):
+    """Complaint 15: automatic bisect: a pipeline of ten with one wrong pass."""
+    module = flavours()[which]
+    text = str(module.graph)
+    pipeline = PassManager([harmless] * 3 + [Stage("middle", [harmless, wrong, harmless])] + [harmless] * 4)
+
+    found = find_guilty_pass(pipeline, module, X)
+
+    assert ("wrong", "3.1", 4, wrong) == (found.name, found.position, found.number, found.pass_)
+    assert "the first node that differs is 'sigmoid'" in found.problem
+    assert "sigmoid" in str(found.before.graph)
+    assert "sigmoid](" not in str(found.after.graph)
+    assert "+    %sigmoid" in str(found)
+    assert text == str(module.graph)
+
+    small = found.reduce()
+    assert (1, ["sigmoid"]) == (
+        small.nodes_after,
+        [node.name for node in small.graph_module.graph.nodes if node.op.startswith("call")],
+    )
+    assert small.trials < 60
+    assert "inputs: float32[3, 4]" in str(small)
+
+
+def test_the_round_of_a_loop_is_named():
+    class Add(torch.nn.Module):
+        def forward(self, x):
+            return torch.add(x, 1)
+
+    def wrong_in_round_two(graph_module):
+        add = next(node for node in graph_module.graph.nodes if node.op == "call_function")
+        if add.target is torch.add and type(add.args[1]) is int:
+            add.args = (add.args[0], 1.0)
+        elif add.target is torch.add:
+            add.target = torch.sub
+
+    found = find_guilty_pass([FixedPoint([harmless, wrong_in_round_two])], fx.symbolic_trace(Add()), X)
+
+    assert ("wrong_in_round_two", "0.1", 1, 3) == (found.name, found.position, found.step, found.number)
+
+
+def test_a_pass_that_raises_is_guilty_too():
+    def raises(graph_module):
+        raise ValueError("crash")
+
+    found = find_guilty_pass([harmless, raises, harmless], fx.symbolic_trace(Deep()), X)
+
+    assert ("raises", 1) == (found.name, found.number)
+    assert found.after is None
+    assert "crash" in found.problem
+    assert 1 == found.reduce().nodes_after
+
+
+def test_a_check_of_ones_own_may_judge():
+    def no_tanh(module):
+        return not module.graph.find_nodes(op="call_function", target=torch.tanh)
+
+    def to_tanh(graph_module):
+        for node in graph_module.graph.find_nodes(op="call_function", target=torch.sin):
+            node.target = torch.tanh
+
+    class Sin(torch.nn.Module):
+        def forward(self, x):
+            return torch.sin(x)
+
+    found = find_guilty_pass([harmless, to_tanh], fx.symbolic_trace(Sin()), check=no_tanh)
+
+    assert ("to_tanh", "the check says no") == (found.name, found.problem)
+
+
+def test_nothing_is_found_where_nothing_is_wrong():
+    assert find_guilty_pass([harmless], fx.symbolic_trace(Deep()), X) is None
+
+
+def test_a_graph_that_is_wrong_from_the_start_is_an_error():
+    with pytest.raises(InputError, match="the graph is wrong before the first pass already: the check says no"):
+        find_guilty_pass([harmless], fx.symbolic_trace(Deep()), X, check=lambda module: False)
+
+
+def test_a_graph_is_reduced_to_the_nodes_that_matter():
+    def f(x, y):
+        a = torch.relu(x)
+        b = torch.tanh(a + y)
+        c = b * a
+        d = torch.sin(c)
+        return d + torch.cos(b), a - 1
+
+    module = fx.symbolic_trace(f)
+    text = str(module.graph)
+
+    def bad(candidate):
+        targets = [node.target for node in candidate.graph.nodes if node.op == "call_function"]
+        return torch.tanh in targets and torch.sin in targets
+
+    small = reduce_graph(module, (torch.randn(3), torch.randn(3)), bad)
+
+    names = [node.name for node in small.graph_module.graph.nodes if node.op == "call_function"]
+    assert ["tanh", "mul", "sin"] == names
+    assert (8, 3) == (small.nodes_before, small.nodes_after)
+    assert 2 == len(small.args)
+    small.graph_module(*small.args)
+    assert text == str(module.graph)
+
+
+def test_effects_are_kept_while_their_node_is():
+    def f(x):
+        y = x + 1
+        y.mul_(2)
+        return torch.relu(y)
+
+    def bad(module, args):
+        return any(node.target == "mul_" for node in module.graph.nodes)
+
+    small = reduce_graph(fx.symbolic_trace(f), (torch.ones(2),), bad)
+
+    assert ["mul_"] == [node.name for node in small.graph_module.graph.nodes if node.op.startswith("call")]
+
+
+def test_the_problem_must_be_there_to_begin_with():
+    with pytest.raises(InputError, match="the problem is not there on the whole graph"):
+        reduce_graph(fx.symbolic_trace(Deep()), X, goes_wrong(harmless))
+
+
+def test_the_number_of_trials_is_limited():
+    small = reduce_graph(fx.symbolic_trace(Deep()), X, goes_wrong(wrong), max_trials=3)
+
+    assert small.trials == 3
+    assert goes_wrong(wrong)(small.graph_module, small.args)
