@@ -101,7 +101,8 @@ class InputContract:
         if missing:
             raise InputError(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
         ordered = tuple(bound[name] for name in self.names)
-        self._check(ordered)
+        if not torch.compiler.is_compiling():  # while it is captured again, sizes are symbols and must stay free
+            self._check(ordered)
         return ordered, {}
 
     def _check(self, ordered: Sequence[Any]) -> None:

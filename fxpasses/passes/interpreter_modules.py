@@ -1,0 +1,213 @@
+"""The modules of an unflattened program: a graph each, run as generated code, under the names of the original.
+
+No state is kept between or during calls: a module that is called several times with different graphs is told which
+one by its caller, so calls may nest and run in several threads.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import linecache
+import re
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxpasses.errors import user_line
+
+__all__ = ["FlatArgsAdapter", "InterpreterModule", "InterpreterModuleDispatcher", "ModuleContainer", "explain_error"]
+
+CALL_INDEX = "call_index"
+"""The keyword by which a caller says which of a module's graphs it means; absent for the first."""
+
+_GENERATING = threading.Lock()
+_GENERATED: dict[str, Graph] = {}  # by file name, for explain_error
+_ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)? = ")
+
+
+class FlatArgsAdapter(abc.ABC):
+    """Turns the inputs of a call into the flat list that an unflattened program expects.
+
+    Give one to :func:`~fxpasses.passes.unflatten` when callers pass another structure than the captured one.
+    """
+
+    @abc.abstractmethod
+    def adapt(
+        self,
+        target_spec: pytree.TreeSpec,
+        input_spec: pytree.TreeSpec,
+        input_args: list[Any],
+        metadata: dict[str, Any] | None = None,
+        obj: Any | None = None,
+    ) -> list[Any]:
+        """Reorder, drop or add leaves.
+
+        Args:
+            target_spec: The structure of ``(args, kwargs)`` that the program was captured with.
+            input_spec: The structure of this call.
+            input_args: The leaves of this call.
+            metadata: ``graph_module.meta`` of the program.
+            obj: The program.
+
+        Returns:
+            The leaves for ``target_spec``.
+        """
+
+    def get_flat_arg_paths(self) -> list[str]:
+        """Names of the leaves, for adapters that go by name; empty by default."""
+        return []
+
+
+class ModuleContainer(torch.nn.Module):
+    """A module of the original that holds others but computes nothing here, such as a ``ModuleList``."""
+
+    def __getitem__(self, key: int | slice | str) -> Any:
+        children = list(self._modules.values())
+        if isinstance(key, slice):
+            return children[key]
+        if isinstance(key, str):
+            return self._modules[key]
+        return self._modules[str(key)] if str(key) in self._modules else children[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+
+class InterpreterModule(ModuleContainer):
+    """A module that runs a graph; ``get_attr`` and ``call_module`` in it refer to the module itself.
+
+    Attributes:
+        graphs: What the module computes: one graph for each different way in which it is called.
+    """
+
+    def __init__(self, graph: Graph, ty: str | None = None) -> None:
+        super().__init__()
+        self.graphs: list[Graph] = [graph]
+        self._ty = ty
+        self._functions: list[Callable[..., Any] | None] = [None]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the first call."""
+        return self.graphs[0]
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The first graph as a GraphModule that shares this module's state."""
+        return GraphModule(self, self.graph, self.type_name() or "InterpreterModule")
+
+    @property
+    def arg_names(self) -> list[str]:
+        """The names of the inputs."""
+        return [node.name for node in self.graph.find_nodes(op="placeholder")]
+
+    def type_name(self) -> str | None:
+        """The class of the original module."""
+        return self._ty
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph that the caller means."""
+        index = kwargs.pop(CALL_INDEX, 0) if kwargs else 0
+        function = self._functions[index] or self._generate(index)
+        return function(self, *args, **kwargs)
+
+    def finalize(self) -> None:
+        """Generate the code of all graphs again, after they were edited."""
+        self._functions = [None] * len(self.graphs)
+
+    def add_graph(self, graph: Graph) -> int:
+        """Add a way of calling; gives the index that the caller passes."""
+        self.graphs.append(graph)
+        self._functions.append(None)
+        return len(self.graphs) - 1
+
+    def _generate(self, index: int) -> Callable[..., Any]:
+        with _GENERATING:
+            if self._functions[index] is None:
+                self._functions[index] = generate_forward(self.graphs[index])
+            function = self._functions[index]
+        assert function is not None
+        return function
+
+    def print_readable(self, print_output: bool = True, **options: Any) -> str:
+        """The code of all graphs."""
+        parts = []
+        for graph in self.graphs:
+            name = self.type_name() or "InterpreterModule"
+            parts.append(GraphModule(self, graph, name).print_readable(print_output=False, **options))
+        text = "\n".join(parts)
+        if print_output:
+            print(text)
+        return text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InterpreterModule:
+        """Copy graphs and state; code is generated again when the copy runs."""
+        new = self.__class__.__new__(self.__class__)
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            if name not in ("_functions", "forward"):
+                new.__dict__[name] = copy.deepcopy(value, memo)
+        new._functions = [None] * len(self.graphs)
+        if "forward" in self.__dict__:
+            bind_forward(new)
+        return new
+
+
+class InterpreterModuleDispatcher(InterpreterModule):
+    """A module that is called in several ways, with a graph for each; the caller passes ``call_index``."""
+
+    def call_modules(self) -> list[InterpreterModule]:
+        """Each way of calling as a module of its own that shares this one's parameters and submodules."""
+        return [self._view(graph) for graph in self.graphs]
+
+    def _view(self, graph: Graph) -> InterpreterModule:
+        view = InterpreterModule(graph, self._ty)
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            view.__dict__[table] = self.__dict__[table]
+        known = vars(view)
+        view.__dict__.update({name: value for name, value in vars(self).items() if name not in known})
+        return view
+
+
+def generate_forward(graph: Graph) -> Callable[..., Any]:
+    """Generate the code of a graph as a function that takes the module first; its source shows in tracebacks."""
+    code = graph.python_code("self")
+    name = f"<unflattened {len(_GENERATED)}>"
+    linecache.cache[name] = (len(code.src), None, code.src.splitlines(True), name)
+    _GENERATED[name] = graph
+    namespace = dict(code.globals)
+    exec(compile(code.src, name, "exec", dont_inherit=True), namespace)
+    function: Callable[..., Any] = namespace["forward"]
+    return function
+
+
+def bind_forward(module: InterpreterModule) -> None:
+    """Make the generated function the module's own ``forward``, so that its signature is what callers see."""
+    module.__dict__["forward"] = types.MethodType(module._generate(0), module)
+
+
+def explain_error(error: BaseException) -> str | None:
+    """Find the user's source line of the operator that raised, from the generated code in a traceback."""
+    found: Node | None = None
+    step = error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if file in _GENERATED and (assigned := _ASSIGNED.match(linecache.getline(file, step.tb_lineno))):
+            found = next((node for node in _GENERATED[file].nodes if node.name == assigned.group(1)), found)
+        step = step.tb_next
+    return None if found is None else user_line(found)

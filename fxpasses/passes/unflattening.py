@@ -1,0 +1,735 @@
+"""From a flat exported program back to modules with the original hierarchy and names.
+
+The nodes of the flat graph stay in their order. Each says in ``nn_module_stack`` in which call of which module it was
+made; runs of nodes of one call become the graph of that module, whose inputs and outputs are the values that cross.
+Linear in nodes plus crossings, without recursion.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallSignature
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import Graph, Node
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fxpasses.errors import InputError, SplitError
+from fxpasses.graph_writing import without_collections
+from fxpasses.input_contract import InputContract
+from fxpasses.passes.interpreter_modules import (
+    CALL_INDEX,
+    FlatArgsAdapter,
+    InterpreterModule,
+    InterpreterModuleDispatcher,
+    ModuleContainer,
+    bind_forward,
+    explain_error,
+)
+
+__all__ = ["UnflattenedModule", "swap_modules", "unflatten"]
+
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ)
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
+_WITHOUT_STACK = ("sym_size", "sym_constrain", "_assert", "assert_", "getitem", "sym_", "mul", "add", "sub", "floordiv")
+
+
+class UnflattenedModule(InterpreterModule):
+    """An exported program with the original hierarchy; call it like the model it came from."""
+
+    module_call_graph: list[Any]
+    equivalent: Mapping[str, int]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it; an error names the line of the model that it comes from."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            if line := explain_error(error):
+                error.add_note(f"raised by {line}")
+            raise
+
+
+@attrs.define(eq=False)
+class _Frame:
+    """One call of one module: which nodes, what comes in, what goes out."""
+
+    path: str
+    parent: _Frame | None
+    depth: int
+    kind: str | None
+    nodes: list[Node] = attrs.field(factory=list)
+    imports: dict[Node, None] = attrs.field(factory=dict)
+    exports: dict[Node, None] = attrs.field(factory=dict)
+    signature: ModuleCallSignature | None = None
+    graph: Graph = attrs.field(factory=Graph)
+    known: dict[Node, Any] = attrs.field(factory=dict)
+
+
+def unflatten(
+    module: ExportedProgram,
+    flat_args_adapter: FlatArgsAdapter | None = None,
+    *,
+    clone: bool = False,
+    keep_partitions: bool = True,
+) -> UnflattenedModule:
+    """Give an exported program its module hierarchy back.
+
+    Args:
+        module: The program.
+        flat_args_adapter: Takes calls whose structure is not the captured one.
+        clone: Copy parameters and buffers; by default they are the program's own.
+        keep_partitions: Keep submodules that the flat graph calls, such as fused partitions; else inline them.
+
+    Returns:
+        A module with the names, the state and the ``forward`` signature of the original. It can be exported again.
+
+    Raises:
+        SplitError: A node does not say which module it comes from, the program has no such tensor, or the program is
+            a joint forward and backward graph.
+    """
+    if not isinstance(module, ExportedProgram):
+        raise SplitError(f"unflatten takes a torch.export.ExportedProgram, not {type(module).__name__}.")
+    if module.graph_signature.backward_signature is not None:
+        raise SplitError(
+            "This program holds a backward pass as well; a backward pass has no module hierarchy to go back to. "
+            "Unflatten the program before the joint graph is made."
+        )
+    program = module if keep_partitions else _without_partitions(module)
+    with without_collections():
+        return _Unflattener(program, clone).build(flat_args_adapter)
+
+
+def _without_partitions(program: ExportedProgram) -> ExportedProgram:
+    from fxpasses.editing import inline_submodule
+
+    program = copy.copy(program)
+    program._graph_module = copy.deepcopy(program.graph_module)
+    for call in program.graph.find_nodes(op="call_module"):
+        inline_submodule(call)
+    return program
+
+
+@attrs.define(eq=False)
+class _State:
+    """The tensors and objects of a program, by every name that each has."""
+
+    values: dict[str, Any]
+    temporary: frozenset[str]
+    buffers: frozenset[str]
+    name_of: dict[Node, str]
+    aliases: dict[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, program: ExportedProgram, clone: bool) -> _State:
+        values: dict[str, Any] = {**program.state_dict, **program.constants}
+        nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+        name_of: dict[Node, str] = {}
+        temporary, buffers = [], []
+        for spec in program.graph_signature.input_specs:
+            if spec.kind not in _STATE or spec.target is None:
+                continue
+            if spec.target not in values:
+                raise SplitError(
+                    f"The program has no tensor {spec.target!r}, which its graph takes as {spec.arg.name}; put it into "
+                    "state_dict (parameters, persistent buffers) or constants."
+                )
+            name_of[nodes[spec.arg.name]] = spec.target
+            if spec.kind == InputKind.BUFFER:
+                buffers.append(spec.target)
+                if spec.persistent is False:
+                    temporary.append(spec.target)
+        for name, value in program.state_dict.items():
+            if not isinstance(value, torch.nn.Parameter):
+                buffers.append(name)
+        names: dict[Hashable, list[str]] = {}
+        for name, value in values.items():
+            names.setdefault(_identity(value), []).append(name)
+        groups = {name: tuple(names[_identity(value)]) for name, value in values.items()}
+        if clone:
+            copies: dict[int, Any] = {}
+            values = copy.deepcopy(values, copies)
+        return cls(values, frozenset(temporary), frozenset(buffers), name_of, groups)
+
+
+def _identity(value: Any) -> Hashable:
+    """Tied tensors are one object, or look at one storage in one way."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type != "meta":
+        return (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype) if value.numel() else id(value)
+    return id(value)
+
+
+class _Unflattener:
+    """One run of :func:`unflatten`."""
+
+    def __init__(self, program: ExportedProgram, clone: bool) -> None:
+        self.program = program
+        self.state = _State.of(program, clone)
+        self.position = {node: index for index, node in enumerate(program.graph.nodes)}
+        self.by_name = {node.name: node for node in self.position}
+        self.signatures = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.signature}
+        self.children = _numbered_children(entry.fqn for entry in program.module_call_graph)
+        self.frames = [_Frame("", None, 0, None)]
+        self.home: dict[Node, _Frame] = {}
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.shapes: dict[str, dict[Hashable, int]] = {}
+
+    @property
+    def root(self) -> _Frame:
+        return self.frames[0]
+
+    def build(self, adapter: FlatArgsAdapter | None) -> UnflattenedModule:
+        self._find_frames()
+        self._find_crossings()
+        self._write_graphs()
+        root = self.modules[""]
+        assert isinstance(root, UnflattenedModule)
+        self._install_state(root)
+        bind_forward(root)
+        root.module_call_graph = list(self.program.module_call_graph)
+        _check_calls(root, self.program, adapter)
+        return root
+
+    # Which node belongs to which call -------------------------------------------------------------------------------
+
+    def _find_frames(self) -> None:
+        opened: list[tuple[str, _Frame]] = [("", self.root)]
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self.home[node] = self.root
+            elif node.op in ("get_attr", "output"):
+                continue
+            else:
+                opened = self._entered(node, opened)
+                self.home[node] = opened[-1][1]
+                opened[-1][1].nodes.append(node)
+
+    def _entered(self, node: Node, opened: list[tuple[str, _Frame]]) -> list[tuple[str, _Frame]]:
+        """The open calls after a node has entered its own: a common beginning stays open, the rest is new."""
+        stack = node.meta.get("nn_module_stack")
+        if not stack:
+            if _may_lack_stack(node):
+                return opened
+            raise SplitError(
+                f"{node.name} ({node.target}) has no nn_module_stack, so it is not known which module it belongs to; "
+                "let the pass that made it copy the metadata of what it replaced (fxpasses.create_node does).",
+                node=node,
+            )
+        wanted = [(key, *_path_and_type(entry)) for key, entry in stack.items()]
+        wanted = [(key, path, kind) for key, path, kind in wanted if path]
+        shared = 1
+        while shared <= len(wanted) and shared < len(opened) and opened[shared][0] == wanted[shared - 1][0]:
+            shared += 1
+        opened = opened[:shared]
+        for key, path, kind in wanted[shared - 1 :]:
+            frame = _Frame(self._real_path(path), opened[-1][1], len(opened), kind)
+            frame.signature = self.signatures.get(frame.path)
+            self.frames.append(frame)
+            opened.append((key, frame))
+        return opened
+
+    def _real_path(self, path: str) -> str:
+        """``layers.slice(1, None, None).0`` is ``layers.1``: a slice of a list holds the list's own modules."""
+        if ".slice(" not in path:
+            return path
+        holder, _, rest = path.partition(".slice(")
+        bounds, _, tail = rest.partition(")")
+        chosen = self.children.get(self._real_path(holder), [])[slice(*map(_bound, bounds.split(",")))]
+        index, _, deeper = tail.lstrip(".").partition(".")
+        if not index.isdigit() or int(index) >= len(chosen):
+            return path.replace(".slice(", "_slice(")
+        return self._real_path(f"{holder}.{chosen[int(index)]}" + (f".{deeper}" if deeper else ""))
+
+    # What crosses ----------------------------------------------------------------------------------------------------
+
+    def _find_crossings(self) -> None:
+        for node in self.program.graph.nodes:
+            if node.op == "output":
+                for used in self._results():
+                    self._cross(used, self.root)
+            elif node in self.home and node.op != "placeholder":
+                for used in node.all_input_nodes:
+                    self._cross(used, self.home[node])
+        for frame in self.frames:
+            if frame.signature is not None:
+                self._follow_signature(frame, frame.signature)
+
+    def _cross(self, value: Node, user: _Frame) -> None:
+        """Record a use: the value goes out of its own calls and into the user's, up to the call that holds both."""
+        if value.op == "get_attr":
+            return
+        source = self._owner(value, user) if value in self.state.name_of else self.home[value]
+        inner = user
+        while inner.depth > source.depth:
+            inner = self._import(value, inner)
+        while source is not inner:
+            if source.depth >= inner.depth:
+                source.exports[value] = None
+                assert source.parent is not None
+                source = source.parent
+            else:
+                inner = self._import(value, inner)
+            while inner.depth > source.depth:
+                inner = self._import(value, inner)
+
+    @staticmethod
+    def _import(value: Node, frame: _Frame) -> _Frame:
+        frame.imports[value] = None
+        assert frame.parent is not None
+        return frame.parent
+
+    def _owner(self, value: Node, user: _Frame) -> _Frame:
+        """The innermost call around ``user`` whose module holds a tensor under one of its names."""
+        frame = user
+        while frame.parent is not None and self._local_name(value, frame) is None:
+            frame = frame.parent
+        return frame
+
+    def _local_name(self, value: Node, frame: _Frame) -> str | None:
+        for name in self.state.aliases[self.state.name_of[value]]:
+            if not frame.path or name.startswith(f"{frame.path}."):
+                return name[len(frame.path) + 1 :] if frame.path else name
+        return None
+
+    def _results(self) -> list[Node]:
+        """The values of the flat outputs, mutations included."""
+        used: list[Node] = self.program.graph.output_node().all_input_nodes
+        return used
+
+    def _follow_signature(self, frame: _Frame, signature: ModuleCallSignature) -> None:
+        """A preserved call takes and gives exactly what the original did; what else it needs cannot be passed."""
+        names = self.by_name
+        inputs = [names.get(getattr(argument, "name", "")) for argument in signature.inputs]
+        outputs = [names.get(getattr(argument, "name", "")) for argument in signature.outputs]
+        if any(value not in inputs for value in frame.imports) or any(value not in outputs for value in frame.exports):
+            frame.signature = None  # values cross that the original call did not carry: keep the inferred interface
+            return
+        for value in (*inputs, *outputs):
+            if value is None:
+                frame.signature = None
+                return
+        for value in inputs:
+            if value is not None and value not in frame.imports and frame.parent is not None:
+                if value in self.state.name_of or not self._is_visible(value, frame.parent):
+                    frame.signature = None
+                    return
+                frame.imports[value] = None
+        for value in outputs:
+            if value is not None and self.home.get(value) is not None and not self._is_inside(value, frame):
+                frame.signature = None
+                return
+            if value is not None:
+                frame.exports[value] = None
+
+    def _is_visible(self, value: Node, frame: _Frame) -> bool:
+        return self.home.get(value) is frame or value in frame.imports or self._comes_out_into(value, frame)
+
+    def _comes_out_into(self, value: Node, frame: _Frame) -> bool:
+        """Whether the calls inside ``frame`` that made a value hand it out."""
+        step = self.home.get(value)
+        while step is not None and step.parent is not None and value in step.exports:
+            step = step.parent
+            if step is frame:
+                return True
+        return False
+
+    def _is_inside(self, value: Node, frame: _Frame) -> bool:
+        step: _Frame | None = self.home.get(value)
+        while step is not None and step is not frame:
+            step = step.parent
+        return step is frame
+
+    # Writing the graphs ----------------------------------------------------------------------------------------------
+
+    def _write_graphs(self) -> None:
+        opened: list[_Frame] = []
+        self._open(self.root)
+        opened.append(self.root)
+        for node in self.program.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            frame = self.home[node]
+            while not self._contains(opened[-1], frame):
+                self._close(opened.pop())
+            path: list[_Frame] = []
+            step: _Frame | None = frame
+            while step is not opened[-1]:
+                assert step is not None
+                path.append(step)
+                step = step.parent
+            for inner in reversed(path):
+                self._open(inner)
+                opened.append(inner)
+            self._copy(node, frame)
+        while len(opened) > 1:
+            self._close(opened.pop())
+        self._close_root()
+
+    @staticmethod
+    def _contains(outer: _Frame, inner: _Frame) -> bool:
+        step: _Frame | None = inner
+        while step is not None and step.depth > outer.depth:
+            step = step.parent
+        return step is outer
+
+    def _open(self, frame: _Frame) -> None:
+        if frame.parent is None:
+            inputs = [
+                node for node in self.program.graph.find_nodes(op="placeholder") if node not in self.state.name_of
+            ]
+        elif frame.signature is not None:
+            self._open_preserved(frame, frame.signature)
+            return
+        else:
+            inputs = sorted(frame.imports, key=self.position.__getitem__)
+        for value in inputs:
+            frame.known[value] = self._placeholder(frame.graph, value)
+
+    @staticmethod
+    def _placeholder(graph: Graph, value: Node) -> Node:
+        node = graph.placeholder(value.name)
+        node.meta.update({key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta")})
+        return node
+
+    def _open_preserved(self, frame: _Frame, signature: ModuleCallSignature) -> None:
+        """Take the arguments as the original did, and take them apart."""
+        args_spec, kwargs_spec = signature.in_spec.children()
+        names = list(signature.forward_arg_names or ())[: args_spec.num_children]
+        names += [f"arg_{index}" for index in range(len(names), args_spec.num_children)]
+        keywords = list(kwargs_spec.context or ())
+        flat: list[Any] = []
+        for name, spec in zip((*names, *keywords), (*args_spec.children(), *kwargs_spec.children()), strict=True):
+            flat += _taken_apart(frame.graph, frame.graph.placeholder(name), spec)
+        by_name = self.by_name
+        for argument, node in zip(signature.inputs, flat, strict=True):
+            frame.known[by_name[argument.name]] = node
+
+    def _copy(self, node: Node, frame: _Frame) -> None:
+        copied = frame.graph.node_copy(node, lambda used: self._value_in(frame, used))
+        if node.op == "call_module":
+            name = _fresh_name(self._module(frame), str(node.target).rpartition(".")[2])
+            self._module(frame).add_module(name, self.program.graph_module.get_submodule(str(node.target)))
+            copied.target = name
+        frame.known[node] = copied
+
+    def _value_in(self, frame: _Frame, value: Node) -> Any:
+        """The node that stands for a flat value in the graph of a call; attributes are fetched where they are used."""
+        if value in frame.known:
+            return frame.known[value]
+        if value.op == "get_attr":
+            fetched = self._body(frame, value)
+        elif value in self.state.name_of:
+            name = self._local_name(value, frame)
+            if name is None:
+                raise SplitError(f"{value.name} is not reachable from the module {frame.path!r}.", node=value)
+            fetched = frame.graph.get_attr(name)
+        else:
+            raise SplitError(f"{value.name} is used in the module {frame.path!r} before it is computed.", node=value)
+        fetched.meta.update({key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta")})
+        frame.known[value] = fetched
+        return fetched
+
+    def _body(self, frame: _Frame, value: Node) -> Node:
+        """The graph of a higher-order operator moves to the module whose call uses it."""
+        found: Any = self.program.graph_module
+        for part in str(value.target).split("."):
+            found = getattr(found, part)
+        holder = self._module(frame)
+        name = _fresh_name(holder, str(value.target).rpartition(".")[2], found)
+        if getattr(holder, name, None) is not found:
+            setattr(holder, name, found)
+        return frame.graph.get_attr(name)
+
+    def _close(self, frame: _Frame) -> None:
+        parent = frame.parent
+        assert parent is not None
+        exports = sorted(frame.exports, key=self.position.__getitem__)
+        if frame.signature is not None:
+            call = self._close_preserved(frame, frame.signature)
+            exports = []
+        else:
+            results = [self._value_in(frame, value) for value in exports]
+            frame.graph.output(results[0] if len(results) == 1 else tuple(results))
+            call = self._call(frame, tuple(self._value_in(parent, value) for value in self._arguments(frame)), {})
+        if len(exports) == 1:
+            parent.known[exports[0]] = call
+            call.meta.update(_crossing_meta(exports[0]))
+        for index, value in enumerate(exports if len(exports) > 1 else []):
+            picked = parent.graph.call_function(operator.getitem, (call, index))
+            picked.meta.update(_crossing_meta(value))
+            parent.known[value] = picked
+        if len(exports) != 1:
+            call.meta["val"] = tuple(value.meta.get("val") for value in exports)
+
+    def _arguments(self, frame: _Frame) -> list[Node]:
+        return sorted(frame.imports, key=self.position.__getitem__)
+
+    def _close_preserved(self, frame: _Frame, signature: ModuleCallSignature) -> Node:
+        parent = frame.parent
+        assert parent is not None
+        by_name = self.by_name
+        outputs = [by_name[argument.name] for argument in signature.outputs]
+        frame.graph.output(_put_together([self._value_in(frame, value) for value in outputs], signature.out_spec))
+        leaves = [self._value_in(parent, by_name[argument.name]) for argument in signature.inputs]
+        args, kwargs = _put_together(leaves, signature.in_spec)
+        call = self._call(frame, args, kwargs)
+        for value, node in zip(outputs, _taken_apart(parent.graph, call, signature.out_spec), strict=True):
+            if node is not call:
+                node.meta.update(_crossing_meta(value))
+            parent.known[value] = node
+        return call
+
+    def _call(self, frame: _Frame, args: Any, kwargs: dict[str, Any]) -> Node:
+        parent = frame.parent
+        assert parent is not None
+        index = self._install(frame)
+        target = frame.path[len(parent.path) + 1 :] if parent.path else frame.path
+        if parent.path and not frame.path.startswith(f"{parent.path}."):
+            target = self._borrowed(parent, frame)
+        kwargs = {**kwargs, CALL_INDEX: index} if index else kwargs
+        return parent.graph.call_module(target, tuple(args), kwargs)
+
+    def _borrowed(self, parent: _Frame, frame: _Frame) -> str:
+        """A module that lives elsewhere in the hierarchy: referred to, not registered, so no name is added."""
+        holder, borrowed = self._module(parent), self._module(frame)
+        name = _fresh_name(holder, frame.path.replace(".", "_"), borrowed)
+        holder.__dict__[name] = borrowed
+        return name
+
+    def _install(self, frame: _Frame) -> int:
+        """Give the module of a call its graph; a graph that it has already is used again. Gives the call index."""
+        module = self._module(frame)
+        if module.graph is frame.graph:
+            return 0
+        if frame.path not in self.shapes:  # a second call: only now does it matter what the first one looks like
+            self.shapes[frame.path] = {_fingerprint(module.graph): 0}
+        known, shape = self.shapes[frame.path], _fingerprint(frame.graph)
+        if shape not in known:
+            module.__class__ = InterpreterModuleDispatcher
+            known[shape] = module.add_graph(frame.graph)
+        return known[shape]
+
+    def _module(self, frame: _Frame) -> InterpreterModule:
+        """The module at the path of a call; made when first asked for, with the graph of its first call."""
+        found = self.modules.get(frame.path)
+        if found is None:
+            kind = UnflattenedModule if frame.parent is None else InterpreterModule
+            found = self.modules[frame.path] = kind(frame.graph, frame.kind)
+        assert isinstance(found, InterpreterModule)
+        return found
+
+    def _close_root(self) -> None:
+        root = self.root
+        self._module(root)
+        flat = list(self.program.graph.output_node().args[0])
+        targets = {name: node for node, name in self.state.name_of.items()}
+        inputs = {node.name: node for node in self.program.graph.find_nodes(op="placeholder")}
+        results: list[Any] = []
+        for spec, value in zip(self.program.graph_signature.output_specs, flat, strict=True):
+            new = map_arg(value, lambda used: self._value_in(root, used))
+            if spec.kind in _MUTATIONS:
+                holder = targets.get(spec.target or "") or inputs[spec.target or ""]
+                root.graph.call_function(torch.ops.aten.copy_.default, (self._value_in(root, holder), new))
+            elif spec.kind == OutputKind.USER_OUTPUT:
+                results.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else new)
+        output = root.graph.output(results)
+        output.meta.update(self.program.graph.output_node().meta)
+        spec = self.program.call_spec
+        names = list(InputContract.of(self.program).names)
+        root.graph._codegen = _PyTreeCodeGen(_PyTreeInfo(names, spec.in_spec, spec.out_spec))
+        root_module = self._module(root)
+        root_module._in_spec, root_module._out_spec = spec.in_spec, spec.out_spec
+
+    # The tree and its state ------------------------------------------------------------------------------------------
+
+    def _install_state(self, root: UnflattenedModule) -> None:
+        placed: dict[str, torch.nn.Module] = {"": root}
+        paths = [entry.fqn for entry in self.program.module_call_graph]  # the order of the original
+        for path in (*paths, *self.modules, *(name.rpartition(".")[0] for name in self.state.values)):
+            self._place(path, placed)
+        for name, value in self.state.values.items():
+            holder = placed[name.rpartition(".")[0]]
+            leaf = name.rpartition(".")[2]
+            if isinstance(value, torch.nn.Parameter):
+                holder.register_parameter(leaf, value)
+            elif isinstance(value, torch.Tensor) and name in self.state.buffers:
+                holder.register_buffer(leaf, value, persistent=name not in self.state.temporary)
+            else:
+                setattr(holder, leaf, value)
+
+    def _place(self, path: str, placed: dict[str, torch.nn.Module]) -> None:
+        """Hang a module and all that hold it into the tree; what computes nothing is a plain container."""
+        waiting = []
+        while path not in placed:
+            waiting.append(path)
+            path = path.rpartition(".")[0]
+        for each in reversed(waiting):
+            holder, _, leaf = each.rpartition(".")
+            placed[each] = self.modules.get(each) or ModuleContainer()
+            placed[holder].add_module(leaf, placed[each])
+
+
+def _numbered_children(paths: Iterator[str] | Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        holder, _, leaf = path.rpartition(".")
+        if leaf.isdigit():
+            found.setdefault(holder, []).append(leaf)
+    return {holder: sorted(leaves, key=int) for holder, leaves in found.items()}
+
+
+def _bound(text: str) -> int | None:
+    return None if text.strip() == "None" else int(text)
+
+
+def _path_and_type(entry: Any) -> tuple[str, str | None]:
+    path, kind = entry if isinstance(entry, tuple) else (str(entry), None)
+    path = str(path).removeprefix("L['self']").removeprefix("L__self__").lstrip(".").partition("@")[0]
+    return path, kind if kind is None or isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _may_lack_stack(node: Node) -> bool:
+    """Checks and arithmetic on sizes stand between modules; torch writes them without a stack."""
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    name = str(getattr(node.target, "__name__", node.target))
+    return any(known in name for known in _WITHOUT_STACK) or node.meta.get("val") is None
+
+
+def _crossing_meta(value: Node) -> dict[str, Any]:
+    return {
+        key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta", "stack_trace", "from_node")
+    }
+
+
+def _fresh_name(holder: torch.nn.Module, wished: str, value: Any = None) -> str:
+    """A free attribute name; the wished one if it is free or holds this very value."""
+    name, number = wished, 0
+    while hasattr(holder, name) and (value is None or getattr(holder, name) is not value):
+        number += 1
+        name = f"{wished}_{number}"
+    return name
+
+
+def _fingerprint(graph: Graph) -> Hashable:
+    """Two graphs with the same calls on the same things in the same order are one; names of nodes do not count."""
+    number = {node: index for index, node in enumerate(graph.nodes)}
+
+    def spelled(node: Node) -> str:
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        return f"{[f'%{number[leaf]}' if isinstance(leaf, Node) else repr(leaf) for leaf in leaves]} {spec}"
+
+    return tuple(
+        (node.op,) if node.op == "placeholder" else (node.op, _target_key(node.target), spelled(node))
+        for node in graph.nodes
+    )
+
+
+def _target_key(target: Any) -> Hashable:
+    return target if isinstance(target, str) else id(target)
+
+
+def _taken_apart(graph: Graph, node: Node, spec: pytree.TreeSpec) -> list[Any]:
+    """The leaves of a value of known structure, as ``getitem`` and ``getattr`` nodes in leaf order."""
+    waiting: list[tuple[Node, pytree.TreeSpec]] = [(node, spec)]
+    leaves: list[Any] = []
+    while waiting:
+        current, shape = waiting.pop()
+        if shape.is_leaf():
+            leaves.append(current)
+            continue
+        keys = shape.context if shape.type is dict else range(shape.num_children)
+        if shape.type not in (dict, tuple, list):
+            flat = graph.call_function(pytree.tree_leaves, (current,))
+            leaves += [graph.call_function(operator.getitem, (flat, index)) for index in range(shape.num_leaves)]
+            continue
+        inner = [
+            (graph.call_function(operator.getitem, (current, key)), child)
+            for key, child in zip(keys, shape.children(), strict=True)
+        ]
+        waiting.extend(reversed(inner))
+    return leaves
+
+
+def _put_together(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
+    """The value of known structure that has these leaves."""
+    return pytree.tree_unflatten(list(leaves), spec)
+
+
+def _check_calls(module: UnflattenedModule, program: ExportedProgram, adapter: FlatArgsAdapter | None) -> None:
+    """Before each call: put the arguments in order, let the adapter take another structure, check shapes."""
+    contract = InputContract.of(program)
+    target, metadata = program.call_spec.in_spec, program.graph_module.meta
+
+    def prepare(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if adapter is not None:
+            flat, given = pytree.tree_flatten((args, kwargs))
+            if given != target:
+                adapted = adapter.adapt(target, given, flat, metadata, program)
+                if len(adapted) != target.num_leaves:
+                    raise InputError(
+                        f"{type(adapter).__name__}.adapt gave {len(adapted)} leaves, but the program takes "
+                        f"{target.num_leaves}: it has to give the leaves for target_spec, in order."
+                    )
+                args, kwargs = pytree.tree_unflatten(adapted, target)
+        try:
+            return contract.bind(args, kwargs)
+        except InputError as error:
+            if adapter is None:
+                error.add_note("A FlatArgsAdapter given to unflatten can take calls of another structure.")
+            raise
+
+    module.register_forward_pre_hook(prepare, with_kwargs=True)
+
+
+def swap_modules(program: ExportedProgram, modules: Mapping[str, torch.nn.Module]) -> UnflattenedModule:
+    """Unflatten a program with some of its modules replaced.
+
+    Args:
+        program: Exported with ``preserve_module_call_signature`` naming the modules to replace.
+        modules: The new module for each path; it is called as the original was.
+
+    Returns:
+        The unflattened module, which calls the new ones.
+
+    Raises:
+        SplitError: The program has no module at a path, or did not preserve its call signature.
+    """
+    signatures = {entry.fqn: entry.signature for entry in program.module_call_graph}
+    for path in modules:
+        if path not in signatures:
+            raise SplitError(
+                f"The program has no module {path!r}; it has {', '.join(filter(None, signatures)) or 'none'}."
+            )
+        if signatures[path] is None:
+            raise SplitError(
+                f"The call of {path!r} was not preserved; export with preserve_module_call_signature=({path!r},) so "
+                "that a new module can be called as the old one was."
+            )
+    unflattened = unflatten(program)
+    for path, new in modules.items():
+        unflattened.set_submodule(path, new)
+    for inner in unflattened.modules():
+        if isinstance(inner, InterpreterModule):
+            _drop_call_index(inner, modules)
+    return unflattened
+
+
+def _drop_call_index(module: InterpreterModule, swapped: Mapping[str, torch.nn.Module]) -> None:
+    """A new module has one ``forward``; callers no longer say which graph they mean."""
+    new = {id(each) for each in swapped.values()}
+    for graph in module.graphs:
+        for node in graph.find_nodes(op="call_module"):
+            if CALL_INDEX in node.kwargs and id(module.get_submodule(str(node.target))) in new:
+                node.kwargs = {key: value for key, value in node.kwargs.items() if key != CALL_INDEX}
+    module.finalize()
+    if "forward" in module.__dict__:
+        bind_forward(module)
