@@ -52,6 +52,7 @@ def resync(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgr
     if graph_module is not program.graph_module:
         program = _program_around(program, graph_module)
     graph = graph_module.graph
+    _drop_guards(graph_module)
     _flatten_calling(graph)
     _flatten_outputs(graph)
     matched = _match_inputs(program)
@@ -94,6 +95,14 @@ def _copied_entry(entry: Any) -> Any:
 
 
 # --- the graph ------------------------------------------------------------------------------------------------------
+
+
+def _drop_guards(graph_module: GraphModule) -> None:
+    """``program.module()`` calls a generated check of its inputs; a program makes that anew from what it knows."""
+    for node in graph_module.graph.find_nodes(op="call_module", target="_guards_fn"):
+        if not node.users:
+            graph_module.graph.erase_node(node)
+            graph_module.delete_submodule("_guards_fn")
 
 
 def _flatten_calling(graph: Graph) -> None:

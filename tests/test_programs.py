@@ -587,6 +587,19 @@ def test_a_new_module_makes_a_new_program_that_shares_tensors(program: ExportedP
     check(program, want)
 
 
+def test_an_unlifted_module_becomes_a_program_again() -> None:
+    """What program.module() gives, edited by a pass, goes back into a program: weights are lifted again."""
+    made = quiet(copy.deepcopy, exported(False))
+    want = run(made)
+    module = quiet(made.module)
+    assert module.graph.find_nodes(op="call_module", target="_guards_fn")
+
+    synced = with_graph_module(made, module)
+
+    assert list(made.state_dict) == list(synced.state_dict)
+    check(synced, want)
+
+
 def test_retraced_placeholders_are_matched_by_position(program: ExportedProgram) -> None:
     """When a pass built the graph anew with names of its own, positions tell who is who."""
     want = run(program)
