@@ -21,6 +21,7 @@ from .keep_together import tuple_followers
 from .proposing import CapabilityOptions, draft_around
 from .small_parts import value_bytes
 from .support import CALLS, Verdicts, ask_support, check_support
+from .viewing import view_of
 
 __all__ = ["BackendAssignment", "Transfer", "partition_for_backends"]
 
@@ -120,7 +121,7 @@ def partition_for_backends(
     root = check_graph_module(graph_module)
     names = _checked_priority(supports, priority, fallback)
     verdicts = {name: ask_support(root, check_support(supports[name])) for name in names}
-    dependencies = Dependencies.of(root)
+    dependencies = view_of(root)
     owners = _owners_by_priority(dependencies, verdicts)
     if objective == "cost":
         _reduce_transfers(dependencies, owners, verdicts)

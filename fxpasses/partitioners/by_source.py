@@ -13,13 +13,13 @@ import attrs
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError, also_as
 
 from .assignment import Assignment
 from .keep_together import form_units, given_groups
 from .sources import MODULE_EQUIVALENTS, Origin, canonical_name, origin_of
 from .support import CALLS, plain_path
+from .viewing import view_of
 
 __all__ = [
     "SourcePartition",
@@ -141,7 +141,7 @@ def partition_by_source(
         for source, partitions in found.items()
         for number, partition in enumerate(partitions)
     }
-    dependencies = Dependencies.of(graph_module)
+    dependencies = view_of(graph_module)
     home = {node: name for name, nodes in names.items() for node in nodes if node.op in CALLS}
     groups = given_groups(
         dependencies, [[node for node in nodes if node.op in CALLS] for nodes in names.values()], "call"

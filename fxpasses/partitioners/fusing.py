@@ -19,6 +19,7 @@ from fxpasses.outlining import outline
 from .assignment import Assignment
 from .cost import tensor_bytes, tensors_in
 from .small_parts import live_nodes
+from .viewing import view_of
 
 __all__ = ["constants_by_size", "fuse_by_partitions", "topo_sort", "validate_partition"]
 
@@ -71,7 +72,7 @@ def fuse_by_partitions(
         O(V + E) for all partitions together.
     """
     groups = [list(nodes) for nodes in partitions]
-    dependencies = Dependencies.of(gm)
+    dependencies = view_of(gm)
     Assignment.of(gm, groups, dependencies=dependencies)
     alive = live_nodes(dependencies)
     kept = [

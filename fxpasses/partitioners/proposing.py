@@ -29,6 +29,7 @@ from .keep_together import (
 from .levels import alternation_levels, contract, fewer_borders
 from .small_parts import CostRule, Draft, SizeRule, absorb, drop_costly, drop_dead, drop_small
 from .support import CALLS, OpSupports, Verdicts, ask_support, chain, check_support
+from .viewing import view_of
 
 __all__ = ["CapabilityOptions", "Proposal", "draft_around", "propose"]
 
@@ -160,7 +161,7 @@ def propose(
             if number in whole.reasons
         }
         return Proposal(graph_module, None, whole, reasons)
-    dependencies = Dependencies.of(graph_module)
+    dependencies = view_of(graph_module)
     supported = [node in verdicts.supported for node in dependencies.nodes]
     groups = _groups(dependencies, options, supported)
     followers = tuple_followers(dependencies)

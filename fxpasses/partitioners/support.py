@@ -108,15 +108,14 @@ class OperatorSupport(_Explained):
 class _FunctionSupport(OperatorSupportBase):
     def __init__(self, function: IsNodeSupported) -> None:
         self._function = function
+        self._reason = f"unsupported by {_described(function)}"
 
     def is_node_supported(self, submodules: Submodules, node: Node) -> bool:
         return bool(self._function(submodules, node))
 
     def why_not(self, submodules: Submodules, node: Node) -> str | None:
         """Name the function that said no."""
-        if self._function(submodules, node):
-            return None
-        return f"unsupported by {_described(self._function)}"
+        return None if self._function(submodules, node) else self._reason
 
 
 def _described(function: Any) -> str:
