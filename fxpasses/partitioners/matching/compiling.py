@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.arguments import REQUIRED, signature_of
 from fxpasses.effects import is_impure
 from fxpasses.errors import PatternError, also_as
+from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.partitioners.matching.commuting import target_commutes
 from fxpasses.partitioners.matching.conditions import conditions_from
 from fxpasses.partitioners.matching.literals import same_literal
@@ -34,13 +35,12 @@ from fxpasses.partitioners.matching.terms import (
     Weight,
 )
 
-__all__ = ["Bridge", "CompiledPattern", "PatternLike", "compile_pattern", "graph_of", "is_bookkeeping", "output_leaves"]
+__all__ = ["Bridge", "CompiledPattern", "PatternLike", "compile_pattern", "graph_of", "output_leaves"]
 
 PatternLike = Any
 """A pattern term, ``Outputs``, a callable, a ``Graph``, a ``GraphModule``, an ``ExportedProgram``, or compiled."""
 
 _NAMED_BY_TRACERS = ("_tensor_constant", "lifted_tensor", "_lifted_tensor", "c_lifted_tensor")
-_CHECKS = frozenset([torch.ops.aten._assert_tensor_metadata.default])
 
 
 @attrs.frozen(eq=False)
@@ -183,11 +183,6 @@ def _graph_of_operator(operator: Any) -> Graph:
     given = [graph.placeholder(p.name) for p in signature.positional if p.default is REQUIRED]
     graph.output(graph.call_function(operator, tuple(given)))
     return graph
-
-
-def is_bookkeeping(node: Node) -> bool:
-    """Whether a node only checks what is known anyway: export's guards, and assertions on a tensor's metadata."""
-    return (node.op == "call_module" and node.target == "_guards_fn") or node.target in _CHECKS
 
 
 def output_leaves(graph: Graph) -> list[Any]:

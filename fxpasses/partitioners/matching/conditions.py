@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fxpasses.errors import PatternError
+from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.partitioners.matching.literals import show
 
 __all__ = ["Condition", "conditions_from", "names_no_method"]
@@ -119,7 +120,7 @@ class OnDevice(Condition):
 
 @attrs.frozen
 class HasUsers(Condition):
-    """The node has so many users."""
+    """The node has so many users; guards and assertions on metadata do not count."""
 
     at_least: int
     at_most: int
@@ -127,7 +128,7 @@ class HasUsers(Condition):
     def why_not(self, value: Any) -> str | None:
         if not isinstance(value, Node):
             return f"{show(value)} is a literal, it has no users"
-        count = len(value.users)
+        count = sum(not is_bookkeeping(user) for user in value.users)
         if self.at_least <= count <= self.at_most:
             return None
         wanted = str(self.at_least) if self.at_least == self.at_most else f"{self.at_least} to {self.at_most}"

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 from torch.fx import Node
 
-from fxpasses.partitioners.matching.compiling import CompiledPattern, is_bookkeeping
+from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
+from fxpasses.partitioners.matching.compiling import CompiledPattern
 from fxpasses.partitioners.matching.terms import Pattern, Repeat, Role
 from fxpasses.partitioners.matching.views import GraphView
 

@@ -39,6 +39,7 @@ _CANDIDATES: dict[str, tuple[Any, ...]] = {
     "BoolType": (False, True),
     "StringType": ("none", "tanh"),
 }
+_BY_NAME = {"dtype": (torch.float32,), "layout": (torch.strided,), "memory_format": (torch.contiguous_format,)}
 _ANY = (1, 2, -1, 0, 0.5)
 
 
@@ -245,6 +246,8 @@ def _literals(pattern: Literal, kind: Parameter | None) -> list[Any]:
     """Candidates for a literal: its own set, else what the schema allows, within its bounds."""
     if pattern.allowed:
         return list(pattern.allowed)
+    if kind is not None and kind.name in _BY_NAME:
+        return list(_BY_NAME[kind.name])  # the schema calls these ints, and a wrong one can crash
     found = [v for v in _CANDIDATES.get(_kind(kind), _ANY) if not isinstance(v, str) or _kind(kind) == "StringType"]
     if pattern.at_least == -float("inf") and pattern.at_most == float("inf"):
         return found

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PatternError, also_as
 from fxpasses.partitioners.matching import CompiledPattern, PatternMatch
-from fxpasses.partitioners.matching.compiling import graph_of, is_bookkeeping, output_leaves
+from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
+from fxpasses.partitioners.matching.compiling import graph_of, output_leaves
 from fxpasses.partitioners.matching.quiet import is_quiet
 
 __all__ = ["BoundReplacement", "ReplacementGraph", "ReplacementSource", "replacement_source"]

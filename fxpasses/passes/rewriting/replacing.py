@@ -16,7 +16,7 @@ from fxpasses.editing import create_node
 from fxpasses.errors import FakeValueError, GraphError, PatternError
 from fxpasses.metadata import merge_provenance
 from fxpasses.partitioners.matching import GraphView, PatternMatch
-from fxpasses.partitioners.matching.compiling import is_bookkeeping
+from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.passes.rewriting.placing import Neighbours, Place, find_place
 from fxpasses.passes.rewriting.replacements import BoundReplacement
 from fxpasses.passes.rewriting.safety import MemoryUse
