@@ -111,7 +111,7 @@ def _has_target(module: GraphModule, target: Any) -> bool:
         calls = table.get(("call_module", None), ())
         return any(isinstance(module.get_submodule(str(node.target)), target) for node in calls)
     if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = [getattr(target, name) for name in target.overloads()]
+        overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
         return any(table.get(("call_function", one)) for one in [target, *overloads])
     return bool(table.get(("call_function", target)))
 

@@ -16,7 +16,7 @@ __all__ = ["clone_sharing_tensors", "graph_diff", "graph_text", "same_structure"
 def same_structure(one: GraphModule, other: GraphModule) -> bool:
     """Whether two modules have the same graphs, by op, target, name and arguments, and refer to the same tensors.
 
-    Nested graph modules are compared in the same way; everything else an attribute may be is compared by identity.
+    Nested graph modules are compared in the same way; tensors and modules may be equal copies of each other.
     Linear in the number of nodes.
     """
     waiting = [(one, other)]
@@ -69,10 +69,23 @@ def _attribute(module: GraphModule, path: str) -> Any:
 
 
 def _same_attribute(found: Any, wanted: Any) -> bool:
+    """Whether two attributes are the same thing, or equal copies of it."""
     if found is wanted:
         return True
-    both_tensors = isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor)
-    return both_tensors and found.data_ptr() == wanted.data_ptr() and found.shape == wanted.shape != ()
+    if isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        return _same_tensor(found, wanted)
+    if not isinstance(found, torch.nn.Module) or type(found) is not type(wanted):
+        return False
+    mine, theirs = found.state_dict(keep_vars=True), wanted.state_dict(keep_vars=True)
+    return list(mine) == list(theirs) and all(_same_attribute(mine[key], theirs[key]) for key in mine)
+
+
+def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    if one.device.type == "meta" or type(one) is not type(other):
+        return False
+    return (one.data_ptr() == other.data_ptr() != 0) or torch.equal(one, other)
 
 
 def clone_sharing_tensors(module: GraphModule) -> GraphModule:

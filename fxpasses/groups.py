@@ -17,6 +17,7 @@ import attrs
 from torch.fx import GraphModule
 
 from fxpasses import naming
+from fxpasses.checks.graphs import carry_legality, only_ops
 from fxpasses.checks.sessions import check_name, run_checks
 from fxpasses.errors import PassError, PipelineError, also_as
 from fxpasses.naming import pass_name, same_name
@@ -184,7 +185,7 @@ class PassGroup(PassBase):
         return iter(self.passes)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._state() == other._state()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._state() == other._state()
 
     def __hash__(self) -> int:
         return hash((type(self), len(self.passes)))
@@ -208,6 +209,7 @@ class Stage(PassGroup):
         name: What it is called.
         passes: What it holds.
         allowed: The only ops that may be there when the stage ends, as :func:`fxpasses.checks.only_ops` takes them.
+            The graph carries this along, for :func:`fxpasses.checks.obeys_its_stage`.
         denied: Ops that may not be there when the stage ends.
         checks: Further checks of the graph when the stage ends.
     """
@@ -236,11 +238,10 @@ class Stage(PassGroup):
 
     def check_legality(self, graph_module: GraphModule, program: Any = None) -> tuple[Any, Any]:
         """The outcomes and failures of what must hold when the stage ends."""
-        from fxpasses.checks import only_ops
-
         checks = list(self.checks)
         if self.allowed is not None or self.denied:
             checks.insert(0, only_ops(self.allowed, self.denied))
+            carry_legality(graph_module, self.name, self.allowed, self.denied)
         named = [(check_name(check), check, bool(getattr(check, "wants_program", False))) for check in checks]
         return run_checks(named, graph_module, program)
 

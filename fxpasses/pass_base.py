@@ -178,9 +178,9 @@ class FunctionPass(PassBase):
     needs: tuple[Property, ...] = attrs.field(default=(), kw_only=True, converter=tuple)  # type: ignore[misc]
     provides: tuple[Property, ...] = attrs.field(default=(), kw_only=True, converter=tuple)  # type: ignore[misc]
     destroys: tuple[Property, ...] = attrs.field(default=(), kw_only=True, converter=tuple)  # type: ignore[misc]
-    target_ops: tuple[Any, ...] | None = attrs.field(
+    target_ops: tuple[Any, ...] | None = attrs.field(  # type: ignore[misc]
         default=None, kw_only=True, converter=attrs.converters.optional(tuple)
-    )  # type: ignore[misc]
+    )
     visit_nested: bool = attrs.field(default=True, kw_only=True)  # type: ignore[misc]
 
     @property
@@ -244,10 +244,11 @@ def pass_result_wrapper(fn: Callable[..., Any]) -> Callable[..., PassResult]:
     The upstream way to use functions (and passes whose ``call`` returns None) in a list; :func:`as_pass` does the same
     and can also say more. Whether something really changed is established by whoever runs the pass.
     """
-    if fn is None:
+    given: Any = fn
+    if given is None:
         return cast("Callable[..., PassResult]", None)  # as upstream does
-    ours = isinstance(fn, PassBase) and type(fn).__call__ is PassBase.__call__
-    run = _none_is_in_place(fn) if ours else fn
+    ours = isinstance(given, PassBase) and type(given).__call__ is PassBase.__call__
+    run = _none_is_in_place(given) if ours else fn
 
     def wrapped(graph_module: Any) -> PassResult:
         returned = run(graph_module)
@@ -268,11 +269,13 @@ class ExportedProgramPassResult:
 
     exported_program: ExportedProgram
     modified: bool
+    report: RunReport | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @property
     def graph_module(self) -> GraphModule:
         """The graph of the program."""
-        return self.exported_program.graph_module
+        module: GraphModule = self.exported_program.graph_module
+        return module
 
 
 class ExportedProgramPassBase(abc.ABC):
@@ -314,7 +317,7 @@ PassType: TypeAlias = PassBase | ExportedProgramPassBase | Callable[..., Any]
 def _none_is_in_place(pass_: PassBase) -> Callable[[Any], Any]:
     def call(graph_module: GraphModule) -> Any:
         pass_.requires(graph_module)
-        returned = pass_.call(graph_module)
+        returned: Any = pass_.call(graph_module)
         after = graph_module if returned is None else getattr(returned, "graph_module", returned)
         pass_.ensures(after)
         return returned

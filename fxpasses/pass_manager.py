@@ -250,8 +250,7 @@ class ExportedProgramPassManager(PassManager):
             copied._verifiers = override_verifiers
         result = run_pipeline(self, copied)
         after = copied if result.exported_program is None else result.exported_program
-        wrapped: Any = ExportedProgramPassResult(after, result.modified)
-        return wrapped
+        return ExportedProgramPassResult(after, result.modified, report=result.report)
 
 
 def _valid_steps(steps: int | None) -> int:

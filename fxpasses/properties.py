@@ -39,7 +39,7 @@ class Property:
     """
 
     name: str
-    options: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    options: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     check: Callable[[GraphModule], Any] | None = attrs.field(default=None, eq=False, repr=False, kw_only=True)
 
     def __repr__(self) -> str:

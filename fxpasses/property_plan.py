@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,11 @@ class Established:
     def names(self) -> tuple[str, ...]:
         """Their names, in the order in which they were established."""
         return tuple(str(one) for one in self.holding)
+
+    def names_after(self, remembered: Iterable[str]) -> tuple[str, ...]:
+        """The names of what holds now, with what an earlier pipeline left and nothing destroyed since."""
+        lost = {str(one) for one in self.lost}
+        return tuple(dict.fromkeys([*(name for name in remembered if name not in lost), *self.names()]))
 
     def demand(self, pass_: Any, module: GraphModule) -> None:
         """Raise unless all that the pass needs holds; what can be checked is checked."""

@@ -57,9 +57,10 @@ class RecompileQueue:
         for name in (*_STAND_INS, "_recompile_submodules"):
             if isinstance(vars(owner).get(name), _StandIn):
                 delattr(owner, name)
-        owner._recompile_submodules = _nothing_to_recompile  # type: ignore[method-assign]
+        setattr(owner, "_recompile_submodules", _nothing_to_recompile)  # noqa: B010 - mypy knows the method it hides
+        inherited: Any = super(owner, module)
         try:
-            return super(owner, module).recompile()
+            return inherited.recompile()
         finally:
             del owner._recompile_submodules
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -186,7 +186,7 @@ class RunReport:
         return "\n".join([text_table(head, rows), *(f"warning: {warning}" for warning in self.warnings)])
 
 
-def text_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def text_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Lay out rows under a head, in columns as wide as their widest entry."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = ["  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)) for row in [head, *rows]]

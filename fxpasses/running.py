@@ -140,9 +140,13 @@ class Run:
             raise PassError(f"no code can be generated for the graph after {self.previous}: {error}") from error
 
     def _remember_properties(self) -> None:
-        names = self.established.names()
-        if names and self.module.meta.get("fxpasses.properties") != names:
+        """Note on the module what holds, for a later pipeline that needs it."""
+        before = self.module.meta.get("fxpasses.properties", ())
+        names = self.established.names_after(before)
+        if names:
             self.module.meta["fxpasses.properties"] = names
+        elif before:
+            del self.module.meta["fxpasses.properties"]
 
     def _look_around(self) -> None:
         """Note which graphs there are now, and hold back their compilation."""

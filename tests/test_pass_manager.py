@@ -29,7 +29,7 @@ from fxpasses import (
     When,
     as_pass,
 )
-from fxpasses.checks import lint, only_ops, same_signature, signature_is_valid
+from fxpasses.checks import lint, obeys_its_stage, only_ops, same_signature, signature_is_valid
 from fxpasses.errors import GraphError, InputError
 from fxpasses.events import remark, statistic
 from fxpasses.programs import remove_input
@@ -531,6 +531,10 @@ def test_complaint_40_legality_is_declared_for_each_stage():
     assert caught.value.node.name == "relu"
     assert "calls aten.tanh.default, which is not among the allowed ops" in str(caught.value)
     assert "node 'relu' was made or altered by pass 'to_tanh'" in str(caught.value)
+    legal_b = PassManager([stage_b])(exported(torch.nn.Tanh())).graph_module
+    obeys_its_stage(legal_b)
+    with pytest.raises(CheckError, match="in stage 'B', the graph has ops that are not legal here: node 'tanh'"):
+        PassManager([swap(aten.tanh.default, aten.sin.default)], checks=[obeys_its_stage])(legal_b)
     with pytest.raises(CheckError, match="which is denied"):
         PassManager([Stage("C", [to_tanh], denied=["aten.tanh*"])])(exported())
 

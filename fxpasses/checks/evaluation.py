@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
@@ -77,8 +78,8 @@ def evaluate(
         gradients: Also differentiate a fixed combination of the outputs.
     """
     module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _fresh(gradients), (tuple(args), dict(kwargs or {})))
-    flat = flat_inputs(subject, args, kwargs)
+    given = pytree.tree_map_only(torch.Tensor, _fresh(gradients), (tuple(args), dict(kwargs or {})))
+    flat = flat_inputs(subject, *given)
     recorder = _Recorder(module, values)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -146,7 +147,7 @@ def _buffers_kept(module: GraphModule) -> Iterator[None]:
     finally:
         for buffer, version, copied in kept:
             if buffer._version != version or not torch.equal(buffer, copied):  # batch norm writes without counting
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(buffer):
+                with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
                     buffer.copy_(copied)
                     # the counter itself goes back too, so that nobody takes this for a change of the module
                 torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))

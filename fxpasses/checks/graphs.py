@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,11 +21,13 @@ from fxpasses.naming import pass_name
 from fxpasses.values import compute_value, same_value
 
 __all__ = [
+    "carry_legality",
     "fake_values_agree",
     "graphs_of",
     "is_functional",
     "metadata_is_complete",
     "no_call_modules",
+    "obeys_its_stage",
     "one_device_per_part",
     "only_ops",
     "op_names",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 SHOWN = 5
+LEGALITY_KEY = "fxpasses.legality"
 _COMPUTES = ("call_function", "call_method", "call_module")
 
 
@@ -165,6 +169,39 @@ def only_ops(
     return _OnlyOps(None if allowed is None else tuple(allowed), tuple(denied))
 
 
+def carry_legality(module: GraphModule, stage: str, allowed: Iterable[Any] | None, denied: Iterable[Any]) -> None:
+    """Note on a module what its stage allows, in names, so that copies and later pipelines know."""
+    module.meta[LEGALITY_KEY] = {
+        "stage": stage,
+        "allowed": None if allowed is None else [_op_text(one) for one in allowed],
+        "denied": [_op_text(one) for one in denied],
+    }
+
+
+def obeys_its_stage(subject: GraphModule | ExportedProgram) -> None:
+    """Refuse a graph with ops that the last :class:`~fxpasses.Stage` it went through does not allow.
+
+    Raises:
+        GraphError: Names the nodes and the stage. A graph that went through no stage passes.
+    """
+    root = subject.graph_module if isinstance(subject, ExportedProgram) else subject
+    legality = root.meta.get(LEGALITY_KEY)
+    if legality is None:
+        return
+    try:
+        _OnlyOps(None if legality["allowed"] is None else tuple(legality["allowed"]), tuple(legality["denied"]))(
+            subject
+        )
+    except GraphError as error:
+        raise GraphError(f"in stage {legality['stage']!r}, {error}", node=error.node, reason=error.reason) from None
+
+
+def _op_text(op: Any) -> str:
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return f"{op}*"
+    return op.__name__ if isinstance(op, type) or inspect.isroutine(op) else str(op)
+
+
 def no_call_modules(subject: GraphModule | ExportedProgram) -> None:
     """Refuse a graph that calls modules (the guards of ``ep.module()`` aside).
 
@@ -232,8 +269,10 @@ class _Convex:
             found: Hashable | None = node.meta.get(self.of)
             return found
         if isinstance(self.of, Mapping):
-            return self.of.get(node)
-        return self.of(node) if callable(self.of) else self.of.partition_of.get(node)
+            listed: Hashable | None = self.of.get(node)
+            return listed
+        told: Hashable | None = self.of(node) if callable(self.of) else self.of.partition_of.get(node)
+        return told
 
 
 def partitions_are_convex(of: Any = "partition") -> Callable[[GraphModule | ExportedProgram], None]:
@@ -279,10 +318,10 @@ def one_device_per_part(subject: GraphModule | ExportedProgram) -> None:
 
 
 def op_names(node: Node) -> list[str]:
-    """The names an op goes by, the most telling first: ``aten.add.Tensor``, ``aten.add``, ``aten::add.Tensor``."""
+    """The names an op goes by, the most telling first: ``aten.add.Tensor``, ``aten.add``, ``aten::add``."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return [str(target), str(target.overloadpacket), target._schema.name, target.name()]
+        return [str(target), str(target.overloadpacket), target._schema.name]
     if isinstance(target, str):
         return [target]
     name = pass_name(target)

@@ -44,7 +44,7 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
         gradients: bool = False,
         nodes: bool = True,
     ) -> None:
-        if isinstance(args, torch.Tensor) or not isinstance(args, Sequence):
+        if not isinstance(args, Sequence):  # a tensor is none
             raise also_as(PipelineError, TypeError())(
                 f"same_outputs(args): args is a tuple of inputs, not a {type(args).__name__}; write same_outputs((x,))"
             )

@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from torch.fx import GraphModule
 
@@ -140,7 +140,7 @@ def _unpacked(packed: tuple[bool, bytes]) -> GraphModule:
     from torch.fx._graph_pickler import GraphPickler
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    module: GraphModule = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
+    module = cast("GraphModule", GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv())))
     module.recompile()
     return module
 

@@ -111,7 +111,7 @@ def run_checks(
             check(program if wants_program and program is not None else module)
         except CheckError as error:  # several things at once, such as a manager's own check()
             inner = [(one, cause) for one, cause in error.failures if isinstance(cause, Exception)] or [(name, error)]
-            failures.extend(inner)  # type: ignore[arg-type]
+            failures.extend(inner)
             outcomes.extend(CheckOutcome(one, _told(cause)) for one, cause in inner)
         except Exception as error:  # a check may raise anything: that is how it says no
             failures.append((name, error))

@@ -35,7 +35,7 @@ class _SignatureIsValid:
             return
         _specs_fit(subject)
         try:
-            subject.validate()
+            subject.validate()  # type: ignore[no-untyped-call]  # torch has not annotated it
         except Exception as error:  # torch's verifier raises a class of its own, and what its parts raise
             raise GraphError(f"the program does not validate: {error}") from error
 
@@ -124,7 +124,7 @@ def _signature(subject: GraphModule | ExportedProgram) -> _Signature:
         user = set(subject.graph_signature.user_inputs)
         inputs = [node for node in subject.graph.find_nodes(op="placeholder") if node.name in user]
         specs = subject.call_spec
-        trees = (str(specs.in_spec), str(specs.out_spec))
+        trees: tuple[str, ...] = (str(specs.in_spec), str(specs.out_spec))
         names = {str(name) for name in subject.graph_signature.user_outputs}
     else:
         inputs, names = subject.graph.find_nodes(op="placeholder"), None
