@@ -12,8 +12,9 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxpasses.arguments import normalized_arguments
 from fxpasses.constant_values import Constants
-from fxpasses.editing import replace_node
+from fxpasses.editing import erase_nodes, replace_node
 from fxpasses.metadata import value_of
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.units import MiB
@@ -81,12 +82,25 @@ def _to_replace(foldable: Iterable[Node], constants: Constants) -> list[Node]:
     ends: list[Node] = []
     going: set[Node] = set()
     for node in reversed(list(foldable)):
-        if node.users and all(user in going for user in node.users):
+        if node.users and all(user in going or _is_true_of_constant(user) for user in node.users):
             going.add(node)
         elif isinstance(value_of(node), torch.Tensor) and lasting.isdisjoint(constants.effects.storages(node)):
             going.add(node)
             ends.append(node)
     return ends[::-1]
+
+
+def _is_true_of_constant(node: Node) -> bool:
+    """An assertion about dtype, device and layout that the recorded value of its operand meets."""
+    if node.target is not torch.ops.aten._assert_tensor_metadata.default:
+        return False
+    named = normalized_arguments(node)
+    value = value_of(named.pop("a"))
+    facts = {"size": lambda: list(value.shape), "stride": lambda: list(value.stride())}
+    return all(
+        wanted is None or wanted == (facts[name]() if name in facts else getattr(value, name))
+        for name, wanted in named.items()
+    )
 
 
 @attrs.frozen
@@ -113,10 +127,13 @@ class FoldConstants(PassBase):
             return PassResult(graph_module, False)
         values = _evaluate(_needed_by(ends, foldable), ends, constants)
         sources = [each for node in foldable for each in node.all_input_nodes if each.op in ("get_attr", "placeholder")]
+        made: list[Node] = []
         for node in ends:
-            constant = constants.add(f"folded_{node.name}", values.pop(node), before=node, replaces=[node])
-            replace_node(node, constant)
-        _erase_unused(node for node in foldable if node not in ends)
+            made.append(constants.add(f"folded_{node.name}", values.pop(node), before=node, replaces=[node]))
+            replace_node(node, made[-1])
+        going = [node for node in foldable if node not in ends]
+        erase_nodes(user for node in [*going, *made] for user in node.users if _is_true_of_constant(user))
+        _erase_unused(going)
         constants.drop_unused(sources)
         graph_module.recompile()
         return PassResult(graph_module, True)
