@@ -37,4 +37,5 @@ def demo_llama(layers: int = 8) -> tuple[torch.nn.Module, tuple[Any, ...], dict[
         use_cache=False,
         tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(config).eval(), (), {"input_ids": torch.randint(0, config.vocab_size, (2, 32))}
+    model: torch.nn.Module = LlamaForCausalLM(config)
+    return model.eval(), (), {"input_ids": torch.randint(0, config.vocab_size, (2, 32))}

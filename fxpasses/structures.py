@@ -70,7 +70,7 @@ def structure_to_json(spec: pytree.TreeSpec) -> dict[str, Any]:
     kind = spec.type
     if kind.__name__ == "namedtuple" or issubclass(kind, tuple):
         kind = spec.context if isinstance(spec.context, type) else kind
-        fields = list(kind._fields)
+        fields = list(getattr(kind, "_fields", ()))
         return {"kind": "namedtuple", "class": _path(kind), "fields": fields, "items": items}
     return {
         "kind": "class",

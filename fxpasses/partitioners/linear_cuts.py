@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 MAX_CANDIDATES = 1200
 MAX_DEVICE_ORDERS = 120
 PRICE_ROUNDS = 60
+DEVICE_PRICE = 1e6
+"""Seconds that using one more device counts as when the objective is ``memory``: more than any run takes."""
 
 
 @attrs.frozen
@@ -263,16 +265,17 @@ def _extended(
 ) -> Floats:
     """The objective after ``device`` ran the segments from ``first`` to each cut up to ``stop``."""
     problem = segments.problem
-    busy = segments.seconds[device][first + 1 : stop + 1] - segments.seconds[device][first]
+    busy: Floats = segments.seconds[device][first + 1 : stop + 1] - segments.seconds[device][first]
     received = _sending(problem, order[rank - 1], device, segments.crossing[first]) if first and rank else 0.0
     if problem.objective == "throughput":
         neighbour = order[min(rank + 1, len(order) - 1)]
         latency, per_byte = problem.transfer[device][neighbour]
         sent = np.where(segments.crossing[first + 1 : stop + 1] > 0, latency, 0.0)
         sent = sent + segments.crossing[first + 1 : stop + 1] * per_byte
-        return np.maximum(so_far, busy + received + sent)
-    step = busy + received
-    return so_far + (step + 1e6 if problem.objective == "memory" else step)
+        busiest: Floats = np.maximum(so_far, busy + received + sent)
+        return busiest
+    step: Floats = so_far + busy + received
+    return step + DEVICE_PRICE if problem.objective == "memory" else step
 
 
 def _sending(problem: ChainProblem, source: int, target: int, size: float) -> float:
