@@ -20,9 +20,6 @@ __all__ = [
 _FACTS = ("_args", "_kwargs", "target", "name", "op", "type")
 
 
-_facts = attrgetter(*_FACTS)
-
-
 _each_fact = tuple(map(attrgetter, _FACTS))
 
 
@@ -48,24 +45,43 @@ def _retire(node: Node) -> None:
     node._input_nodes.clear()
 
 
+def _set_where_different(nodes: Sequence[Node], field: str, now: Sequence[Any], saved: Sequence[Any]) -> None:
+    if all(map(is_, now, saved)):
+        return
+    for node, entry, former in zip(nodes, now, saved, strict=True):
+        if entry is not former:
+            _set(node, field, former)
+
+
+def _refill_where_different(now: Sequence[dict[Node, None]], saved: Sequence[Sequence[Node]]) -> None:
+    if list(map(list, now)) == saved:
+        return
+    for live, former in zip(now, saved, strict=True):
+        if list(live) != former:
+            live.clear()
+            live.update(dict.fromkeys(former))
+
+
 def compare_graphs(path: str, before: GraphState | None, after: GraphState | None, parts: ChangeParts) -> None:
     """Note what is different between two states of one graph."""
 
     def label(name: str) -> str:
         return f"{path}/{name}" if path else name
 
+    was_facts = [] if before is None else before.facts()
+    now_facts = [] if after is None else after.facts()
     old: dict[Node, int] = {} if before is None else {node: index for index, node in enumerate(before.nodes)}
     new: dict[Node, int] = {} if after is None else {node: index for index, node in enumerate(after.nodes)}
     if before is not None:
-        parts.removed += [label(before.facts[index][3]) for node, index in old.items() if node not in new]
+        parts.removed += [label(was_facts[index][3]) for node, index in old.items() if node not in new]
     if after is None:
         return
-    parts.added += [label(after.facts[index][3]) for node, index in new.items() if node not in old]
+    parts.added += [label(now_facts[index][3]) for node, index in new.items() if node not in old]
     if before is None:
         return
     both = [node for node in new if node in old]
     for node in both:
-        left, right = before.facts[old[node]], after.facts[new[node]]
+        left, right = was_facts[old[node]], now_facts[new[node]]
         same = _equal(left, right) and (left[0] is right[0] or _same_kinds(left[:2], right[:2]))
         if not same and (fields := _different_facts(left, right)):
             was = f" (was {left[3]})" if "name" in fields else ""
@@ -140,12 +156,11 @@ class GraphState:
         self.path = path
         self.graph = graph
         self.nodes: list[Node] = list(graph.nodes)
-        self.facts: list[tuple[Any, ...]] = list(map(_facts, self.nodes))
-        self.columns = [list(map(get, self.nodes)) for get in _each_fact]
+        self.columns: list[list[Any]] = [list(map(get, self.nodes)) for get in _each_fact]
         self.metas: list[dict[str, Any]] = list(map(_meta, self.nodes))
         self.meta_copies = list(map(copied_meta, self.metas))
-        self.users = list(map(dict.copy, map(_users, self.nodes)))
-        self.inputs = list(map(dict.copy, map(_inputs, self.nodes)))
+        self.users: list[list[Node]] = list(map(list, map(_users, self.nodes)))
+        self.inputs: list[list[Node]] = list(map(list, map(_inputs, self.nodes)))
         self.rest = [(key, show, own.copy() if own else None) for key, show, own in map(_rest, self.nodes)]
         self.fields = dict(graph.__dict__)
         self.field_copies = {key: dict(entry) for key, entry in self.fields.items() if type(entry) is dict}
@@ -182,8 +197,34 @@ class GraphState:
         saved = self.field_copies.get("meta")
         return saved is not None and not equal_meta([self.graph.__dict__.get("meta") or {}], [saved])
 
+    def facts(self) -> list[tuple[Any, ...]]:
+        """Arguments, keyword arguments, target, name, op and type of each node."""
+        return list(zip(*self.columns, strict=True))
+
     def restore(self) -> None:
-        """Put everything back."""
+        """Put everything back; nodes that nobody touched are only compared."""
+        if list(self.graph.nodes) != self.nodes:
+            self._relink()
+        for field, get, column in zip(_FACTS, _each_fact, self.columns, strict=True):
+            _set_where_different(self.nodes, field, list(map(get, self.nodes)), column)
+        _set_where_different(self.nodes, "meta", list(map(_meta, self.nodes)), self.metas)
+        if not equal_meta(self.metas, self.meta_copies):
+            for meta, saved in zip(self.metas, self.meta_copies, strict=True):
+                if not equal_meta([meta], [saved]):
+                    put_back(meta, saved)
+        _refill_where_different(list(map(_users, self.nodes)), self.users)
+        _refill_where_different(list(map(_inputs, self.nodes)), self.inputs)
+        for node, now, (sort_key, show, own) in zip(self.nodes, map(_rest, self.nodes), self.rest, strict=True):
+            if now[0] is not sort_key:
+                _set(node, "_sort_key", sort_key)
+            if now[1] is not show:
+                _set(node, "_repr_fn", show)
+            if (now[2] or None) != own:
+                node.__dict__.clear()
+                node.__dict__.update(own or {})
+        self._restore_tables()
+
+    def _relink(self) -> None:
         graph = self.graph
         kept = set(self.nodes)
         for node in list(graph.nodes):
@@ -191,36 +232,14 @@ class GraphState:
                 _retire(node)
         previous = graph._root
         _set(previous, "_sort_key", self.root_key)
-        columns = zip(
-            self.nodes, self.facts, self.metas, self.meta_copies, self.users, self.inputs, self.rest, strict=True
-        )
-        for node, facts, meta, meta_copy, users, inputs, rest in columns:
+        for node in self.nodes:
             _set(node, "graph", graph)
             _set(node, "_erased", False)
-            for field, fact in zip(_FACTS, facts, strict=True):
-                if getattr(node, field) is not fact:
-                    _set(node, field, fact)
-            put_back(meta, meta_copy)
-            if node.meta is not meta:
-                _set(node, "meta", meta)
-            refill(node.users, users)
-            refill(node._input_nodes, inputs)
-            self._restore_rest(node, rest)
             _set(node, "_prev", previous)
             _set(previous, "_next", node)
             previous = node
         _set(graph._root, "_prev", previous)
         _set(previous, "_next", graph._root)
-        self._restore_tables()
-
-    @staticmethod
-    def _restore_rest(node: Node, rest: tuple[Any, Any, dict[str, Any] | None]) -> None:
-        sort_key, show, own = rest
-        _set(node, "_sort_key", sort_key)
-        _set(node, "_repr_fn", show)
-        if own or node.__dict__:
-            node.__dict__.clear()
-            node.__dict__.update(own or {})
 
     def _restore_tables(self) -> None:
         graph = self.graph
