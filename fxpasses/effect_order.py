@@ -26,9 +26,7 @@ def order_edges(graph: PlacedGraph) -> list[tuple[Node, Node]]:
 
     Linear in nodes and operands, both in time and in the number of edges.
     """
-    if all(call.is_pure for call in graph.calls.values()):
-        return []
-    return _Ordering(graph).walk()
+    return _Ordering(graph).walk() if graph.impure else []
 
 
 class _Ordering:
@@ -40,25 +38,26 @@ class _Ordering:
         self.readers: dict[int, list[Node]] = {}
         self.since_barrier: list[Node] = []
         self.barrier: Node | None = None
-        self.symbols = _Symbols(graph) if any(call.guards for call in graph.calls.values()) else None
+        self.symbols = _Symbols(graph) if any(call.guards for call in graph.impure.values()) else None
 
     def walk(self) -> list[tuple[Node, Node]]:
-        graph, hot = self.graph, self.hot
-        find = graph.storages.find
-        touched = {node for node, value in graph.values.items() if any(find(s) in hot for s in flat_value(value))}
-        markers = any(_is_barrier(call) for call in graph.calls.values())
+        graph, calls, impure = self.graph, self.graph.calls, self.graph.impure
+        touched = graph.living_in(self.hot) if self.hot else set()
+        markers = any(_is_barrier(call) for call in impure.values())
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 continue
             if node.op == "output":
                 self._close(node)
                 continue
-            if node in graph.calls:
+            if node in impure:
                 self._effectful(node)
-            else:
+            elif touched and (node not in calls or calls[node].reads is None):
                 for operand in node.all_input_nodes:
                     if operand in touched:
                         self._read_all(node, flat_value(graph.values[operand]))
+            elif touched:
+                self._read_all(node, graph.of(node).reads)
             if markers:
                 self._cross(node)
             if self.symbols is not None:
@@ -102,7 +101,7 @@ class _Ordering:
         self.writer[storage] = node
 
     def _cross(self, node: Node) -> None:
-        call = self.graph.calls.get(node)
+        call = self.graph.impure.get(node)
         if call is None or not _is_barrier(call):
             if self.barrier is not None:
                 self._edge(self.barrier, node)
@@ -179,12 +178,12 @@ class _Symbols:
 
 def open_regions(graph: PlacedGraph) -> dict[Node, tuple[Node, ...]]:
     """For each node the markers of the regions that are open there, outermost first; empty if there are no markers."""
-    if not any(_is_barrier(call) for call in graph.calls.values()):
+    if not any(_is_barrier(call) for call in graph.impure.values()):
         return {}
     stack: tuple[Node, ...] = ()
     open_at = {}
     for node in graph.nodes:
-        call = graph.calls.get(node)
+        call = graph.impure.get(node)
         if call is not None and _is_barrier(call):
             stack = _switched(stack, node, call)
         open_at[node] = stack

@@ -13,7 +13,7 @@ on a straight line of code. Time and memory are linear in nodes and operands, ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -283,7 +283,7 @@ class EffectAnalysis:
     @property
     def is_pure(self) -> bool:
         """Whether no node of the graph has any effect."""
-        return all(call.is_pure for call in self._placed.calls.values())
+        return not self._placed.impure
 
     @property
     def reshaped_storages(self) -> frozenset[int]:
@@ -316,18 +316,28 @@ class EffectAnalysis:
         needed if a needed node uses its value, if it writes a storage that a needed node behind it reads or that lasts,
         if it draws random numbers (that moves the generator on for the others), acts on the world, or marks a region.
         """
-        needed: dict[Node, None] = {}
+        needed: list[Node] = []
         wanted: set[Node] = set()
         live = set(self.lasting_storages)
+        writes, impure = self.written_storages, self._placed.impure
         for node in reversed(self.nodes):
-            effects = self.of(node)
-            if not (node in wanted or _is_needed(node, effects) or not live.isdisjoint(effects.writes)):
+            if not (node in wanted or node.op in ("placeholder", "output") or self._is_seen(node, impure, live)):
                 continue
-            needed[node] = None
-            wanted.update(node.all_input_nodes)
-            live.update(effects.reads)
-            live.update(self._placed.roots(self._storages_of([node, *node.all_input_nodes])))
-        return list(needed)[::-1]
+            needed.append(node)
+            operands = node.all_input_nodes
+            wanted.update(operands)
+            if writes:
+                live.update(self.of(node).reads)
+                live.update(self._placed.roots(self._storages_of([node, *operands])))
+        return needed[::-1]
+
+    def _is_seen(self, node: Node, impure: Mapping[Node, CallEffects], live: set[int]) -> bool:
+        """Whether a node has an effect that somebody sees, where the storages in ``live`` are looked at later."""
+        if (call := impure.get(node)) is None:
+            return False
+        if call.random or call.world or call.region is not None:
+            return True
+        return not live.isdisjoint(self.of(node).writes)
 
     def region_stack(self, node: Node) -> tuple[Node, ...]:
         """The markers of the regions that are open at ``node``, outermost first; a marker is inside what it opens."""
@@ -369,10 +379,6 @@ class EffectAnalysis:
                 for found in self.storages(node):
                     self._named.setdefault(found, node)
         return self._named[storage].name if storage in self._named else "module state"
-
-
-def _is_needed(node: Node, effects: NodeEffects) -> bool:
-    return node.op in ("placeholder", "output") or effects.random or effects.world or effects.region is not None
 
 
 def _analysis(

@@ -140,7 +140,7 @@ class _SchemaRule:
     def _aliases(self, node: Node) -> tuple[tuple[Node, ...], ...]:
         if self.hands_back:
             return (tuple(node.all_input_nodes),) * max(self.returns, 1)
-        return tuple(_nodes(operands, node) for operands in self.aliases)
+        return tuple([_nodes(operands, node) for operands in self.aliases])
 
     def _reason(self, writes: tuple[Node, ...]) -> str:
         if writes:
@@ -155,6 +155,12 @@ class _SchemaRule:
 
 
 def _nodes(operands: tuple[_Operand, ...], node: Node) -> tuple[Node, ...]:
+    if not operands:
+        return ()
+    if len(operands) == 1 and not node.kwargs and 0 <= (position := operands[0].position) < len(node.args):
+        given = node.args[position]
+        if isinstance(given, Node):  # nearly all calls
+            return (given,)
     return tuple(dict.fromkeys(found for operand in operands for found in operand.nodes(node)))
 
 

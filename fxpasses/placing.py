@@ -6,7 +6,7 @@ A value is a storage id, a tuple of them (one for each element of a tuple-valued
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -61,12 +61,14 @@ class PlacedGraph:
         values: Where the value of each node lives.
         calls: What the nodes do that are not plain, told in operands.
         storages: The storages.
+        impure: Those of them that do more than compute their result, in order.
         reshaped: Storages of which some node changes the shape in place; views and size queries read these, too.
     """
 
     nodes: list[Node]
     values: Mapping[Node, Value]
     calls: Mapping[Node, CallEffects]
+    impure: Mapping[Node, CallEffects]
     storages: Storages
     reshaped: frozenset[int]
     _told: dict[Node, NodeEffects] = attrs.field(factory=dict, init=False, repr=False)
@@ -82,15 +84,19 @@ class PlacedGraph:
     def _tell(self, node: Node) -> NodeEffects:
         call = self.calls.get(node, PLAIN)
         read = node.all_input_nodes if call.reads is None else [*call.reads, *self._reshaped_operands(node)]
-        state = self.storages.of_tensor
         return NodeEffects(
-            reads=self.roots([*self._living_in(read), *map(state, call.state_reads)]),
-            writes=self.roots([*self._living_in(call.writes), *map(state, call.state_writes)]),
+            reads=self._touched(read, call.state_reads),
+            writes=self._touched(call.writes, call.state_writes),
             random=call.random,
             world=call.world,
             region=call.region,
             reason=call.reason,
         )
+
+    def _touched(self, operands: Sequence[Node], state: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+        if len(operands) == 1 and not state and isinstance(value := self.values[operands[0]], int):
+            return (self.storages.find(value),) if value >= 0 else ()
+        return self.roots([*self._living_in(operands), *map(self.storages.of_tensor, state)])
 
     def _reshaped_operands(self, node: Node) -> list[Node]:
         if not self.reshaped:
@@ -113,7 +119,19 @@ class PlacedGraph:
 
     def written_storages(self) -> frozenset[int]:
         """The storages that any node writes."""
-        return frozenset(storage for node in self.calls for storage in self.of(node).writes)
+        return frozenset([storage for node in self.impure for storage in self.of(node).writes])
+
+    def living_in(self, storages: frozenset[int]) -> set[Node]:
+        """The nodes whose values may live in any of ``storages``."""
+        find = self.storages.find
+        found = set()
+        for node, value in self.values.items():
+            if isinstance(value, int):
+                if value >= 0 and find(value) in storages:
+                    found.add(node)
+            elif any(find(storage) in storages for storage in value):
+                found.add(node)
+        return found
 
 
 def flat_value(value: Value) -> tuple[int, ...]:
@@ -150,9 +168,10 @@ def place(
     walk = _Walk(root, rule_of, effects_of, lifted)
     nodes = executable_order(graph)
     walk.run(nodes)
-    written = [node for call in walk.calls.values() if call.changes_shape for node in call.writes]
+    impure = {node: call for node, call in walk.calls.items() if not call.is_pure}
+    written = [node for call in impure.values() if call.changes_shape for node in call.writes]
     reshaped = frozenset(walk.storages.find(storage) for node in written for storage in flat_value(walk.values[node]))
-    return PlacedGraph(nodes, walk.values, walk.calls, walk.storages, reshaped)
+    return PlacedGraph(nodes, walk.values, walk.calls, impure, walk.storages, reshaped)
 
 
 class _Walk:
@@ -235,13 +254,15 @@ class _Walk:
             return NO_STORAGE
         if _is_pick(node):
             return self._picked(node)
-        state = [self.storages.of_tensor(tensor) for tensor in call.state_aliases]
+        state = [self.storages.of_tensor(tensor) for tensor in call.state_aliases] if call.state_aliases else []
         if call.returns == 1:
             return self._element(call, 0, state)
         return tuple(self._element(call, slot, state) for slot in range(call.returns))
 
     def _element(self, call: CallEffects, slot: int, state: list[int]) -> int:
         operands = call.aliases[slot] if slot < len(call.aliases) else ()
+        if len(operands) == 1 and not state and isinstance(value := self.values[operands[0]], int) and value >= 0:
+            return value  # nearly all views
         return self._united([*self._living_in(operands), *state])
 
     def _living_in(self, nodes: Iterable[Node]) -> Iterator[int]:

@@ -97,8 +97,14 @@ _PYTHON_MODULES = (
 )
 
 
+def _first_operand(node: Node) -> tuple[Node, ...]:
+    """The nodes in the first positional argument."""
+    first = node.args[0] if node.args else None
+    return (first,) if isinstance(first, Node) else tuple(flat_nodes(first))
+
+
 def _first_operand_rule(node: Node) -> CallEffects:
-    return CallEffects(aliases=(tuple(flat_nodes(node.args[:1])),))
+    return CallEffects(aliases=(_first_operand(node),))
 
 
 def _world_rule(node: Node) -> CallEffects:
@@ -112,20 +118,20 @@ def _seed_rule(node: Node) -> CallEffects:
 
 
 def _setitem_rule(node: Node) -> CallEffects:
-    written = tuple(flat_nodes(node.args[:1]))
+    written = _first_operand(node)
     return CallEffects(writes=written, returns=0, reason=f"{name_of(node.target)} writes {names_of(written)}")
 
 
 def _container_rule(node: Node) -> CallEffects:
     """A list or dict that takes something in shares its memory from then on."""
-    written = tuple(flat_nodes(node.args[:1]))
+    written = _first_operand(node)
     reason = f"{name_of(node.target)} writes {names_of(written)}"
     return CallEffects(writes=written, aliases=(tuple(node.all_input_nodes),), reason=reason)
 
 
 def _inplace_rule(node: Node) -> CallEffects:
     """``operator.iadd`` and its kind; on numbers they are ordinary arithmetic."""
-    written = tuple(flat_nodes(node.args[:1]))
+    written = _first_operand(node)
     if all(_is_number(operand) for operand in written):
         return NO_TENSOR
     return CallEffects(writes=written, aliases=(written,), reason=f"{name_of(node.target)} writes {names_of(written)}")
@@ -142,13 +148,13 @@ def _getattr_rule(node: Node) -> CallEffects:
 
 
 def _first_operand_view(node: Node) -> CallEffects:
-    return CallEffects(aliases=(tuple(flat_nodes(node.args[:1])),), looks_only=True, reads=())
+    return CallEffects(aliases=(_first_operand(node),), looks_only=True, reads=())
 
 
 def _getitem_rule(node: Node) -> CallEffects:
     """A slice is a view; an index that holds tensors may copy, and then it reads."""
-    if len(node.args) > 1 and any(True for _ in flat_nodes(node.args[1])):
-        return CallEffects(aliases=(tuple(flat_nodes(node.args[:1])),))
+    if len(node.all_input_nodes) > 1:
+        return CallEffects(aliases=(_first_operand(node),))
     return _first_operand_view(node)
 
 
@@ -156,7 +162,7 @@ def _functional_rule(node: Node) -> CallEffects:
     """The Python functions of ``torch.nn.functional``: told by their ``inplace``, ``training`` and ``p`` arguments."""
     name = name_of(node.target)
     given = _bound_arguments(node)
-    source = tuple(flat_nodes(node.args[:1])) or tuple(flat_nodes(node.kwargs.get("input")))
+    source = _first_operand(node) or tuple(flat_nodes(node.kwargs.get("input")))
     if name in ("batch_norm", "instance_norm") and not is_off(
         given.get("training", given.get("use_input_stats", True))
     ):

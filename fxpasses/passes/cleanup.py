@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
+from fxpasses.call_effects import PLAIN, CallEffects
 from fxpasses.dependencies import Dependencies
 from fxpasses.editing import erase_nodes, remove_unused_attributes, replace_nodes
 from fxpasses.effects import EffectAnalysis, analyze_effects
@@ -126,32 +128,35 @@ class _Numbering:
 
     def run(self) -> dict[Node, Node]:
         for node in self.effects.nodes:
-            effects = self.effects.of(node)
-            if effects.region is not None and effects.region.is_barrier:
-                self.region += 1
-            for storage in effects.writes:
-                self.version[storage] = self.version.get(storage, 0) + 1
-            if self._may_merge(node) and (key := self._key(node, effects.reads)) is not None:
+            call = self.effects.call(node)
+            if not (call is PLAIN or call.is_pure):
+                self._pass_effect(node)
+            elif self._may_merge(node, call) and (key := self._key(node)) is not None:
                 first = self.known.setdefault(key, node)
                 if first is not node:
                     self.same_as[node] = first
         return self.same_as
 
-    def _may_merge(self, node: Node) -> bool:
+    def _pass_effect(self, node: Node) -> None:
+        effects = self.effects.of(node)
+        if effects.region is not None and effects.region.is_barrier:
+            self.region += 1
+        for storage in effects.writes:
+            self.version[storage] = self.version.get(storage, 0) + 1
+
+    def _may_merge(self, node: Node, call: CallEffects) -> bool:
         if node.op in ("placeholder", "output") or "unbacked_bindings" in node.meta or self.is_banned(node):
             return False
-        if node.op == "get_attr":
+        if node.op == "get_attr" or not self.written:
             return True
-        if not self.effects.of(node).is_pure:
+        storages = self.effects.storages(node)
+        if not self.effects.reshaped_storages.isdisjoint(storages):
             return False
-        call = self.effects.call(node)
-        if not self.effects.reshaped_storages.isdisjoint(self.effects.storages(node)):
-            return False
-        is_view = call.looks_only
-        return is_view or self.written.isdisjoint(self.effects.storages(node))
+        return call.looks_only or self.written.isdisjoint(storages)
 
-    def _key(self, node: Node, reads: Iterable[int]) -> Hashable | None:
-        versions = tuple(self.version.get(storage, 0) for storage in reads if storage in self.written)
+    def _key(self, node: Node) -> Hashable | None:
+        reads = self.effects.of(node).reads if self.written else ()
+        versions = tuple([self.version.get(storage, 0) for storage in reads if storage in self.written])
         region = self.region if node.op != "get_attr" else 0
         try:
             key = (node.op, node.target, self._frozen(node.args), self._frozen(node.kwargs), versions, region)
@@ -204,15 +209,18 @@ class CSEPass(PassBase):
 
 def _copy_merging(graph_module: GraphModule, same_as: dict[Node, Node]) -> GraphModule:
     """A copy that shares all tensors and modules; merged nodes are left out, their provenance goes to what stays."""
-    graph = GraphWriter(like=graph_module.graph).graph
+    writer = GraphWriter(like=graph_module.graph)
     copies: dict[Node, Node] = {}
     for node in executable_order(graph_module.graph):
         if (first := same_as.get(node)) is not None:
             copies[node] = copies[first]
             merge_provenance(copies[first], [node])
             continue
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    copy = GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
+        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+        copies[node] = writer.append(
+            node.op, node.target, args, kwargs, name=node.name, type_expr=node.type, meta=node.meta
+        )
+    copy = GraphModule(graph_module, writer.graph, class_name=type(graph_module).__name__)
     copy.meta.update(graph_module.meta)
     _take_over(graph_module, copy)
     return copy
