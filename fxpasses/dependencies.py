@@ -319,7 +319,7 @@ class Dependencies:
         """A fresh :class:`~fxpasses.merging.Merger`: every node a group of its own."""
         return Merger(self.successor_lists, self.predecessor_lists, self.topological, self._merge_error)
 
-    def quotient(self, labels: Sequence[int]) -> nx.DiGraph:
+    def quotient(self, labels: Sequence[int]) -> nx.DiGraph[int]:
         """The graph of the groups: nodes with one label become one.
 
         Args:
@@ -330,7 +330,7 @@ class Dependencies:
             numbers of the nodes, ``edges`` on an edge the pairs it stands for.
         """
         units = self._units(labels)
-        result: nx.DiGraph = nx.DiGraph()
+        result: nx.DiGraph[int] = nx.DiGraph()
         result.add_nodes_from(
             (key, {"members": members}) for key, members in zip(units.nodes, units.members, strict=True)
         )
