@@ -67,11 +67,15 @@ class Storages:
 
     def of_tensor(self, tensor: torch.Tensor) -> int:
         """The storage of a real tensor: the same for all tensors that share its memory."""
+        storage = self.of_example(tensor)
+        self._tensors.setdefault(storage, tensor)
+        return storage
+
+    def of_example(self, tensor: torch.Tensor) -> int:
+        """The storage of what an example value stands for: the same for all examples that share memory."""
         key = storage_key(tensor)
         if key not in self._by_tensor:
-            storage = self.fresh()
-            self._by_tensor[key] = storage
-            self._tensors[storage] = tensor
+            self._by_tensor[key] = self.fresh()
         return self._by_tensor[key]
 
     def real_tensors(self) -> dict[int, list[torch.Tensor]]:

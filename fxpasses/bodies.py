@@ -251,8 +251,7 @@ def module_effects(node: Node, module: nn.Module | None, summarize: Summarize, r
     if (rule := registry.rule_for(type(module))) is not None:
         return _with_state(rule, node, module)
     if isinstance(module, GraphModule) and not _has_hooks(module):
-        summary = summarize(module)
-        return _named(_through_body(summary, _bound(summary.parameters, node)), node)
+        return _called_graph(node, module, summarize(module))
     if type(module).__name__ == "GuardsFn":
         return CallEffects(returns=0, world=True, reason=f"module {node.target!r} checks the inputs")
     parts = list(module.modules())
@@ -271,21 +270,30 @@ def _bound(parameters: Sequence[str], node: Node) -> list[Any]:
     return [*operands, *_flat(dict(node.kwargs))]
 
 
+def _called_graph(node: Node, module: GraphModule, summary: BodySummary) -> CallEffects:
+    answer = _through_body(summary, _bound(summary.parameters, node))
+    if module._forward_pre_hooks:  # the input checks of torch.export; all others make a module opaque
+        answer = attrs.evolve(answer, world=True, reason=answer.reason or "checks its inputs")
+    return answer if answer.is_pure else attrs.evolve(answer, reason=f"module {node.target!r}: {answer.reason}")
+
+
 def _with_state(rule: Rule, node: Node, module: nn.Module) -> CallEffects:
     answer = rule(node)
     return attrs.evolve(answer, state_reads=answer.state_reads + tuple(_state(module)))
 
 
-def _named(answer: CallEffects, node: Node) -> CallEffects:
-    return answer if answer.is_pure else attrs.evolve(answer, reason=f"module {node.target!r}: {answer.reason}")
-
-
 def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, name, None) for name in _HOOKS)
+    """Whether a call runs code that is not in the class; the input checks of ``torch.export`` do not count."""
+    hooks = [hook for name in _HOOKS for hook in (getattr(module, name, None) or {}).values()]
+    return "forward" in vars(module) or any(not _is_input_check(hook) for hook in hooks)
+
+
+def _is_input_check(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(("torch.export.", "torch._export."))
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Modules of ``torch.nn`` themselves; subclasses and hooks may do anything."""
+    """Modules of ``torch.nn`` themselves; subclasses, hooks and a ``forward`` put on the object may do anything."""
     return type(module).__module__.startswith("torch.nn.modules.") and not _has_hooks(module)
 
 
@@ -300,6 +308,7 @@ def _library_module(node: Node, module: nn.Module, parts: Sequence[nn.Module]) -
     embeddings = (part for part in parts if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
     renormed = tuple(part.weight for part in embeddings if part.max_norm is not None)
     random = any(_draws(part) for part in parts)
+    world = any(isinstance(part, nn.SyncBatchNorm) and part.training for part in parts)
     inplace = any(getattr(part, "inplace", False) for part in parts)
     operands = tuple(node.all_input_nodes)
     returns_input = inplace or len(parts) > 1 or isinstance(module, (*_ALIASING_MODULES, *_DROPOUT_MODULES))
@@ -308,6 +317,7 @@ def _library_module(node: Node, module: nn.Module, parts: Sequence[nn.Module]) -
         "updates its running statistics" * bool(statistics),
         "renormalises its weight" * bool(renormed),
         "draws random numbers" * random,
+        "talks to other processes" * world,
         "works in place" * inplace,
     ]
     reason = " and ".join(fact for fact in facts if fact)
@@ -317,6 +327,7 @@ def _library_module(node: Node, module: nn.Module, parts: Sequence[nn.Module]) -
         state_reads=tuple(_state(module)),
         state_writes=statistics + renormed,
         random=random,
+        world=world,
         reason=f"module {node.target!r} {reason}" if reason else "",
     )
 

@@ -227,7 +227,7 @@ class _Walk:
         if (tensor := self.lifted.get(node.name)) is not None:
             return self.storages.of_tensor(tensor)
         example = node.meta.get("val")
-        return self.storages.of_tensor(example) if isinstance(example, torch.Tensor) else self.storages.fresh()
+        return self.storages.of_example(example) if isinstance(example, torch.Tensor) else self.storages.fresh()
 
     def _attribute(self, target: str) -> Value:
         found = resolve(self.root, target)

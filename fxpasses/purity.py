@@ -13,6 +13,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Node
@@ -119,7 +120,13 @@ def _seed_rule(node: Node) -> CallEffects:
 
 def _setitem_rule(node: Node) -> CallEffects:
     written = _first_operand(node)
+    if any(_is_container(operand) for operand in written):
+        return attrs.evolve(_container_rule(node), writes=tuple(node.all_input_nodes), mixes=True)
     return CallEffects(writes=written, returns=0, reason=f"{name_of(node.target)} writes {names_of(written)}")
+
+
+def _is_container(node: Node) -> bool:
+    return node.target in (dict, list) or isinstance(node.meta.get("val"), (dict, list))
 
 
 def _container_rule(node: Node) -> CallEffects:
@@ -227,6 +234,7 @@ _REGION_FUNCTIONS: dict[str, tuple[RegionKind, bool]] = {
 }
 _STREAM_CALLS = words("set_stream set_device synchronize wait_stream wait_event record_event record_stream")
 """What moves work between streams: kernels before it and behind it must stay there."""
+_SEEDS = words("manual_seed manual_seed_all seed seed_all initial_seed set_rng_state get_rng_state")
 _BATCHING = frozenset({"_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad"})
 _STATE_SWITCHES = (
     "lazy_load_decompositions",
@@ -339,7 +347,7 @@ def _torch_function_rule(function: Any) -> Rule | None:
         return functools.partial(_region_rule, *region)
     if name in WORLD_NAMES:
         return _world_rule
-    if name in ("manual_seed", "seed", "set_rng_state"):
+    if name in _SEEDS:
         return _seed_rule
     if name.startswith(("sym_", "_sym_")):
         return NO_TENSOR_RULE

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, reorder, same
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses.call_effects import words
@@ -798,6 +799,140 @@ def test_the_guards_of_an_exported_module_act_on_the_world(program: torch.export
     assert effects.world
     assert not effects.writes
     assert effects.reason == "module '_guards_fn' checks the inputs"
+
+
+class Checked(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        count = x.sum().to(torch.int64).item()
+        torch._check(count >= 0)
+        torch._check(count < 100)
+        return torch.zeros(count), x.nonzero(), x * count
+
+
+def test_unbacked_symbols_are_followed_like_values() -> None:
+    program = torch.export.export(Checked(), (torch.ones(3),))
+    expected = [tensor.clone() for tensor in program.module()(torch.ones(3))]
+    graph_module = program.module()
+    effects = analyze_effects(graph_module)
+    asserts = [found for found in graph_module.graph.nodes if "assert" in found.name or "constrain" in found.name]
+    zeros = next(found for found in graph_module.graph.nodes if "zeros" in found.name)
+
+    assert asserts
+    assert all(effects.of(found).world and not effects.is_removable(found) for found in asserts)
+    assert any(later is zeros for _, later in effects.order_edges)
+    assert not EliminateDeadCode()(graph_module).modified
+    for seed in range(5):
+        reordered = reorder(graph_module, legal_order(graph_module, random.Random(seed)))
+        assert all(map(torch.equal, expected, reordered(torch.ones(3))))
+        with pytest.raises(RuntimeError):
+            reordered(-torch.ones(3))
+
+
+def test_an_exported_module_that_is_called_checks_its_inputs_and_is_known_besides() -> None:
+    root = nn.Module()
+    root.inner = torch.export.export(nn.Linear(3, 3), (torch.ones(2, 3),)).module()
+    graph_module = module_of(lambda graph, x: graph.create_node("call_module", "inner", (x,), name="call"), root)
+    effects = analyze_effects(graph_module).of(node(graph_module, "call"))
+
+    assert not effects.writes
+    assert not effects.random
+    assert effects.world
+
+
+@pytest.mark.parametrize("name", ["cond", "map", "scan", "while_loop"])
+def test_complaint_22_exported_control_flow_is_pure_where_its_bodies_are(name: str) -> None:
+    from functorch.experimental.control_flow import map as control_map
+    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.while_loop import while_loop
+
+    forms: dict[str, Callable[[torch.Tensor], Any]] = {
+        "cond": lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+        "map": lambda x: control_map(lambda a, b: a + b, x, torch.ones(3)),
+        "scan": lambda x: scan(lambda carry, a: (carry + a, carry * a), torch.zeros(3), x),
+        "while_loop": lambda x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x)),
+    }
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return forms[name](x)
+
+    graph_module = torch.export.export(Model(), (torch.ones(2, 3),)).graph_module
+    effects = analyze_effects(graph_module)
+    (call,) = [found for found in graph_module.graph.nodes if isinstance(found.target, HigherOrderOperator)]
+
+    assert effects.of(call).is_pure
+    assert effects.is_removable(call)
+    assert effects.may_alias(call, node(graph_module, "x")) == (name == "while_loop")  # it may run zero times
+
+
+# --- more sources ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dict_that_takes_a_tensor_in_shares_its_memory() -> None:
+    def write(graph: Graph, x: Node) -> Any:
+        table = graph.call_function(dict, ())
+        graph.call_function(operator.setitem, (table, "key", x))
+        again = graph.call_function(operator.getitem, (table, "key"))
+        graph.call_method("add_", (again, 1))
+        return graph.call_method("sin", (x,))
+
+    assert ("add_", "sin") in edges(module_of(write))
+
+
+def test_streams_are_barriers() -> None:
+    def write(graph: Graph, x: Node) -> Any:
+        before = graph.call_method("sin", (x,))
+        graph.call_method("wait_stream", (graph.get_attr("stream"),))
+        return before, graph.call_method("cos", (x,))
+
+    root = nn.Module()
+    root.stream = None
+
+    found = edges(module_of(write, root))
+    assert ("sin", "wait_stream") in found
+    assert ("wait_stream", "cos") in found
+
+
+def test_in_place_collectives_write_their_operands_though_their_schema_does_not_say_so() -> None:
+    target = torch.ops.c10d.allreduce_.default
+    graph_module = one_call("call_function", target, ["x"], "y", 0, None, -1)
+    effects = analyze_effects(graph_module)
+
+    assert effects.storages(node(graph_module, "x"))[0] in effects.of(node(graph_module, "call")).writes
+    assert effects.of(node(graph_module, "call")).world
+
+
+def test_a_forward_put_on_a_module_makes_it_opaque() -> None:
+    root = nn.Module()
+    root.inner = nn.Linear(3, 3)
+    root.inner.forward = root.inner.forward  # as offloading tools patch it
+    graph_module = module_of(lambda graph, x: graph.create_node("call_module", "inner", (x,), name="call"), root)
+
+    assert "opaque" in analyze_effects(graph_module).of(node(graph_module, "call")).reason
+
+
+def test_attributes_of_a_graph_without_a_module_are_known_by_name() -> None:
+    graph = Graph()
+    first, second, other = (graph.get_attr(name) for name in ("w", "w", "v"))
+    graph.output((first, second, other))
+    effects = analyze_effects(graph)
+
+    assert effects.may_alias(first, second)
+    assert not effects.may_alias(first, other)
+
+
+def test_needed_nodes_are_what_somebody_would_miss() -> None:
+    def write(graph: Graph, x: Node) -> Any:
+        scratch = graph.call_method("clone", (x,))
+        graph.call_method("add_", (scratch, 1))
+        seen = graph.call_method("sum", (scratch,))
+        graph.call_method("mul_", (scratch, 2))
+        graph.call_method("neg_", (x,))
+        return seen
+
+    needed = [found.name for found in analyze_effects(module_of(write)).needed_nodes()]
+
+    assert needed == ["x", "clone", "add_", "sum_1", "neg_", "output"]
 
 
 # --- meaning kept ---------------------------------------------------------------------------------------------------
