@@ -347,9 +347,8 @@ def as_pass_error(
         lines.append("  the graph is as it was before")
     kind = type(error) if isinstance(error, PassError) else also_as(PassError, error)
     wrapped = kind("\n".join(lines), node=node, pass_name=name, index=index, reason=_told(error))
-    if isinstance(error, FxPassesError):  # its facts, such as the path of a cycle, stay facts
-        wrapped.__dict__.update({fact: value for fact, value in vars(error).items() if fact not in vars(wrapped)})
-    return wrapped
+    wrapped.__dict__.update({fact: value for fact, value in vars(error).items() if fact not in vars(wrapped)})
+    return wrapped  # its facts, such as the path of a cycle, stay facts
 
 
 def _told(error: BaseException) -> str:

@@ -77,7 +77,7 @@ class FxPassesError(Exception):
         index: int | None = None,
         reason: str | None = None,
     ) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # not super(): also_as() may mix in a class whose constructor has other rules
         self.message = message
         self.node = node
         self.pass_name = pass_name

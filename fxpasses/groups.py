@@ -169,7 +169,11 @@ class PassGroup(PassBase):
             place = waiting.pop()
             yield place
             if isinstance(place.pass_, PassGroup):
-                waiting.extend(reversed(_places_in(place.pass_, f"{place.label}.", place.path)))
+                if any(place.pass_ is holder for holder in place.holders):
+                    raise PipelineError(
+                        f"'{pass_name(place.pass_)}' (position {place.label}) holds itself; take it out"
+                    )
+                waiting.extend(reversed(_places_in(place.pass_, f"{place.label}.", place.path, place.holders)))
 
     def _names(self) -> str:
         return ", ".join(pass_name(pass_) for _, pass_ in self.walk()) or "none"
@@ -312,15 +316,19 @@ class _Place:
     path: tuple[str, ...]
     holder: PassGroup
     index: int
+    holders: tuple[PassGroup, ...]
 
     @property
     def pass_(self) -> Any:
         return self.holder.passes[self.index]
 
 
-def _places_in(group: PassGroup, label: str = "", path: tuple[str, ...] = ()) -> list[_Place]:
+def _places_in(
+    group: PassGroup, label: str = "", path: tuple[str, ...] = (), holders: tuple[PassGroup, ...] = ()
+) -> list[_Place]:
     return [
-        _Place(f"{label}{index}", (*path, pass_name(pass_)), group, index) for index, pass_ in enumerate(group.passes)
+        _Place(f"{label}{index}", (*path, pass_name(pass_)), group, index, (*holders, group))
+        for index, pass_ in enumerate(group.passes)
     ]
 
 

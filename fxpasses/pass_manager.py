@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from torch.export import ExportedProgram
 
-from fxpasses.checks.sessions import check_error, check_name, run_checks
+from fxpasses.checks.sessions import InputCheck, PassCheck, check_error, check_name, run_checks
 from fxpasses.constraints import (
     ConstraintType,
     PassConstraint,
@@ -95,7 +95,7 @@ class PassManager(PassGroup):
         self.steps = _valid_steps(steps)
         self.run_checks_after_each_pass = run_checks_after_each_pass
         self.suppress_check_failures = suppress_check_failures
-        self.checks = list(checks)
+        self.checks = list(map(_valid_check, checks))
         self.added_checks: list[Callable[[Any], Any]] = []
         self.instruments = list(instruments)
         self.on_failure = on_failure
@@ -259,6 +259,14 @@ def _valid_steps(steps: int | None) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise PipelineError(f"steps is {steps!r}, but must be a positive number")
     return steps
+
+
+def _valid_check(check: Any) -> Any:
+    if not callable(check) and not isinstance(check, (InputCheck, PassCheck)):
+        raise also_as(PipelineError, TypeError())(
+            f"a check must be a function of the graph module, not {check!r}; see fxpasses.checks for ready ones"
+        )
+    return check
 
 
 def _check_takes_one(check: Any) -> None:

@@ -112,8 +112,10 @@ def plan_properties(root: PassGroup) -> PropertyPlan:
     What runs only on a condition provides nothing for sure, but may destroy; what repeats is walked twice.
 
     Raises:
-        PipelineError: A pass needs what an earlier one destroys; both are named.
+        PipelineError: A pass needs what an earlier one destroys; both are named. Or a group holds itself.
     """
+    for _ in root.walk():  # a group that holds itself is refused here
+        pass
     sequence = _in_order(root)
     if not any(_declared(pass_, kind) for _, pass_, _ in sequence for kind in ("needs", "provides", "destroys")):
         return PropertyPlan()

@@ -259,7 +259,37 @@ def test_a_fixed_point_needs_a_number_of_steps(wrong):
         FixedPoint([nothing], max_steps=wrong)
 
 
+def test_a_group_that_holds_itself_is_refused():
+    inner = Stage("inner", [nothing])
+    inner.add_pass(PassManager([inner]))
+
+    with pytest.raises(PipelineError, match=r"'inner' \(position 0.1.0\) holds itself; take it out"):
+        PassManager([inner])(traced())
+
+
+def test_an_exception_with_a_constructor_of_its_own_stays_what_it_is():
+    class Picky(Exception):
+        def __init__(self, node, reason):
+            super().__init__(f"{node}: {reason}")
+            self.where = node
+
+    def picky(graph_module):
+        raise Picky("linear", "no")
+
+    for manager in (PassManager([picky]), PassManager([nothing], checks=[picky])):
+        with pytest.raises(Picky, match="linear: no") as caught:
+            manager(traced())
+        assert isinstance(caught.value, (PassError, CheckError))
+    with pytest.raises(Picky) as caught:
+        PassManager([picky])(traced())
+    assert "linear" == caught.value.where
+
+
 def test_wrong_arguments_of_groups_are_errors():
+    with pytest.raises(
+        TypeError, match=r"a check must be a function of the graph module, not 'lint'; see fxpasses\.checks"
+    ):
+        PassManager([nothing], checks=["lint"])
     with pytest.raises(TypeError, match="must be a function of the GraphModule"):
         When(True, [nothing])
     with pytest.raises(TypeError, match=r"Stage\(name, passes\): the name is a list"):
