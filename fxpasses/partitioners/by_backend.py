@@ -17,7 +17,7 @@ from fxpasses.errors import PartitionError
 
 from .assignment import Assignment, group_order
 from .by_capability import check_graph_module
-from .keep_together import tuple_followers
+from .keep_together import element_homes
 from .proposing import CapabilityOptions, draft_around
 from .small_parts import value_bytes
 from .support import CALLS, Verdicts, ask_support, check_support
@@ -172,7 +172,7 @@ def _owners_by_priority(dependencies: Dependencies, verdicts: Mapping[str, Verdi
         next((name for name, verdict in verdicts.items() if node in verdict.supported), None)
         for node in dependencies.nodes
     ]
-    for follower, producer in tuple_followers(dependencies).items():
+    for follower, producer in element_homes(dependencies).items():
         owners[follower] = owners[producer]
     return owners
 
@@ -185,7 +185,7 @@ def _reduce_transfers(
     Iterated conditional modes (J. Besag, "On the statistical analysis of dirty pictures", 1986): each node in turn
     takes the backend for which the fewest bytes cross at it, its neighbours being where they are; a local optimum.
     """
-    followers = tuple_followers(dependencies)
+    followers = element_homes(dependencies)
     choices: dict[int, list[str]] = {}
     for number, node in enumerate(dependencies.nodes):
         able = [name for name, verdict in verdicts.items() if node in verdict.supported]

@@ -74,7 +74,9 @@ def get_source_partitions(
     root = graph.owning_module
     found: dict[Any, dict[Hashable, list[Node]]] = {}
     for node in graph.nodes:
-        if node.op in CALLS and (match := wanted.source_of(origin_of(node, root))) is not None:
+        if node.op not in CALLS:
+            continue
+        if (match := wanted.exact_source_of(node) or wanted.source_of(origin_of(node, root))) is not None:
             found.setdefault(match[0], {}).setdefault(match[1], []).append(node)
     lifted = _lifted_placeholders(graph)
     return {
@@ -183,6 +185,13 @@ class _Wanted:
             if (name := canonical_name(source)) is not None:
                 self.names.setdefault(name, source)
         self._class_hits: dict[type, Any] = {}
+
+    def exact_source_of(self, node: Node) -> tuple[Any, Hashable] | None:
+        """The wanted source that the node's own tracks name; the answer for most nodes, and a quick one."""
+        if node.op == "call_module" or not (stack := node.meta.get("source_fn_stack")):
+            return None
+        call, source = stack[-1]
+        return (source, ("source", call)) if isinstance(source, Hashable) and source in self.exact else None
 
     def source_of(self, origin: Origin) -> tuple[Any, Hashable] | None:
         """The wanted source that fits best, and which call of it."""

@@ -22,6 +22,7 @@ from .support import CALLS, target_name
 __all__ = [
     "KeptGroup",
     "Units",
+    "element_homes",
     "form_units",
     "given_groups",
     "non_tensor_groups",
@@ -98,25 +99,47 @@ def form_units(
             reasons[node] = follower_reason(dependencies, producer)
     if opaque:
         leader = _joined(leader, [KeptGroup("part", tuple(part)) for part in opaque])
-    kept = [group for group in groups if not _refuse_unsupported(dependencies, group, flags, reasons)]
-    if not kept and not followers and not opaque:
+    if not groups and not followers and not opaque:
         return Units(leader, flags, reasons)
-    unit_of = strong_units(dependencies, _joined(leader, kept))
-    while blocked := _blocked_groups(dependencies, kept, unit_of, flags, reasons):
-        kept = [group for group in kept if group not in blocked]
+    kept, unit_of = list(groups), leader
+    while True:
+        kept = _settled(dependencies, kept, leader, flags, reasons)
         unit_of = strong_units(dependencies, _joined(leader, kept))
-    return Units(number_by_first(unit_of), flags, reasons)
+        blocked = _blocked_groups(dependencies, kept, unit_of, flags, reasons)
+        if not blocked:
+            return Units(number_by_first(unit_of), flags, reasons)
+        kept = [group for group in kept if group not in blocked]
 
 
-def _refuse_unsupported(
-    dependencies: Dependencies, group: KeptGroup, flags: list[bool], reasons: dict[int, str]
-) -> bool:
-    wrong = next((node for node in group.members if not flags[node]), None)
-    if wrong is not None:
-        _leave_outside(
-            group, f"{group.label} is kept together, and {dependencies.nodes[wrong]} is outside", flags, reasons
-        )
-    return wrong is not None
+def _settled(
+    dependencies: Dependencies,
+    groups: Sequence[KeptGroup],
+    leader: Sequence[int],
+    flags: list[bool],
+    reasons: dict[int, str],
+) -> list[KeptGroup]:
+    """The groups without unsupported members, once all that follows from leaving the others outside is done."""
+    together: dict[int, list[int]] = {}
+    for node, first in enumerate(leader):
+        if first != node:
+            together.setdefault(first, [first]).append(node)
+    tuples = [KeptGroup(f"tuple {dependencies.nodes[first]}", tuple(nodes)) for first, nodes in together.items()]
+    every = [*tuples, *groups]
+    holding: dict[int, list[int]] = {}
+    for place, group in enumerate(every):
+        for node in group.members:
+            holding.setdefault(node, []).append(place)
+    waiting = [node for node in holding if not flags[node]]
+    refused: set[int] = set()
+    for outside in waiting:  # grows while it is walked
+        for place in holding[outside]:
+            if place in refused:
+                continue
+            refused.add(place)
+            group = every[place]
+            why = f"{group.label} is kept together, and {dependencies.nodes[outside]} is outside"
+            waiting.extend(node for node in _leave_outside(group, why, flags, reasons) if node in holding)
+    return [group for place, group in enumerate(every) if place >= len(tuples) and place not in refused]
 
 
 def _blocked_groups(
@@ -126,24 +149,28 @@ def _blocked_groups(
     flags: list[bool],
     reasons: dict[int, str],
 ) -> list[KeptGroup]:
-    """The groups whose unit holds an unsupported node."""
+    """The groups whose unit holds an unsupported node; they are left outside."""
     blocker = {unit: node for node, unit in enumerate(unit_of) if not flags[node]}
-    sizes: dict[int, int] = {}
-    for unit in unit_of:
-        sizes[unit] = sizes.get(unit, 0) + 1
-    blocked = [group for group in kept if sizes[unit_of[group.members[0]]] > 1 and unit_of[group.members[0]] in blocker]
+    blocked = [group for group in kept if unit_of[group.members[0]] in blocker]
+    through = {id(group): _way_around(dependencies, group, blocker[unit_of[group.members[0]]]) for group in blocked}
     for group in blocked:
-        path = dependencies.convexity_violation(group.members)
-        through = dependencies.describe(path) if path else str(dependencies.nodes[blocker[unit_of[group.members[0]]]])
-        _leave_outside(group, f"{group.label} is kept together and would close a cycle: {through}", flags, reasons)
+        why = f"{group.label} is kept together and would close a cycle: {through[id(group)]}"
+        _leave_outside(group, why, flags, reasons)
     return blocked
 
 
-def _leave_outside(group: KeptGroup, reason: str, flags: list[bool], reasons: dict[int, str]) -> None:
-    for node in group.members if group.fragile is None else group.fragile:
-        if flags[node]:
-            flags[node] = False
-            reasons[node] = reason
+def _way_around(dependencies: Dependencies, group: KeptGroup, blocker: int) -> str:
+    path = dependencies.convexity_violation(group.members)
+    return dependencies.describe(path) if path else str(dependencies.nodes[blocker])
+
+
+def _leave_outside(group: KeptGroup, reason: str, flags: list[bool], reasons: dict[int, str]) -> list[int]:
+    """Make the fragile nodes of a group unsupported; gives those that were supported before."""
+    left = [node for node in (group.members if group.fragile is None else group.fragile) if flags[node]]
+    for node in left:
+        flags[node] = False
+        reasons[node] = reason
+    return left
 
 
 def _joined(leader: Sequence[int], groups: Iterable[KeptGroup]) -> list[int]:
@@ -202,6 +229,12 @@ def tuple_followers(dependencies: Dependencies) -> dict[int, int]:
             if all(index < home or followers.get(index) == home for index in others):
                 followers[follower] = home
     return followers
+
+
+def element_homes(dependencies: Dependencies) -> dict[int, int]:
+    """The followers of calls; elements of placeholders are free to go anywhere."""
+    nodes = dependencies.nodes
+    return {node: home for node, home in tuple_followers(dependencies).items() if nodes[home].op in CALLS}
 
 
 def follower_reason(dependencies: Dependencies, producer: int) -> str:

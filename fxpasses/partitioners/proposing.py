@@ -17,6 +17,7 @@ from .assignment import Assignment, group_order
 from .keep_together import (
     KeptGroup,
     Units,
+    element_homes,
     follower_reason,
     form_units,
     given_groups,
@@ -187,7 +188,7 @@ def draft_around(
     """
     groups = _groups(dependencies, options, supported)
     taken = {number for part in opaque for number in part}
-    followers = {node: home for node, home in tuple_followers(dependencies).items() if node not in taken}
+    followers = {node: home for node, home in element_homes(dependencies).items() if node not in taken}
     units = form_units(dependencies, supported, groups, followers, opaque)
     return _give_up(dependencies, _group(dependencies, units, options), units, options, None)
 

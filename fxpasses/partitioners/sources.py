@@ -12,9 +12,8 @@ import sys
 from collections.abc import Hashable
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import torch
 from torch import nn
 from torch.fx import Node
@@ -141,11 +140,10 @@ _FUNCTIONS_WITHOUT_NAMES = MappingProxyType(
 _LIBRARIES = ("torch", "_operator", "operator", "math")
 
 
-@attrs.frozen
-class Origin:
+class Origin(NamedTuple):
     """What one node comes from.
 
-    Args:
+    Attributes:
         exact: The function, method name or module class itself, if the tracks tell; else None.
         name: The canonical name of that function.
         call: Which call it was: equal for all nodes of one call.
