@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import CycleError, GraphError
@@ -75,21 +76,28 @@ class Dependencies:
         self.in_csr: CSR = (_row_starts(self.targets, size), self.sources[by_target])
 
     @classmethod
-    def of(cls, graph: GraphModule | Graph, effects: EffectAnalysis | Literal[False] | None = None) -> Dependencies:
+    def of(
+        cls,
+        graph: GraphModule | Graph | ExportedProgram,
+        effects: EffectAnalysis | Literal[False] | None = None,
+    ) -> Dependencies:
         """The dependencies of an fx graph, in O(n + m).
 
         Args:
-            graph: The graph, or the module that owns it.
+            graph: The graph, or the module or program that owns it. A program's signature tells more: which outputs are
+                copied back into inputs and buffers.
             effects: Its effects, where they are known already; None analyses them; False leaves the order edges out.
 
         Raises:
             GraphError: A node uses one that is not in the graph.
         """
+        program = graph if isinstance(graph, ExportedProgram) else None
+        root = graph.graph_module if isinstance(graph, ExportedProgram) else graph
         if effects is None:
             from fxpasses.effects import analyze_effects  # here: only callers that want order edges pay for it
 
-            effects = analyze_effects(graph)
-        nodes = list(graph.graph.nodes if isinstance(graph, GraphModule) else graph.nodes)
+            effects = analyze_effects(root, program=program)
+        nodes = list(root.graph.nodes if isinstance(root, GraphModule) else root.nodes)
         position = {node: number for number, node in enumerate(nodes)}
         order_edges = effects.order_edges if effects else []
         used: list[Node] = []

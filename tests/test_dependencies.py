@@ -28,6 +28,10 @@ def subsets(size: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, size - 1), unique=True)
 
 
+def pairs(view: Dependencies) -> list[Edge]:
+    return list(zip(view.sources.tolist(), view.targets.tolist(), strict=True))
+
+
 def chain_graph(size: int) -> Graph:
     """``size`` nodes in a row, each also used two further on, and an in-place one now and then."""
     graph = Graph()
@@ -59,6 +63,24 @@ def test_an_fx_graph_has_data_and_order_edges() -> None:
     assert {"x": 0, "add": 1, "sin_": 2, "add_1": 3, "mul": 4, "output": 5} == {
         node.name: number for node, number in view.position.items()
     }
+
+
+def test_an_exported_program_and_its_graphs_are_viewed_alike() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x + self.count
+
+    program = torch.export.export(Counter(), (torch.ones(2),))
+    views = [Dependencies.of(program), Dependencies.of(program.graph_module), Dependencies.of(program.graph)]
+
+    assert 1 == len({tuple(node.name for node in view.nodes) for view in views})
+    assert all(view.topological_violation() is None for view in views)
+    assert {*pairs(views[1])} <= {*pairs(views[0])}
 
 
 def test_without_effects_there_are_data_edges_only() -> None:
