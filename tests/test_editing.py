@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+import random
 import re
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import observe, random_program, same
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
@@ -652,3 +657,34 @@ def test_a_region_is_extracted_as_a_whole() -> None:
 
     assert torch.bfloat16 == graph_module(args).dtype
     assert torch.float32 == torch.mm(args, args).dtype
+
+
+@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "30")), deadline=None)
+@given(rng=st.randoms(use_true_random=False), picks=st.lists(st.integers(0, 99), min_size=1, max_size=6))
+def test_random_sets_are_extracted_right_or_refused(rng: random.Random, picks: list[int]) -> None:
+    """Any set of nodes of a program with views, writes, random numbers: the same meaning out and back, or a refusal."""
+    made = random_program(rng)
+    graph_module = made.graph_module
+    graph = graph_module.graph
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    want = observe(graph_module, made.inputs)
+    before = str(graph)
+    chosen = {calls[pick % len(calls)] for pick in picks}
+    first, last = min(chosen), max(chosen)
+    if len(picks) % 2:  # half of the time a whole run, which is more often possible
+        chosen = {node for node in calls if not node < first and not last < node}
+
+    try:
+        call = extract_submodule(graph_module, chosen, "part")
+    except GraphError:
+        assert before == str(graph)
+        return
+    graph_module.recompile()
+    graph.lint()
+    assert same(want, observe(graph_module, made.inputs))
+
+    inline_submodule(call)
+    graph_module.recompile()
+    graph.lint()
+
+    assert same(want, observe(graph_module, made.inputs))
