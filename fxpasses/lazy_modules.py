@@ -85,6 +85,9 @@ class LazyGraphModule(_LazyGraphModule):
                 name = self._class_name or "GraphModule"
                 self.__class__ = type(name, (type(self),), {"__qualname__": _OWN_CLASS, "__module__": __name__})
             python_code = GraphModule.recompile(self)
+            for name, child in self._modules.items():
+                if isinstance(child, LazyGraphModule) and child._is_part:
+                    setattr(type(self), name, _access(name))
             if self._is_part and "__call__" in vars(type(self)):
                 # The wrapper explains errors of generated code; the module around this one has it already.
                 del type(self).__call__
@@ -109,6 +112,18 @@ class LazyGraphModule(_LazyGraphModule):
     def __str__(self) -> str:
         self._generate_code()
         return GraphModule.__str__(self)
+
+
+def _access(name: str) -> property:
+    """Read a part without the detour over ``nn.Module.__getattr__``, which costs more than calling it."""
+
+    def part(module: torch.nn.Module) -> Any:
+        try:
+            return module._modules[name]
+        except KeyError:
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}") from None
+
+    return property(part)
 
 
 def _is_own(cls: type) -> bool:
