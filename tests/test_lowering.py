@@ -22,7 +22,9 @@ from lowering_models import (
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from examples import bert, resnet
 from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, lower
+from fxpasses.demo_model import demo_llama
 from fxpasses.passes.placement import copies_of
 from fxpasses.units import KiB, MiB
 
@@ -258,6 +260,55 @@ def test_every_operator_says_why_it_sits_where_it_sits() -> None:
 
     assert lowered.report.nodes == len(lowered.report.reasons)
     assert all(why.startswith(("left on left: ", "right on right: ")) for why in lowered.report.reasons.values())
+
+
+def test_operators_go_where_they_are_supported_and_come_back() -> None:
+    """Capability and memory decide together: what an accelerator cannot run goes to the fallback."""
+
+    def only_linear(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is torch.ops.aten.linear.default
+
+    model = Mlp(3).eval()
+    x = torch.randn(2, 64)
+    devices = [Device("npu", supports=only_linear, flops=1e13, bandwidth=1e12), Device("host", flops=1e7)]
+
+    lowered = lower(model, (x,), devices=devices)
+
+    assert torch.equal(model(x), lowered(x))
+    placed = lowered.report.reasons
+    assert all(why.startswith("host") for key, why in placed.items() if "relu" in key)
+    assert any(why.startswith("npu") for why in placed.values())
+
+
+def test_an_operator_that_no_device_supports_is_named() -> None:
+    def nothing(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is not torch.ops.aten.relu.default
+
+    with pytest.raises(
+        InfeasibleError, match=r"^No device supports relu \(aten\.relu\.default\); allow it on one of npu"
+    ):
+        lower(Mlp(), (torch.randn(2, 64),), devices=[Device("npu", supports=nothing)])
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet", "resnet in training", "bert"])
+def test_real_models_are_lowered_onto_two_devices_with_budgets_kept(name: str) -> None:
+    model, args, kwargs, budget = real_model(name)
+
+    lowered = lower(model, args, kwargs, devices=cpu_pair(budget, budget), check=True)
+
+    assert ["left", "right"] == devices_used(lowered)
+    assert all(row.peak_bytes <= budget for row in lowered.report.devices)
+    assert lowered.report.check is not None
+    assert lowered.report.check.exact
+    assert set(model.state_dict()) >= set(lowered.state_dict())
+
+
+def real_model(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], int]:
+    if name == "llama":
+        return (*demo_llama(4), 10 * MiB)
+    if name == "bert":
+        return (*bert.model(), 3 * MiB)
+    return (*(resnet.model() if name == "resnet" else resnet.training_model()), {}, 8 * MiB)
 
 
 @pytest.mark.slow

@@ -1,0 +1,101 @@
+"""The main job: seconds per node by step, and what a lowered module costs over the unsplit one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.harness import Duel, case
+from fxpasses import Device, LoweredModule, lower
+from fxpasses.units import GiB
+
+
+def _llama(layers: int, width: int = 256) -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=1000,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 1000, (1, 64))}
+
+
+def _lower_step(step: str, layers: int) -> Duel:
+    """Lower an exported Llama; what is timed is one step of it, by itself."""
+    from fxpasses.lowering import _run_passes, _stateful
+    from fxpasses.partitioners.by_device import place_by_device
+    from fxpasses.passes import split
+
+    model, kwargs = _llama(layers)
+    program = torch.export.export(model, (), kwargs)
+    graph_module = _stateful(program)
+    devices = [Device("left", GiB), Device("right", GiB)]
+    assignment = place_by_device(graph_module, devices).assignment
+    steps: dict[str, Any] = {
+        "passes": lambda: _run_passes(program, "remove-detach,remove-no-ops,eliminate-dead-code")[0],
+        "place": lambda: place_by_device(graph_module, devices),
+        "split": lambda: split(graph_module, assignment, names=lambda part: f"part_{part}"),
+        "all but capture": lambda: lower(program, devices=devices),
+    }
+
+    def check(result: Any, _peer: Any) -> None:
+        assert result is not None
+
+    return Duel(steps[step], None, check)
+
+
+@case("lower an exported Llama: passes (size: layers)", sizes=(4, 16), rounds=3)
+def lower_passes(layers: int) -> Duel:
+    return _lower_step("passes", layers)
+
+
+@case("lower an exported Llama: place", sizes=(4, 16), rounds=3)
+def lower_place(layers: int) -> Duel:
+    return _lower_step("place", layers)
+
+
+@case("lower an exported Llama: split", sizes=(4, 16), rounds=3)
+def lower_split(layers: int) -> Duel:
+    return _lower_step("split", layers)
+
+
+@case("lower an exported Llama: all but capture", sizes=(4, 16), rounds=3)
+def lower_all(layers: int) -> Duel:
+    return _lower_step("all but capture", layers)
+
+
+def _forward_duel(lowered: LoweredModule, program: torch.export.ExportedProgram, kwargs: dict[str, Any]) -> Duel:
+    unsplit = program.module(check_guards=False)
+
+    def run(module: nn.Module) -> Any:
+        with torch.no_grad():
+            return module(**kwargs)
+
+    def check(ours: Any, theirs: Any) -> None:
+        assert torch.equal(ours.logits, theirs.logits)
+
+    return Duel(lambda: run(lowered), lambda: run(unsplit), check)
+
+
+@case("run a lowered Llama on one device; the peer is the unsplit graph", sizes=(8,), promise=1 / 1.02, rounds=31)
+def run_on_one(layers: int) -> Duel:
+    model, kwargs = _llama(layers)
+    program = torch.export.export(model, (), kwargs)
+    return _forward_duel(lower(program, devices=[Device("one")], pipeline=[]), program, kwargs)
+
+
+@case("run a lowered Llama on two CPU devices; the peer is the unsplit graph", sizes=(8,), rounds=31)
+def run_on_two(layers: int) -> Duel:
+    model, kwargs = _llama(layers)
+    program = torch.export.export(model, (), kwargs)
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    devices = [Device("left", int(held * 0.7)), Device("right", int(held * 0.7))]
+    return _forward_duel(lower(program, devices=devices, pipeline=[]), program, kwargs)
