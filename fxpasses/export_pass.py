@@ -54,6 +54,30 @@ map_args = map_arguments_by_schema
 _BASELINES: ContextVar[tuple[tuple[Any, Baseline], ...]] = ContextVar("fxpasses_baselines", default=())
 
 
+def _symbolic_inputs(graph_module: GraphModule) -> list[tuple[str | None, ...]]:
+    """For each input, its sizes as expressions where they are symbolic; of a symbolic number, the number."""
+    found: list[tuple[str | None, ...]] = []
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        value = value_of(node)
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        found.append(tuple(str(size) if isinstance(size, symbolic) else None for size in sizes))
+    return found
+
+
+def _check_symbolic_inputs(before: list[tuple[str | None, ...]], graph_module: GraphModule) -> None:
+    after = _symbolic_inputs(graph_module)
+    if len(after) != len(before):  # the pass adds or drops inputs, so positions tell nothing
+        return
+    for position, (old, new) in enumerate(zip(before, after, strict=True)):
+        if any(old) and old != new:
+            raise ExportPassBaseError(
+                f"Input at position {position} did not preserve symbolic metadata: its sizes were {old} and are {new} "
+                "(None is a fixed size); give it a value with the same symbols, or let "
+                "should_preserve_symbolic_input_metadata() return False"
+            )
+
+
 class _VisitNested:
     """Who gives a pass the graphs inside: the walk itself, through ``call_cond`` and its like, or the framework.
 
@@ -144,9 +168,15 @@ class ExportPass(PassBase):
         by_hand = type(self).call is not ExportPass.call
         run = Run(self, graph_module, all_stale=by_hand, baseline=_baseline_of(self))
         name = contextlib.nullcontext() if current_pass() else running_pass(type(self).__name__)
+        symbolic = _symbolic_inputs(graph_module) if self.should_preserve_symbolic_input_metadata() else []
         with name, run.active():
             result = self.call_submodule(graph_module, tuple(self.inputs(graph_module)))
+        _check_symbolic_inputs(symbolic, result.graph_module)
         return PassResult(result.graph_module, result.modified)
+
+    def should_preserve_symbolic_input_metadata(self) -> bool:
+        """Whether an input with a symbolic size that becomes a fixed one is an error; a subclass may say no."""
+        return True
 
     def call_submodule(self, graph_module: GraphModule, inputs: tuple[Argument, ...]) -> PassResult:
         """Walk one graph: the outermost, the body of a control-flow op, or a partition.

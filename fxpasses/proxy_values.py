@@ -148,19 +148,19 @@ class ProxyValue:
         yield from self.data
 
     def __bool__(self) -> bool:
-        self._refuse_symbolic(_SYMBOLIC, "decided upon as a bool")
+        self._refuse_symbolic(_SYMBOLIC, "used in boolean context")
         return bool(self.data)
 
     def __int__(self) -> int:
-        self._refuse_symbolic((torch.SymInt,), "turned into an int")
+        self._refuse_symbolic((torch.SymInt,), "converted to int")
         return int(self.data)
 
     def __float__(self) -> float:
-        self._refuse_symbolic((torch.SymFloat,), "turned into a float")
+        self._refuse_symbolic((torch.SymFloat,), "converted to float")
         return float(self.data)
 
     def __index__(self) -> int:
-        self._refuse_symbolic((torch.SymInt,), "used as an index")
+        self._refuse_symbolic((torch.SymInt,), "used in index context")
         return int(self.data)
 
     def _refuse_symbolic(self, kinds: tuple[type, ...], use: str) -> None:

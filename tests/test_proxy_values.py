@@ -52,16 +52,16 @@ def test_constants_convert_as_themselves(node):
     assert [1, 2] == list(ProxyValue((1, 2), node))
 
 
-@pytest.mark.parametrize(("convert", "use"), [(int, "turned into an int"), (bool, "decided upon as a bool")])
+@pytest.mark.parametrize(("convert", "use"), [(int, "converted to int"), (bool, "used in boolean context")])
 def test_a_symbolic_number_refuses_to_become_a_plain_one(node, convert, use):
     with pytest.raises(ExportPassBaseError, match=f"of node 'x' cannot be {use}: it is known only when the graph runs"):
         convert(ProxyValue(symbolic(int), node))
 
 
 def test_a_symbolic_index_and_a_symbolic_float_are_refused_too(node):
-    with pytest.raises(ExportPassBaseError, match="used as an index"):
+    with pytest.raises(ExportPassBaseError, match="used in index context"):
         [1, 2][ProxyValue(symbolic(int), node)]
-    with pytest.raises(ExportPassBaseError, match="turned into a float"):
+    with pytest.raises(ExportPassBaseError, match="converted to float"):
         float(ProxyValue(symbolic(float), node))
 
 

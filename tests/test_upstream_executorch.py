@@ -1,9 +1,20 @@
 """What users of ExecuTorch's pass managers write, with only the import line changed."""
 
+import operator
+
+import pytest
 import torch
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
-from fxpasses import ExportedProgramPassBase, ExportedProgramPassManager, ExportedProgramPassResult, PassManager
+from fxpasses import (
+    ExportedProgramPassBase,
+    ExportedProgramPassManager,
+    ExportedProgramPassResult,
+    ExportPass,
+    ExportPassBaseError,
+    PassManager,
+    ProxyValue,
+)
 
 
 class WithConstant(torch.nn.Module):
@@ -91,3 +102,47 @@ def test_a_constant_is_added_by_a_program_pass():
     assert InputKind.CONSTANT_TENSOR == specs["added_constant"]
     assert 2 == len(after.graph_module.graph.find_nodes(op="placeholder"))
     after.validate()
+
+
+class Flatten(torch.nn.Module):
+    def forward(self, x):
+        return x.view(x.size(0), -1)
+
+
+def dynamic_module():
+    dynamic = ({0: torch.export.Dim("batch", min=1, max=8)},)
+    return torch.export.export(Flatten(), (torch.randn(2, 3),), dynamic_shapes=dynamic, strict=True).graph_module
+
+
+class CollapseInputs(ExportPass):
+    def placeholder(self, name, arg, meta):
+        proxy = super().placeholder(name, arg, meta)
+        if any(isinstance(size, torch.SymInt) for size in arg.shape):
+            proxy.node.meta["val"] = torch.empty(2, 3, device="meta")
+        return proxy
+
+
+def test_an_input_that_loses_its_symbols_is_refused():
+    with pytest.raises(ExportPassBaseError, match="Input at position 0 did not preserve symbolic metadata"):
+        CollapseInputs()(dynamic_module())
+
+
+def test_a_subclass_may_let_inputs_lose_their_symbols():
+    class Allowed(CollapseInputs):
+        def should_preserve_symbolic_input_metadata(self):
+            return False
+
+    after = Allowed()(dynamic_module()).graph_module
+
+    assert (2, 3) == tuple(next(iter(after.graph.nodes)).meta["val"].shape)
+
+
+@pytest.mark.parametrize(
+    ("convert", "words"),
+    [(bool, "boolean context"), (int, "converted to int"), (operator.index, "used in index context")],
+)
+def test_symbolic_values_are_not_coerced(convert, words):
+    (size,) = [n for n in dynamic_module().graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)][:1]
+
+    with pytest.raises(ExportPassBaseError, match=words):
+        convert(ProxyValue(size.meta["val"], torch.fx.Graph().placeholder("x")))
