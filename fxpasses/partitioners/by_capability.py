@@ -154,6 +154,8 @@ class CapabilityBasedPartitioner:
     ) -> GraphModule:
         """Make each partition a submodule, in place; see :func:`fxpasses.partitioners.fusing.fuse_by_partitions`.
 
+        By default the parameters and constants that a partition reads move into it.
+
         Raises:
             PartitionError: Partitions overlap, are empty or hold foreign nodes.
             CycleError: They would wait for each other.

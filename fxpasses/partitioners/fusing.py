@@ -45,7 +45,7 @@ def fuse_by_partitions(
     prefix: str = "fused_",
     always_return_tuple: bool = False,
     *,
-    constants: Constants = "share",
+    constants: Constants = "pass_in",
 ) -> GraphModule:
     """Make each partition a submodule, in place.
 
@@ -58,8 +58,9 @@ def fuse_by_partitions(
         partitions: The nodes of each.
         prefix: The submodules are called this and their place in the list.
         always_return_tuple: Whether a submodule with a single output gives a tuple, too.
-        constants: Where parameters and constants live that a partition reads by ``get_attr`` nodes outside of it;
-            ``"share"``: in all that use them. See :func:`fxpasses.outlining.outline`.
+        constants: Where parameters and constants live that a partition reads by ``get_attr`` nodes outside of it: they
+            stay outside and are passed in, as in torch, or ``"share"``: they move into all that use them, or another
+            policy of :func:`fxpasses.outlining.outline`.
 
     Returns:
         ``gm``.
@@ -80,7 +81,14 @@ def fuse_by_partitions(
         for place, nodes in enumerate(groups)
         if alive is None or any(alive[dependencies.position[node]] for node in nodes)
     ]
-    outline(gm, kept, constants=constants, always_return_tuple=always_return_tuple, dependencies=dependencies)
+    outline(
+        gm,
+        kept,
+        constants=constants,
+        always_return_tuple=always_return_tuple,
+        move_state=constants != "pass_in",
+        dependencies=dependencies,
+    )
     gm.graph.lint()
     gm.recompile()
     return gm
