@@ -1,38 +1,35 @@
-"""ExportPass against ExecuTorch's, on an exported Llama of 16 layers, in one process.
+"""ExportPass against ExecuTorch's (1.4.1), on an exported Llama, in one process.
 
-Run ``python benchmarks/export_pass.py``. ExecuTorch is never a dependency; without it only our own times are shown. To
-have both, install its wheel beside the environment and say where it is:
+ExecuTorch is never a dependency; without it only our own times are shown. To have both, install its wheel beside the
+environment and say where it is:
 
 .. code-block:: sh
 
     pip install --no-deps --target PEERS executorch==1.4.1 flatbuffers ruamel.yaml pandas tabulate torchao \
         python-dateutil pytz tzdata six
-    PYTHONPATH=PEERS python benchmarks/export_pass.py
+    PYTHONPATH=PEERS python -m benchmarks export_pass
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import logging
-import os
-import statistics
-import sys
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 import fxpasses.export_pass as ours
+from benchmarks.harness import Duel, case
 
-LAYERS = 16
-ROUNDS = 5
+aten = torch.ops.aten
 
 
-def exported_llama(layers: int = LAYERS) -> torch.export.ExportedProgram:
+@functools.cache
+def exported_llama(layers: int) -> GraphModule:
     """A small Llama (hidden size 64) with all its layers; the sizes of the weights do not matter to a pass."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -46,56 +43,7 @@ def exported_llama(layers: int = LAYERS) -> torch.export.ExportedProgram:
         use_cache=False,
     )
     model = LlamaForCausalLM(config).eval()
-    return torch.export.export(model, (torch.zeros(1, 16, dtype=torch.long),))
-
-
-def subclasses(base: type) -> dict[str, Callable[[], Any]]:
-    """The passes that are compared, written once, on top of either framework."""
-
-    class NoOp(base):
-        def call_operator(self, op, args, kwargs, meta):
-            return super().call_operator(op, args, kwargs, meta)
-
-    class OneNode(base):
-        """Replace the last sigmoid-weighted unit of the graph, and nothing else."""
-
-        def __init__(self):
-            super().__init__()
-            self.seen = 0
-
-        def call_operator(self, op, args, kwargs, meta):
-            if op == torch.ops.aten.silu.default:
-                self.seen += 1
-                if self.seen == LAYERS:
-                    op = torch.ops.aten.relu.default
-            return super().call_operator(op, args, kwargs, meta)
-
-    class OneOp(base):
-        """Replace an operator wherever it stands."""
-
-        def call_operator(self, op, args, kwargs, meta):
-            if op == torch.ops.aten.silu.default:
-                op = torch.ops.aten.relu.default
-            return super().call_operator(op, args, kwargs, meta)
-
-    return {
-        "no-op, no hook": base,
-        "no-op, call_operator": NoOp,
-        "one node replaced": OneNode,
-        f"one op replaced ({LAYERS} nodes)": OneOp,
-    }
-
-
-def seconds(make_pass: Callable[[], Any], graph_module: GraphModule) -> float:
-    """The median time of one run; each run gets a graph of its own."""
-    times = []
-    for _ in range(ROUNDS):
-        subject = copied_graph(graph_module)
-        run = make_pass()
-        start = time.perf_counter()
-        run(subject)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return torch.export.export(model, (torch.zeros(1, 16, dtype=torch.long),)).graph_module
 
 
 def copied_graph(graph_module: GraphModule) -> GraphModule:
@@ -103,40 +51,95 @@ def copied_graph(graph_module: GraphModule) -> GraphModule:
     return GraphModule(graph_module, copy.deepcopy(graph_module.graph))
 
 
+@functools.cache
 def peer() -> Any | None:
     """ExecuTorch's module, if it is installed."""
     logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     try:
-        return importlib.import_module("executorch.exir.pass_base")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("executorch.exir.pass_base")
     except ImportError:
+        print("executorch is not installed: only our own times (benchmarks/export_pass.py tells how to add it)")
         return None
     finally:
         logging.disable(logging.NOTSET)
 
 
-def main() -> int:
-    """Print the table; exit with 1 if a ratio is below what is promised."""
-    graph_module = exported_llama().graph_module
-    print(f"exported Llama, {LAYERS} layers, {len(graph_module.graph.nodes)} nodes, torch {torch.__version__}")
+def no_op(base: type) -> Any:
+    """A hook that hands everything on."""
+
+    class NoOp(base):
+        def call_operator(self, op, args, kwargs, meta):
+            return super().call_operator(op, args, kwargs, meta)
+
+    return NoOp()
+
+
+def replace_last(base: type, layers: int) -> Any:
+    """Replace the activation of the last layer, and nothing else."""
+
+    class ReplaceLast(base):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+
+        def call_operator(self, op, args, kwargs, meta):
+            if op == aten.silu.default:
+                self.seen += 1
+                if self.seen == layers:
+                    op = aten.relu.default
+            return super().call_operator(op, args, kwargs, meta)
+
+    return ReplaceLast()
+
+
+def replace_all(base: type) -> Any:
+    """Replace the activation of every layer."""
+
+    class ReplaceAll(base):
+        def call_operator(self, op, args, kwargs, meta):
+            return super().call_operator(aten.relu.default if op == aten.silu.default else op, args, kwargs, meta)
+
+    return ReplaceAll()
+
+
+def _duel(layers: int, make: Any, swapped: int) -> Duel:
+    """``make(base)`` gives the pass on either framework; ``swapped`` activations are replaced."""
+    module = exported_llama(layers)
     theirs = peer()
-    if theirs is None:
-        print("executorch is not installed: only our own times (see the top of this file for how to add it)")
-    mine = subclasses(ours.ExportPass)
-    other = subclasses(theirs.ExportPass) if theirs is not None else {}
-    print(f"{'':34}{'fxpasses':>12}{'executorch':>14}{'ratio':>10}")
-    worst = float("inf")
-    for name, make_pass in mine.items():
-        took = seconds(make_pass, graph_module)
-        row = f"{name:34}{took * 1e3:>9.2f} ms"
-        if name in other:
-            theirs_took = seconds(other[name], graph_module)
-            worst = min(worst, theirs_took / took)
-            row += f"{theirs_took * 1e3:>11.1f} ms{theirs_took / took:>9.0f}x"
-        print(row)
-    return 1 if worst < 10 else 0
+
+    def check(mine: Any, other: Any) -> None:
+        assert mine.modified == bool(swapped)
+        for result in (mine, other):
+            if result is not None:
+                graph = result.graph_module.graph
+                assert len(graph.find_nodes(op="call_function", target=aten.relu.default)) == swapped
+                assert len(graph.nodes) == len(module.graph.nodes)
+
+    return Duel(
+        ours=lambda subject: make(ours.ExportPass)(subject),
+        peer=None if theirs is None else lambda subject: make(theirs.ExportPass)(subject),
+        check=check,
+        prepare=lambda: copied_graph(module),
+    )
 
 
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+@case("ExportPass without a hook, Llama of N layers", sizes=(4, 16), promise=10)
+def bare(size: int) -> Duel:
+    return _duel(size, lambda base: base(), 0)
+
+
+@case("ExportPass with a hook that changes nothing, Llama of N layers", sizes=(4, 16), promise=10)
+def hooked(size: int) -> Duel:
+    return _duel(size, no_op, 0)
+
+
+@case("ExportPass that replaces one node, Llama of N layers", sizes=(4, 16), promise=10)
+def one_node(size: int) -> Duel:
+    return _duel(size, lambda base: replace_last(base, size), 1)
+
+
+@case("ExportPass that replaces one op in each layer, Llama of N layers", sizes=(4, 16), promise=10)
+def one_op(size: int) -> Duel:
+    return _duel(size, replace_all, size)
