@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.errors import PatternError, also_as
 from fxpasses.partitioners.matching.compiling import CompiledPattern, PatternLike, compile_pattern
 from fxpasses.partitioners.matching.matches import PatternMatch, leak, tangle
+from fxpasses.partitioners.matching.probing import Probe, probe_of
 from fxpasses.partitioners.matching.searching import Search
 from fxpasses.partitioners.matching.terms import Call
 from fxpasses.partitioners.matching.views import GraphView
@@ -49,10 +50,12 @@ class Matcher:
     taken: set[Node] | None = None
     keeps_shared: bool = False
     search: Search = attrs.field(init=False)
+    _probe: Probe | None = attrs.field(init=False)
     _depths: list[int] = attrs.field(init=False, factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.search = Search(self.pattern, self.view, self.taken)
+        self._probe = probe_of(self.pattern.roots[0])
 
     def candidates(self) -> list[Node]:
         """The nodes at which :meth:`at` is worth asking."""
@@ -61,6 +64,8 @@ class Matcher:
     def at(self, anchor: Node) -> PatternMatch | None:
         """The match whose first anchor is this node, if there is one; its nodes are taken then."""
         if self.taken is not None and anchor in self.taken:
+            return None
+        if self._probe is not None and not self._probe.may_match(anchor):
             return None
         if self.pattern.height > _TALL and not self._is_deep_enough(anchor):
             return None

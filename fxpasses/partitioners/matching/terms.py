@@ -312,6 +312,11 @@ class Call(Pattern):
     def role(self) -> Role:
         return Role.OWNS
 
+    @property
+    def has_packets(self) -> bool:
+        """Whether a target is an overload packet, which stands for each of its overloads."""
+        return bool(self._packets)
+
     def calls(self, node: Node, view: GraphView) -> bool:
         """Whether the node calls one of the targets, arguments aside."""
         if node.op == self.op:

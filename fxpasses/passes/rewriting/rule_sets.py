@@ -236,6 +236,11 @@ class RuleSet:
             raise
         return report
 
+    def matches(self, graph_module: GraphModule) -> list[tuple[Rule, PatternMatch]]:
+        """What one round would replace, in order; nothing is changed, and bodies of control flow are not visited."""
+        run = _Run(self, graph_module, RewriteReport(), strict=False)
+        return run.matches(run.view())
+
 
 @attrs.frozen
 class ApplyRules(PassBase):
@@ -296,7 +301,7 @@ class _Run:
             if not applied or done >= max_applications:
                 break
         is_open = done >= max_applications or (until == "fixpoint" and rounds == limit)
-        if done and is_open and self._matches(self.view()):
+        if done and is_open and self.matches(self.view()):
             self.report.capped = True
             logger.warning(
                 "the rules of %s still match after %d rounds, %d replacements", self.rules.name, rounds, done
@@ -307,7 +312,7 @@ class _Run:
 
     def _round(self, number: int, at_most: int, refused: set[tuple[str, str]]) -> int:
         view = self.view()
-        found = self._matches(view, note=number == 1)
+        found = self.matches(view, note=number == 1)
         replacer = Replacer(self.graph_module, view)
         applied = 0
         found = found[: max(at_most, 0)]
@@ -337,7 +342,7 @@ class _Run:
             self.report.refusals.append(Refusal(rule.label, anchor, refusal.reason))
             logger.debug("rule %s at %s refused: %s", rule.label, anchor, refusal.reason)
 
-    def _matches(self, view: GraphView, *, note: bool = False) -> list[tuple[Rule, PatternMatch]]:
+    def matches(self, view: GraphView, *, note: bool = False) -> list[tuple[Rule, PatternMatch]]:
         """All matches, in the order in which they are to be replaced."""
         taken: set[Node] = set()
         found: list[tuple[Rule, PatternMatch]] = []
