@@ -12,11 +12,13 @@ from fxpasses.changes import ChangeParts
 from fxpasses.shallow import (
     CONTAINERS,
     copied_meta,
+    describe_tensor,
     equal_meta,
     put_back,
+    restore_requires_grad,
     same_container,
     same_fields,
-    tensor_version,
+    tensor_state,
     what_happened,
 )
 
@@ -53,10 +55,9 @@ def _compare_modules(before: _ModuleState, after: _ModuleState, parts: ChangePar
                 parts.attributes[prefix + key] = verb
     if before.graph is not after.graph:
         parts.attributes[prefix + "graph"] = "replaced"
-    same = dict(_tensors(before.fields)), dict(_tensors(after.fields))
-    for name, version in before.versions.items():
-        if name in same[1] and same[0][name] is same[1][name] and after.versions[name] != version:
-            parts.written.append(prefix + name)
+    for name, tensor in before.tensors.items():
+        if after.tensors.get(name) is tensor:
+            describe_tensor(prefix + name, before.tensor_states[name], after.tensor_states[name], parts)
 
 
 class _ModuleState:
@@ -70,7 +71,8 @@ class _ModuleState:
         self.plain = {key: entry for key, entry in self.fields.items() if key not in _GENERATED}
         self.meta = copied_meta(self.fields["meta"]) if type(self.fields.get("meta")) is dict else None
         self.graph = self.fields.get("_graph")
-        self.versions = {name: tensor_version(tensor) for name, tensor in _tensors(self.fields)}
+        self.tensors = dict(_tensors(self.fields))
+        self.tensor_states = {name: tensor_state(tensor) for name, tensor in self.tensors.items()}
         kind = type(module)
         self.forward = vars(kind).get("forward") if isinstance(module, GraphModule) else None
 
@@ -86,7 +88,7 @@ class _ModuleState:
         for key, saved in self.containers.items():
             if key not in _GENERATED and not same_container(now[key], saved):
                 return True
-        return any(tensor_version(tensor) != self.versions.get(name) for name, tensor in _tensors(now))
+        return any(tensor_state(tensor) != self.tensor_states.get(name) for name, tensor in _tensors(now))
 
     def metadata_changed(self) -> bool:
         """Whether metadata was written since."""
@@ -108,6 +110,7 @@ class _ModuleState:
             if not same_container(live, saved):
                 live.clear()
                 live.extend(saved) if isinstance(live, list) else live.update(saved)
+        restore_requires_grad(self.tensors, self.tensor_states)
         if self.meta is not None:
             put_back(own["meta"], self.meta)
         if self.forward is not None and vars(type(module)).get("forward") is not self.forward:

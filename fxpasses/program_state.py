@@ -10,16 +10,25 @@ import torch
 from torch.export import ExportedProgram
 
 from fxpasses.changes import ChangeParts
-from fxpasses.shallow import CONTAINERS, MISSING, same_container, same_fields, tensor_version, what_happened
+from fxpasses.shallow import (
+    CONTAINERS,
+    MISSING,
+    describe_tensor,
+    restore_requires_grad,
+    same_container,
+    same_fields,
+    tensor_state,
+    what_happened,
+)
 
 __all__ = [
     "ProgramState",
 ]
 
 
-def _tensor_versions(fields: Mapping[str, Any]) -> dict[str, int | None]:
+def _tensors(fields: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {
-        f"{key.removeprefix('_')}[{name!r}]": tensor_version(tensor)
+        f"{key.removeprefix('_')}[{name!r}]": tensor
         for key in ("_state_dict", "_constants")
         for name, tensor in fields.get(key, {}).items()
         if isinstance(tensor, torch.Tensor)
@@ -73,7 +82,8 @@ class ProgramState:
         self.program = program
         self.fields = dict(program.__dict__)
         self.containers = {key: entry.copy() for key, entry in self.fields.items() if type(entry) in CONTAINERS}
-        self.versions = _tensor_versions(self.fields)
+        self.tensors = _tensors(self.fields)
+        self.tensor_states = {name: tensor_state(tensor) for name, tensor in self.tensors.items()}
         self.records = list(_records(program))
         self.record_fields = [_record_fields(record) for record in self.records]
         self.fingerprint = _fingerprint(program)
@@ -81,7 +91,9 @@ class ProgramState:
     def changed(self) -> bool:
         """Whether anything but metadata is different now."""
         now = self.program.__dict__
-        if not same_fields(now, self.fields) or _tensor_versions(now) != self.versions:
+        if not same_fields(now, self.fields):
+            return True
+        if {name: tensor_state(tensor) for name, tensor in _tensors(now).items()} != self.tensor_states:
             return True
         tables = {key: saved for key, saved in self.containers.items() if key != "_module_call_graph"}
         if any(not same_container(now[key], saved) for key, saved in tables.items()):
@@ -97,6 +109,7 @@ class ProgramState:
             if not same_container(own[key], saved):
                 own[key].clear()
                 own[key].extend(saved) if isinstance(saved, list) else own[key].update(saved)
+        restore_requires_grad(self.tensors, self.tensor_states)
         for record, saved in zip(self.records, self.record_fields, strict=True):
             for name, entry in saved.items():
                 if type(entry) is list:
@@ -125,6 +138,6 @@ class ProgramState:
                 and (verb := what_happened(self.fields, now.fields, key)) is not None
             ):
                 parts.attributes[key.removeprefix("_")] = verb
-        for name, version in self.versions.items():
-            if name in now.versions and now.versions[name] != version:
-                parts.written.append(name)
+        for name, tensor in self.tensors.items():
+            if now.tensors.get(name) is tensor:
+                describe_tensor(name, self.tensor_states[name], now.tensor_states[name], parts)

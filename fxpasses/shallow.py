@@ -9,18 +9,23 @@ from typing import Any
 
 import torch
 
+from fxpasses.changes import ChangeParts
+
 __all__ = [
     "CONTAINERS",
     "DICTS",
     "MISSING",
+    "TensorState",
     "copied",
     "copied_meta",
+    "describe_tensor",
     "equal_meta",
     "put_back",
     "refill",
+    "restore_requires_grad",
     "same_container",
     "same_fields",
-    "tensor_version",
+    "tensor_state",
     "what_happened",
 ]
 
@@ -111,6 +116,30 @@ def what_happened(left: Mapping[str, Any], right: Mapping[str, Any], key: str) -
     return None if left[key] is right[key] else "replaced"
 
 
-def tensor_version(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written in place."""
-    return None if tensor.is_inference() else tensor._version  # inference tensors do not count their writes
+TensorState = tuple[int | None, int | None, bool]
+"""How often a tensor was written in place, which memory it has, whether it requires a gradient."""
+
+
+def tensor_state(tensor: torch.Tensor) -> TensorState:
+    """What can be seen of a tensor without reading it; equal states mean that nobody touched it."""
+    version = None if tensor.is_inference() else tensor._version  # inference tensors do not count their writes
+    try:
+        memory = tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage of their own
+        memory = None
+    return version, memory, tensor.requires_grad
+
+
+def restore_requires_grad(tensors: Mapping[str, torch.Tensor], states: Mapping[str, TensorState]) -> None:
+    """Put back the one thing about a tensor that can be: whether it requires a gradient."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad != states[name][2]:
+            tensor.requires_grad_(states[name][2])
+
+
+def describe_tensor(name: str, before: TensorState, after: TensorState, parts: ChangeParts) -> None:
+    """Note what happened to a tensor that is still the same object."""
+    if before[:2] != after[:2]:
+        parts.written.append(name)
+    if before[2] != after[2]:
+        parts.attributes[name] = "requires_grad changed"

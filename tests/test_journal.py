@@ -461,3 +461,34 @@ def test_an_equal_argument_of_another_type_is_a_change():
 
         assert before.changed()
         assert before.changes().altered == {"add": "args"}
+
+
+def test_a_flag_of_a_tensor_is_seen_and_put_back() -> None:
+    """requires_grad is a change that can be undone; memory exchanged through .data is one that cannot, and is named."""
+    graph_module = symbolic_trace(torch.nn.Linear(2, 2))
+    snapshot = Snapshot.take(graph_module)
+
+    graph_module.weight.requires_grad_(False)
+    assert snapshot.changed()
+    assert {"weight": "requires_grad changed"} == dict(snapshot.changes().attributes)
+    snapshot.restore()
+    assert graph_module.weight.requires_grad
+    assert not snapshot.changed()
+
+    graph_module.weight.data = torch.zeros(2, 2)
+    assert snapshot.changed()
+    assert ("weight",) == snapshot.changes().written_in_place
+
+
+def test_a_replaced_parameter_is_not_called_written() -> None:
+    """Another tensor under the same name is a replacement, whatever was written into it before."""
+    graph_module = symbolic_trace(torch.nn.Linear(2, 2))
+    other = torch.nn.Parameter(torch.zeros(2, 2))
+    with torch.no_grad():
+        other.add_(1)
+    snapshot = Snapshot.take(graph_module)
+
+    graph_module.weight = other
+
+    assert {"weight": "replaced"} == dict(snapshot.changes().attributes)
+    assert () == snapshot.changes().written_in_place
