@@ -373,6 +373,7 @@ def _schema_overloads(function: Any) -> list[OpOverload]:
     return [overload for name in names for overload in aten_overloads(name)]
 
 
+@functools.lru_cache(maxsize=4096)
 def rule_for_target(op: str, target: Any) -> Rule | None:
     """The rule for the calls of ``target``; None if nobody knows what they do.
 
