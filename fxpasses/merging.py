@@ -14,7 +14,7 @@ from fxpasses.ordered_list import OrderedList
 
 __all__ = ["Merger"]
 
-_PATIENCE = 4
+_PATIENCE = 1, 3  # what searches may cost before the index is first made, and made anew, in sizes of the graph
 _LANDMARKS = 240
 _GLANCE = 8
 
@@ -74,7 +74,8 @@ class Merger:
         self._reached_by = [0] * size
         self._allowed: tuple[int, int] | None = None
         self._merges = self._work = 0
-        self._work_allowed = _PATIENCE * (size + sum(map(len, successors)))
+        self._size = size + sum(map(len, successors))
+        self._work_allowed = _PATIENCE[0] * self._size
 
     def find(self, node: int) -> int:
         """The group that ``node`` is in, as the number of one of its members."""
@@ -311,6 +312,7 @@ class Merger:
     def _renew_index(self) -> None:
         """Make the second order and the landmarks anew, for the groups as they are now."""
         self._work = self._merges = 0
+        self._work_allowed = _PATIENCE[1] * self._size
         order = self._orders[0].items()
         contrary = self._contrary_order(order)
         if len(self._orders) == 1:
