@@ -212,7 +212,7 @@ def _reduce_transfers(
 def _bytes_at(
     dependencies: Dependencies, owners: Sequence[str | None], members: Sequence[int], name: str | None
 ) -> int:
-    """The bytes that cross at a unit if its owner were ``name``."""
+    """The bytes that cross at a unit if its owner were ``name``; a value of unknown size counts as one byte."""
     inside = set(members)
     total = 0
     for member in members:
@@ -225,14 +225,18 @@ def _bytes_at(
                     for user in used.users
                     if dependencies.position[user] not in inside
                 }
-                total += 0 if name in others else value_bytes(used)
+                total += 0 if name in others else _weight(used)
         targets = {
             owners[dependencies.position[user]]
             for user in node.users
             if user.op in CALLS and dependencies.position[user] not in inside
         }
-        total += value_bytes(node) * len(targets - {name})
+        total += _weight(node) * len(targets - {name})
     return total
+
+
+def _weight(node: Node) -> int:
+    return max(value_bytes(node), 1)
 
 
 def _named(

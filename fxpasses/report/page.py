@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from fxpasses.partitioners.coverage import Coverage
+from fxpasses.report.coverage_section import render_coverage
 from fxpasses.report.summary import Summary
 from fxpasses.units import format_bytes, format_seconds
 
@@ -14,12 +16,13 @@ def _percent(part: float, whole: float) -> str:
     return f"{min(100.0, 100.0 * part / whole):.1f}" if whole else "0"
 
 
-def render_page(summary: Summary, drawing: str | None = None) -> str:
+def render_page(summary: Summary, drawing: str | None = None, *, coverage: Coverage | None = None) -> str:
     """Write a summary as one self-contained HTML page.
 
     Args:
         summary: The lowering.
         drawing: An SVG picture of the placed graph, if there is one.
+        coverage: What a backend covers, if that was measured.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -28,6 +31,7 @@ def render_page(summary: Summary, drawing: str | None = None) -> str:
     return template.render(
         s=summary,
         drawing=_svg_body(drawing),
+        coverage=render_coverage(coverage) if coverage is not None else None,
         bytes=format_bytes,
         seconds=format_seconds,
         percent=_percent,

@@ -9,6 +9,7 @@ import torch
 from partition_graphs import supports, trace
 
 from fxpasses.partitioners import measure_coverage
+from fxpasses.report.coverage_section import render_coverage
 
 
 def function(x):
@@ -80,3 +81,14 @@ def test_an_empty_graph_is_covered() -> None:
 
     assert (0, 0, ()) == (found.inside, found.calls, found.implement_next)
     assert "0 of 0 calls (nothing) in 0 parts" in found.to_table()
+
+
+def test_html_section() -> None:
+    """The HTML section says the same, with names escaped."""
+    found, _ = coverage()
+
+    section = render_coverage(found)
+
+    assert "5 of 10 calls are in 4 parts; 360 B cross borders." in section
+    assert '<td><code>torch.relu</code></td><td class="n">3</td><td class="n">2</td>' in section
+    assert "merging 0 and 2 would close a cycle: add -&gt; relu" in section
