@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from .metadata import value_of
 
-__all__ = ["Leaf", "Value", "adopt_getitems", "elements_of", "put_together", "value_in"]
+__all__ = ["Leaf", "Value", "adopt_getitems", "elements_of", "is_size_of_unknown_rank", "put_together", "value_in"]
 
 Path = tuple[int | str, ...]
 
@@ -36,6 +36,12 @@ _SEVERAL = frozenset(
         "aminmax",
         "kthvalue",
     }
+)
+
+
+_RESHAPING = frozenset(
+    {"resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"}
+    | {"as_strided_", "data", "unsafe_set_"}
 )
 
 
@@ -104,6 +110,19 @@ def elements_of(node: Node) -> Any:
         return node
     picked = _picked_by(node)
     return _nested(value, lambda path: picked.get(path) or Leaf(node, path))
+
+
+def is_size_of_unknown_rank(node: Node) -> bool:
+    """Whether a node asks for all sizes of a tensor of which no value is recorded.
+
+    Asking again elsewhere gives the same, unless something changes the shape of that very tensor in place.
+    """
+    is_method = node.op == "call_method" and node.target == "size" and len(node.args) == 1 and not node.kwargs
+    is_attribute = node.target is getattr and node.args[1:] == ("shape",)
+    if not (is_method or is_attribute) or value_of(node) is not None:
+        return False
+    tensor = node.all_input_nodes[0]
+    return not any(user.op == "call_method" and user.target in _RESHAPING for user in tensor.users)
 
 
 def put_together(elements: Any, environment: Mapping[Value, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .attributes import Attribute, find_attribute
-from .boundaries import Leaf, Value, adopt_getitems, elements_of
+from .boundaries import Leaf, Value, adopt_getitems, elements_of, is_size_of_unknown_rank
 from .dependencies import Dependencies
 from .effects import analyze_effects
 from .errors import CycleError, PartitionError, SplitError
@@ -46,6 +46,7 @@ class Part:
         inputs: The values it takes, in graph order.
         outputs: The values it gives, in graph order.
         wholes: Tuple-valued nodes of other parts that it needs as a whole; it puts them together from elements.
+        remade: Sizes of tensors that it asks for itself, because nobody knows how many numbers they are.
         constants: The ``get_attr`` nodes it has a copy of.
         owned: The qualified name in the source of each attribute it holds, by its name in the part.
         module: The submodule, once it is built.
@@ -56,7 +57,8 @@ class Part:
     nodes: list[Node] = attrs.field(factory=list)
     inputs: list[Value] = attrs.field(factory=list)
     outputs: list[Value] = attrs.field(factory=list)
-    wholes: list[Node] = attrs.field(factory=list)
+    wholes: dict[Node, None] = attrs.field(factory=dict)
+    remade: dict[Node, None] = attrs.field(factory=dict)
     constants: list[Node] = attrs.field(factory=list)
     clones: dict[Node, Attribute] = attrs.field(factory=dict)
     owned: dict[str, str] = attrs.field(factory=dict)
@@ -77,6 +79,7 @@ class Plan:
         regions: Its autocast, grad-mode and inference-mode regions.
         sequence: What the top level does, in order: numbers of parts, and left-over nodes.
         wholes: Tuple-valued nodes of parts that the top level needs as a whole.
+        remade: Sizes of tensors that the top level asks for itself.
         leaves: Elements of a node that have to be picked, by node.
         routes: For ``get_attr`` nodes passed into parts, the name to read at the top level, if it changes.
     """
@@ -89,6 +92,7 @@ class Plan:
     regions: Regions
     sequence: list[int | Node] = attrs.field(factory=list)
     wholes: dict[Node, None] = attrs.field(factory=dict)
+    remade: dict[Node, None] = attrs.field(factory=dict)
     leaves: dict[Node, dict[Leaf, None]] = attrs.field(factory=dict)
     elements: dict[Node, Any] = attrs.field(factory=dict)
     constant_users: dict[Node, dict[int, None]] = attrs.field(factory=dict)
@@ -233,30 +237,45 @@ def _fill_parts(plan: Plan) -> None:
 
 def _find_crossings(plan: Plan) -> None:
     """Note each value that is used elsewhere than where it is made."""
-    home = plan.home
-    taken: list[dict[Value, None]] = [{} for _ in plan.parts]
-    given: list[dict[Value, None]] = [{} for _ in plan.parts]
-    wholes: list[dict[Node, None]] = [{} for _ in plan.parts]
+    crossings = _Crossings(plan)
     for node in plan.nodes:
-        if node in plan.regions or node.op == "placeholder":
-            continue
-        here = home.get(node, TOP)
-        for source in node._input_nodes:
-            if source.op == "get_attr":
-                plan.constant_users.setdefault(source, {})[here] = None
-                continue
-            there = home.get(source, TOP)
-            if there == here:
-                continue
-            values = _elements(plan, source)
-            if plan.elements[source] is not source:
-                (plan.wholes if here == TOP else wholes[here])[source] = None
-            if here != TOP:
-                taken[here].update(dict.fromkeys(values))
-            if there != TOP:
-                given[there].update(dict.fromkeys(values))
+        if node not in plan.regions and node.op != "placeholder":
+            here = plan.home.get(node, TOP)
+            for source in node._input_nodes:
+                if source.op == "get_attr" or plan.home.get(source, TOP) != here:
+                    crossings.note(source, here)
     for number, part in enumerate(plan.parts):
-        part.inputs, part.outputs, part.wholes = list(taken[number]), list(given[number]), list(wholes[number])
+        part.inputs, part.outputs = list(crossings.taken[number]), list(crossings.given[number])
+
+
+class _Crossings:
+    """What each part takes and gives, while it is found out."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.taken: list[dict[Value, None]] = [{} for _ in plan.parts]
+        self.given: list[dict[Value, None]] = [{} for _ in plan.parts]
+
+    def note(self, source: Node, here: int) -> None:
+        """The value of ``source`` is used in ``here``, and made elsewhere."""
+        plan = self.plan
+        if source.op == "get_attr":
+            plan.constant_users.setdefault(source, {})[here] = None
+            return
+        values = _elements(plan, source)
+        if plan.elements[source] is not source:
+            (plan.wholes if here == TOP else plan.parts[here].wholes)[source] = None
+        elif is_size_of_unknown_rank(source):
+            (plan.remade if here == TOP else plan.parts[here].remade)[source] = None
+            tensor = source.all_input_nodes[0]
+            if tensor.op == "get_attr" or plan.home.get(tensor, TOP) != here:
+                self.note(tensor, here)
+            return
+        there = plan.home.get(source, TOP)
+        if here != TOP:
+            self.taken[here].update(dict.fromkeys(values))
+        if there != TOP:
+            self.given[there].update(dict.fromkeys(values))
 
 
 def _elements(plan: Plan, source: Node) -> list[Value]:
@@ -281,7 +300,7 @@ def _elements(plan: Plan, source: Node) -> list[Value]:
 def _place(plan: Plan, value: Value) -> tuple[Any, ...]:
     if isinstance(value, Node):
         return (plan.position[value],)
-    return (plan.position[value.source], *map(str, value.path))
+    return (plan.position[value.source], *value.path)
 
 
 def _place_constants(plan: Plan, constants: Constants) -> None:

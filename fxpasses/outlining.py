@@ -164,6 +164,8 @@ def _write_nodes(plan: Plan, part: Part, writer: GraphWriter, names: dict[str, s
     regions = RegionWriter(writer, plan.regions.open_at) if plan.regions else None
     copies = part.copies
     leaves = plan.leaves
+    for node in part.remade:
+        copies[node] = remake(writer, node, copies)
     for node in part.nodes:
         if regions is not None:
             regions.move_to(node)
@@ -184,6 +186,13 @@ def copy_node(writer: GraphWriter, node: Node, copies: dict[Any, Any], target: s
             size = writer.append("call_function", torch.Size, (copies[source],), name=f"{source.name}_whole", meta=meta)
             copies = {**copies, source: size}
     return writer.copy(node, copies, target=target)
+
+
+def remake(writer: GraphWriter, node: Node, copies: Mapping[Node, Any]) -> Node:
+    """Copy a node into a graph that is not its own; merging takes all copies for one again."""
+    copy = writer.copy(node, copies)
+    copy.meta[PICKED] = True
+    return copy
 
 
 def has_effects(nodes: Iterable[Node], known: dict[Any, bool]) -> bool:
@@ -331,6 +340,11 @@ def _redirect_users(plan: Plan, environment: dict[Any, Any]) -> None:
     """Make left-over nodes use what comes out of the calls."""
     for whole in plan.wholes:
         environment[whole] = put_together(plan.elements[whole], environment)
+    for size in plan.remade:
+        tensor = size.all_input_nodes[0]
+        graph = plan.graph_module.graph
+        with graph.inserting_after(environment.get(tensor, tensor)):
+            environment[size] = graph.node_copy(size, lambda node: environment.get(node, node))
     changed: dict[Node, None] = {}
     for source in environment:
         if isinstance(source, Node) and source in plan.home:

@@ -173,6 +173,7 @@ class _Merging:
     constants: dict[Any, Node] = attrs.field(factory=dict)
     attributes: dict[str, Attribute] = attrs.field(factory=dict)
     origins: dict[Node, Node] = attrs.field(factory=dict)
+    written: dict[Any, Node] = attrs.field(factory=dict)
 
     def value(self, scope: int, node: Node) -> Any:
         """What a node is in the merged graph; KeyError if it is not written yet."""
@@ -260,6 +261,9 @@ def _write_item(merging: _Merging, scope: int, node: Node) -> None:
         merging.values[scope, node] = _constant(merging, scope, node)
         return
     origin = merging.record.origins.get(node)
+    if origin in merging.written and PICKED in {**node.meta, **merging.written[origin].meta}:
+        merging.values[scope, node] = merging.written[origin]
+        return
     wholes = origin.all_input_nodes if origin is not None else ()
     args = tuple(merging.argument(scope, given, wholes) for given in node.args)
     if node.target is torch.Size and PICKED in node.meta:
@@ -273,6 +277,7 @@ def _write_item(merging: _Merging, scope: int, node: Node) -> None:
     merging.values[scope, node] = copy
     if origin is not None:
         merging.origins[copy] = origin
+        merging.written.setdefault(origin, copy)
 
 
 def _constant(merging: _Merging, scope: int, node: Node) -> Node:

@@ -23,7 +23,7 @@ from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, use
 from fxpasses.graph_writing import GraphWriter, without_collections
 from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outline_plan import Constants, Part, Plan, make_plan
-from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves
+from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves, remake
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.regions import RegionWriter
 
@@ -184,9 +184,10 @@ def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment | Grouping, par
     origins: dict[Node, Node] = {}
     for part in plan.parts:
         if part.module is not None:
-            origins.update((part.copies[node], node) for node in (*part.nodes, *part.constants))
+            origins.update((part.copies[node], node) for node in (*part.nodes, *part.constants, *part.remade))
     written = [(node, copy) for node, copy in top.environment.items() if isinstance(node, Node)]
-    origins.update((copy, node) for node, copy in written if isinstance(copy, Node) and node not in plan.home)
+    own = [(node, copy) for node, copy in written if node not in plan.home or node in plan.remade]
+    origins.update((copy, node) for node, copy in own if isinstance(copy, Node))
     return Split(top.module, assignment, part_names, original, origins, plan.graph_module)
 
 
@@ -389,6 +390,9 @@ def _provide(top: _TopLevel, source: Node) -> None:
         top.environment[source] = top.writer.copy(source, {}, target=target)
         if target is None:
             top.attributes.setdefault(str(source.target))
+    elif source in plan.remade:
+        _provide(top, source.all_input_nodes[0])
+        top.environment[source] = remake(top.writer, source, top.environment)
     else:
         top.environment[source] = put_together(plan.elements[source], top.environment)
 

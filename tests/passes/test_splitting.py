@@ -21,10 +21,11 @@ from programs import random_program
 from shapes import SHAPES, assert_same_behaviour, behaviour, compute_nodes
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CycleError, FxPassesError, PartitionError, SplitError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes import split, split_by_tags, split_module
+from fxpasses.passes import fuse_by_partitions, merge, split, split_by_tags, split_module
 from fxpasses.passes.splitting import SPLIT_NAMES
 
 EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "60"))
@@ -232,6 +233,31 @@ def test_complaint_08_tuples_and_sizes_do_not_cross():
     assert {"getitem", "getitem_1", "getitem_3", "getitem_4", "getitem_5"} == {
         node.name for node in done.parts[1].graph.find_nodes(op="placeholder")
     }
+
+
+def test_complaint_08_a_size_of_unknown_rank_is_asked_for_again():
+    """Complaint 8: without recorded values the tensor crosses, and never its Size."""
+
+    def model(x, y):
+        size, shape = x.size(), (x + 1).shape
+        return y.view(size) + torch.ones(shape), y.view(size).relu(), x.view(-1).view(shape)
+
+    x = torch.rand(3, 4)
+    crossing = []
+    for count in (1, 2, 3, 5, 10):
+        source = symbolic_trace(model)
+        done = split(source, chunks(source, count))
+        for part in done.parts.values():
+            part.register_forward_pre_hook(lambda _, given: crossing.extend(given))
+            part.register_forward_hook(lambda _, __, result: crossing.extend(pytree.tree_leaves(result)))
+
+        torch.testing.assert_close(done(x, x.view(-1)), model(x, x.view(-1)))
+        assert all(isinstance(value, torch.Tensor) for value in crossing)
+        assert source.code == merge(done).code
+    source = symbolic_trace(model)
+    fuse_by_partitions(source, [compute_nodes(source)[:2]])
+    source.recompile()
+    torch.testing.assert_close(source(x, x.view(-1)), model(x, x.view(-1)))
 
 
 def test_complaint_08_a_size_that_is_used_whole_is_put_together_from_symbols():
