@@ -1,7 +1,8 @@
 """What compiles one part of a lowered model.
 
-A backend is a function from a part (a ``GraphModule`` on its device) to something callable in its place. ``eager`` runs
-the part as it is; ``inductor`` compiles it with ``torch.compile``.
+A backend is a function from a part (a ``GraphModule`` on its device) to a module that is called in its place. ``eager``
+runs the part as it is; ``inductor`` compiles it with ``torch.compile``; ``onnxruntime`` and ``openvino`` hand it to
+those runtimes, for inference.
 """
 
 from __future__ import annotations
@@ -28,7 +29,24 @@ def _inductor(part: GraphModule) -> torch.nn.Module:
     return part
 
 
-_BACKENDS: dict[str, Backend] = {"eager": _eager, "inductor": _inductor}
+def _onnxruntime(part: GraphModule) -> torch.nn.Module:
+    from fxpasses.backends.runtimes import compile_with_onnxruntime
+
+    return compile_with_onnxruntime(part)
+
+
+def _openvino(part: GraphModule) -> torch.nn.Module:
+    from fxpasses.backends.runtimes import compile_with_openvino
+
+    return compile_with_openvino(part)
+
+
+_BACKENDS: dict[str, Backend] = {
+    "eager": _eager,
+    "inductor": _inductor,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
 
 
 def backend_names() -> list[str]:
@@ -45,7 +63,7 @@ def compile_part(owner: GraphModule, name: str, backend: str) -> None:
         backend: A name of :func:`backend_names`.
 
     Raises:
-        InputError: there is no backend of that name.
+        InputError: there is no backend of that name, or it cannot run the part.
     """
     if backend not in _BACKENDS:
         raise InputError(f"There is no backend {backend!r}; there are {', '.join(_BACKENDS)}.")
