@@ -122,7 +122,7 @@ def attention_rule() -> Rule:
     scores = _product(q, turned, "scores")
     scaled = either(
         call(aten.mul.Tensor, scores, literal("times")),
-        call(aten.div.Tensor, scores, literal("over")),
+        call(aten.div.Tensor, scores, literal("over", check=bool)),
         scores,
     )
     masked = either(call(aten.add.Tensor, scaled, value("mask")), scaled)
@@ -155,6 +155,8 @@ def _is_attention(match: PatternMatch) -> bool:
 def _turns_last_two(captures: dict[str, Any]) -> bool:
     if captures["turn"] is not None:
         return [dim % 4 for dim in captures["turn"]] == [0, 1, 3, 2]
+    if captures["turn_a"] is None:
+        return True  # mT turns no others
     return {captures["turn_a"] % 4, captures["turn_b"] % 4} == {2, 3}
 
 

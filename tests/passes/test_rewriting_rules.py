@@ -530,6 +530,15 @@ def test_wrong_rules_fail_their_check_with_a_small_counterexample(rule, reason):
     assert not check_rule(rule, raises=False)
 
 
+def test_a_replacement_that_cannot_be_made_is_a_counterexample():
+    """The function that makes it divides by a literal that may be zero."""
+    rule = Rule(call(torch.div, x, literal("by", one_of=[2, 0])), lambda x, by: torch.mul(x, 1 / by), name="by")
+
+    assert "raises PatternError: the replacement <lambda> raised ZeroDivisionError" in (
+        check_rule(rule, raises=False).counterexample.reason
+    )
+
+
 def test_special_values_are_what_finds_some_errors():
     """max(x, y) and where(x > y, x, y) differ on NaN only."""
     rule = Rule(lambda a, b: torch.maximum(a, b), lambda a, b: torch.where(a > b, a, b), name="maximum")

@@ -208,11 +208,14 @@ class _Comparison:
         if isinstance(expected, Exception):
             self.last_rejection = f"the pattern raised {type(expected).__name__}: {expected}"
             return None
-        rewritten = self._rewritten(concrete.graph_module, inputs)
-        if rewritten is None:
-            return None
         theirs = _copies(inputs)
-        found = _run(rewritten, theirs)
+        try:
+            rewritten = self._rewritten(concrete.graph_module, inputs)
+            if rewritten is None:
+                return None
+            found = _run(rewritten, theirs)
+        except PatternError as error:  # the function that makes the replacement raised
+            found = error
         reason = self._difference(expected, found, ours, theirs)
         if reason is None:
             return True

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fxpasses.editing import create_node
 from fxpasses.errors import FakeValueError, GraphError, PatternError
+from fxpasses.events import rewrite_allowed
 from fxpasses.metadata import merge_provenance
 from fxpasses.partitioners.matching import GraphView, PatternMatch
 from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
@@ -88,6 +89,8 @@ class Replacer:
             Refused: The graph is as it was.
         """
         self._check_results_are_nodes(match)
+        if not rewrite_allowed(match.anchors[0]):
+            raise Refused("a rewrite limit is in force")
         if (reason := self.memory.objection(match, bound)) is not None:
             raise Refused(reason)
         values = {p: self.current(value) for p, value in bound.values.items()}
