@@ -1,4 +1,4 @@
-"""Find the pass that goes wrong, and the smallest graph on which it does.
+"""Find the pass that goes wrong, the rewrite in it, and the smallest graph on which it does.
 
 >>> import torch
 >>> from torch.fx import symbolic_trace
@@ -32,7 +32,7 @@ from fxpasses.checks.outputs import same_outputs
 from fxpasses.comparing import clone_sharing_tensors, graph_diff, graph_text
 from fxpasses.effects import is_impure
 from fxpasses.errors import FxPassesError, InputError
-from fxpasses.events import Instrument, PassEvent, observe
+from fxpasses.events import Instrument, PassEvent, RewriteLimit, observe
 from fxpasses.groups import PassGroup
 from fxpasses.instruments import BisectLimit
 from fxpasses.pass_manager import PassManager
@@ -40,7 +40,15 @@ from fxpasses.programs import with_graph_module
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["GuiltyPass", "ReducedGraph", "find_guilty_pass", "reduce_graph"]
+__all__ = [
+    "GuiltyPass",
+    "GuiltyRewrite",
+    "ReducedGraph",
+    "find_guilty_pass",
+    "find_guilty_rewrite",
+    "goes_wrong",
+    "reduce_graph",
+]
 
 
 @attrs.frozen(eq=False)
@@ -107,6 +115,29 @@ class ReducedGraph:
         )
 
 
+@attrs.frozen(eq=False)
+class GuiltyRewrite:
+    """The first rewrite after which the graph is wrong.
+
+    Attributes:
+        number: How many rewrites came before it; ``RewriteLimit(number + 1)`` stops right after it.
+        where: The node it was anchored at, and the pass.
+        problem: What is wrong afterwards, in words.
+        before: The graph without it (and without those that follow).
+        after: The graph with it; None if it raised.
+    """
+
+    number: int
+    where: str
+    problem: str
+    before: GraphModule
+    after: GraphModule | None
+
+    def __str__(self) -> str:
+        change = "" if self.after is None else graph_diff(graph_text(self.before), graph_text(self.after))
+        return f"rewrite {self.number} at {self.where}: {self.problem}\n{change}"
+
+
 def find_guilty_pass(
     pipeline: Any,
     module: GraphModule | ExportedProgram,
@@ -171,6 +202,44 @@ def find_guilty_pass(
         trial.kwargs,
         unpack(before.result)[1] or unpack(before.result)[0],
     )
+
+
+def find_guilty_rewrite(
+    pipeline: Any,
+    module: GraphModule | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    check: Callable[[Any], Any] | None = None,
+    tolerances: Mapping[torch.dtype, float] | float | None = None,
+) -> GuiltyRewrite | None:
+    """Bisect the rewrites of a pass (or of a whole pipeline) for the first that makes the graph wrong.
+
+    ``replace_pattern`` and rule sets are counted by themselves; a pass of your own takes part by asking
+    :func:`~fxpasses.events.rewrite_allowed` before each rewrite. Takes what :func:`find_guilty_pass` takes.
+
+    Returns:
+        The rewrite, or None if nothing goes wrong, or goes wrong without any rewrite that is counted.
+    """
+    manager = pipeline if isinstance(pipeline, PassGroup) else PassManager(_listed(pipeline))
+    trial = _Trial(manager, module, tuple(args), dict(kwargs or {}), check, tolerances)
+
+    def run(limit: int) -> tuple[_Verdict, RewriteLimit]:
+        with RewriteLimit(limit) as gate:
+            return trial.run(-1), gate
+
+    everything, gate = run(-1)
+    if everything.problem is None or run(0)[0].problem is not None:
+        return None
+    good, bad = 0, len(gate.allowed)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if run(middle)[0].problem is not None else (middle, bad)
+    verdict, gate = run(bad)
+    before, _ = run(good)
+    after = None if verdict.result is None else unpack(verdict.result)[0]
+    problem = verdict.problem or everything.problem
+    return GuiltyRewrite(good, gate.allowed[-1], problem, unpack(before.result)[0], after)
 
 
 def reduce_graph(

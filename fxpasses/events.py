@@ -19,7 +19,18 @@ from fxpasses.errors import user_line
 from fxpasses.metadata import current_pass
 from fxpasses.records import PassRecord, Remark, RunReport
 
-__all__ = ["Instrument", "PassEvent", "Told", "ambient_instruments", "collecting", "observe", "remark", "statistic"]
+__all__ = [
+    "Instrument",
+    "PassEvent",
+    "RewriteLimit",
+    "Told",
+    "ambient_instruments",
+    "collecting",
+    "observe",
+    "remark",
+    "rewrite_allowed",
+    "statistic",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -147,3 +158,41 @@ def statistic(name: str, amount: int = 1) -> None:
         told.statistics[name] = told.statistics.get(name, 0) + amount
     else:
         logger.info("%s: %d", name, amount)
+
+
+@attrs.define
+class RewriteLimit:
+    """Lets only the first ``limit`` rewrites inside happen, as LLVM's debug counters do; negative for all.
+
+    >>> with RewriteLimit(1) as limit:
+    ...     [rewrite_allowed("first"), rewrite_allowed("second")]
+    [True, False]
+    >>> limit.allowed
+    ['first']
+    """
+
+    limit: int = -1
+    allowed: list[str] = attrs.field(factory=list)
+    _token: Any = None
+
+    def __enter__(self) -> RewriteLimit:
+        self._token = _REWRITES.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _REWRITES.reset(self._token)
+
+
+_REWRITES: ContextVar[RewriteLimit | None] = ContextVar("fxpasses_rewrites", default=None)
+
+
+def rewrite_allowed(what: str | Node) -> bool:
+    """Whether a pass may rewrite ``what``; False only while somebody bisects. Passes ask once for each rewrite."""
+    gate = _REWRITES.get()
+    if gate is None:
+        return True
+    if 0 <= gate.limit <= len(gate.allowed):
+        return False
+    pass_name = current_pass()
+    gate.allowed.append(f"{what}" + (f" in pass '{pass_name}'" if pass_name else ""))
+    return True

@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 
 from fxpasses.comparing import graph_diff, graph_text
 from fxpasses.errors import PipelineError
-from fxpasses.events import Instrument, PassEvent, observe, remark, statistic
+from fxpasses.events import Instrument, PassEvent, RewriteLimit, observe, remark, rewrite_allowed, statistic
 from fxpasses.records import Remark, RunReport, text_table
 
 __all__ = [
@@ -39,12 +39,14 @@ __all__ = [
     "JsonLog",
     "PassEvent",
     "Remarks",
+    "RewriteLimit",
     "ShowGraph",
     "Statistics",
     "Timing",
     "graph_diff",
     "observe",
     "remark",
+    "rewrite_allowed",
     "statistic",
 ]
 

@@ -5,7 +5,9 @@ import torch
 from torch import fx
 
 from fxpasses import FixedPoint, InputError, PassManager, Stage
-from fxpasses.debugging import find_guilty_pass, goes_wrong, reduce_graph
+from fxpasses.debugging import find_guilty_pass, find_guilty_rewrite, goes_wrong, reduce_graph
+from fxpasses.instruments import rewrite_allowed
+from fxpasses.passes import replace_pattern
 
 aten = torch.ops.aten
 
@@ -171,3 +173,44 @@ def test_the_number_of_trials_is_limited():
 
     assert small.trials == 3
     assert goes_wrong(wrong)(small.graph_module, small.args)
+
+
+def test_the_wrong_rewrite_among_many_is_found():
+    class Chain(torch.nn.Module):
+        def forward(self, x):
+            for index in range(9):
+                x = torch.relu(x * (-1 if index == 5 else 1)) + 1
+            return x
+
+    module = fx.symbolic_trace(Chain())
+
+    def drop_relu(graph_module):
+        """Right while the input is not negative."""
+        for node in graph_module.graph.find_nodes(op="call_function", target=torch.relu):
+            if rewrite_allowed(node):
+                node.replace_all_uses_with(node.args[0])
+                graph_module.graph.erase_node(node)
+
+    found = find_guilty_rewrite([harmless, drop_relu], module, (torch.full((2,), 2.0),))
+
+    assert (5, "relu_5 in pass 'drop_relu'") == (found.number, found.where)
+    assert "-    %relu_5 :" in str(found)
+    found = find_guilty_rewrite(drop_relu, module, (torch.full((2,), -1.0),))
+    assert (0, "relu in pass 'drop_relu'") == (found.number, found.where)
+    assert find_guilty_rewrite([harmless], module, (torch.ones(2),)) is None
+
+
+def test_rewrites_by_pattern_are_counted_by_themselves():
+    class Relus(torch.nn.Module):
+        def forward(self, x):
+            return torch.relu(x - 1) + torch.relu(x)
+
+    def drop(graph_module):
+        replace_pattern(graph_module, lambda x: torch.relu(x), lambda x: torch.abs(x))
+
+    found = find_guilty_rewrite(drop, fx.symbolic_trace(Relus()), (torch.ones(2),))
+
+    assert found is None
+    found = find_guilty_rewrite(drop, fx.symbolic_trace(Relus()), (torch.zeros(2),))
+    assert 0 == found.number
+    assert "relu" in found.where
