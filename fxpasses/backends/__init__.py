@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxpasses.errors import InputError
+from fxpasses.lazy_modules import LazyGraphModule
 
 __all__ = ["Backend", "backend_names", "compile_part"]
 
@@ -25,6 +26,8 @@ def _eager(part: GraphModule) -> torch.nn.Module:
 
 
 def _inductor(part: GraphModule) -> torch.nn.Module:
+    if isinstance(part, LazyGraphModule):
+        part.real_recompile()  # torch.compile looks at the code that is there
     part.compile(backend="inductor", fullgraph=True)
     return part
 
