@@ -28,10 +28,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 
 from fxpasses.arguments import map_arguments_by_schema
+from fxpasses.hooks import BODY_HOOKS, GUARDS, HOOKS
 from fxpasses.metadata import current_pass, running_pass, value_of
 from fxpasses.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, PassBase, PassResult
 from fxpasses.proxy_values import PROTECTED_KEYS, Argument, ExportPassBaseError, Fn, NodeMetadata, ProxyValue, Value
-from fxpasses.replay import BODY_HOOKS, GUARDS, HOOKS, Baseline, ReplayTracer, Run, run_of
+from fxpasses.replay import Baseline, ReplayTracer, Run, run_of
 
 __all__ = [
     "PROTECTED_KEYS",

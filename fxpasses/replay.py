@@ -10,19 +10,18 @@ the changed frontier.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy, map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
+from fxpasses.hooks import Visit, ask_hook, hook_of
 from fxpasses.metadata import TRACE_KEYS, VALUE_KEYS, drop_stale_entries, registered_keys, source_of, value_of
 from fxpasses.proxy_values import ExportPassBaseError, NodeMetadata, ProxyValue
 from fxpasses.values import give_value, has_value, obtain_fake_mode, refresh_value, same_value, set_value
@@ -30,66 +29,10 @@ from fxpasses.values import give_value, has_value, obtain_fake_mode, refresh_val
 if TYPE_CHECKING:
     from fxpasses.export_pass import ExportPass
 
-__all__ = ["BODY_HOOKS", "GUARDS", "HOOKS", "Baseline", "ReplayTracer", "Run", "Walk", "hook_of", "run_of"]
-
-HOOKS = (
-    "placeholder", "output", "get_attr", "call_module", "call_method", "call_operator", "call_sym", "call_getitem",
-    "call_cond", "call_while", "call_map", "call_scan", "call_delegate", "call_higher_order",
-)  # fmt: skip
-"""The methods of an ExportPass that are asked about nodes."""
-
-BODY_HOOKS = frozenset({"call_module", "call_cond", "call_while", "call_map", "call_scan", "call_higher_order"})
-"""The hooks about nodes that may hold a graph inside."""
-
-_HIGHER_ORDER = {
-    "cond": "call_cond",
-    "while_loop": "call_while",
-    "map_impl": "call_map",
-    "scan": "call_scan",
-    "executorch_call_delegate": "call_delegate",
-}
-_BODY_ARGUMENTS = {"call_cond": 4, "call_while": 4, "call_map": 3, "call_scan": 4}
-_NUMBER_MODULES = frozenset({"_operator", "builtins", "math"})
-_SYMBOL_FUNCTIONS = frozenset(
-    {torch.sym_int, torch.sym_float, torch.sym_ite, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_sqrt}
-)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-GUARDS = "_guards_fn"
-"""The submodule of ``ep.module()`` that checks inputs: no part of the computation."""
+__all__ = ["Baseline", "ReplayTracer", "Run", "Walk", "run_of"]
 
 _UNSET: Any = object()
-
-
-def hook_of(node: Node) -> str:
-    """The name of the hook that is asked about ``node``."""
-    if node.op != "call_function":
-        return node.op
-    found = _hook_of_target(node.target)
-    if found == "call_sym" and getattr(node.target, "__module__", None) == "_operator":
-        return "call_sym" if _is_about_numbers(node) else "call_operator"
-    if found in _BODY_ARGUMENTS and (len(node.args) != _BODY_ARGUMENTS[found] or node.kwargs):
-        return "call_higher_order"
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _hook_of_target(target: Any) -> str:
-    if target is operator.getitem:
-        return "call_getitem"
-    if isinstance(target, OpOverload | OpOverloadPacket):
-        return "call_operator"
-    if isinstance(target, HigherOrderOperator):
-        return _HIGHER_ORDER.get(target.name(), "call_higher_order")
-    if getattr(target, "__module__", None) in _NUMBER_MODULES or target in _SYMBOL_FUNCTIONS:
-        return "call_sym"
-    return "call_operator"
-
-
-def _is_about_numbers(node: Node) -> bool:
-    """``a + b`` of sizes is ``operator.add`` as well as that of tensors in a graph from ``symbolic_trace``."""
-    if has_value(node):
-        return not isinstance(value_of(node), torch.Tensor)
-    return any(isinstance(value_of(each), int | float | torch.SymInt | torch.SymFloat) for each in node.all_input_nodes)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Baseline:
@@ -204,21 +147,6 @@ class Run:
         return walk.edited
 
 
-class _Visit:
-    """One node while its hook runs."""
-
-    __slots__ = ("args", "kwargs", "last", "made", "meta", "node", "reused")
-
-    def __init__(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], meta: NodeMetadata) -> None:
-        self.node = node
-        self.args = args
-        self.kwargs = kwargs
-        self.meta = meta
-        self.reused = False
-        self.made: dict[Node, None] = {}
-        self.last: Node | None = None
-
-
 class Walk:
     """One graph being visited: what each node's value is, what was made, what became stale, what died."""
 
@@ -229,7 +157,7 @@ class Walk:
         self.graph_edited = False
         self.body_edited = False
         self.result_changed = False
-        self._visit: _Visit | None = None
+        self._visit: Visit | None = None
         self._proxies: dict[Node, Any] = {}
         self._stale: set[Node] = set()
         self._forced: set[Node] = set()
@@ -296,10 +224,10 @@ class Walk:
         kwargs = map_arg(node.kwargs, self.proxy) if node.kwargs else {}
         if not node.users:
             self._unused.add(node)
-        visit = _Visit(node, args, kwargs, NodeMetadata(node.meta))  # type: ignore[arg-type]  # map_arg keeps the kind
+        visit = Visit(node, args, kwargs, NodeMetadata(node.meta))
         self._visit = visit
         try:
-            result = _CALLERS[hook](self.run.owner, node, visit)
+            result = ask_hook(self.run.owner, hook, visit)
         except Exception as error:
             _note_node(error, node)
             raise
@@ -371,7 +299,7 @@ class Walk:
                 return self._keep(visit, meta)
         return self._create(visit, op, target, args, kwargs, meta)
 
-    def _keep(self, visit: _Visit, meta: NodeMetadata) -> ProxyValue:
+    def _keep(self, visit: Visit, meta: NodeMetadata) -> ProxyValue:
         node = visit.node
         if not visit.reused:
             visit.reused, visit.last = True, None
@@ -382,7 +310,7 @@ class Walk:
         kept: ProxyValue = self.proxy(node)
         return kept
 
-    def _emit_output(self, visit: _Visit, args: tuple[Any, ...], meta: NodeMetadata) -> ProxyValue:
+    def _emit_output(self, visit: Visit, args: tuple[Any, ...], meta: NodeMetadata) -> ProxyValue:
         node = visit.node
         if node.op != "output":
             raise ExportPassBaseError(f"output() was called while {node.name!r} was being visited", node=node)
@@ -408,7 +336,7 @@ class Walk:
         return kept
 
     def _create(
-        self, visit: _Visit, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], meta: NodeMetadata
+        self, visit: Visit, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], meta: NodeMetadata
     ) -> ProxyValue:
         new_args = tuple(self.to_graph(arg) for arg in args)
         new_kwargs = {name: self.to_graph(arg) for name, arg in kwargs.items()}
@@ -427,7 +355,7 @@ class Walk:
         self.graph_edited = True
         return node
 
-    def _insertion_point(self, visit: _Visit, op: str) -> Any:
+    def _insertion_point(self, visit: Visit, op: str) -> Any:
         node = visit.node
         if op == "placeholder" and node.op == "placeholder":
             return self.graph.inserting_after(node) if visit.reused else self.graph.inserting_before(node)
@@ -530,7 +458,7 @@ class Walk:
 
     # --- what a hook answered -----------------------------------------------------------------------------------
 
-    def _settle(self, visit: _Visit, result: Any) -> None:
+    def _settle(self, visit: Visit, result: Any) -> None:
         node = visit.node
         self._dead.extend(visit.made)
         if node.op == "output":
@@ -556,7 +484,7 @@ class Walk:
             if isinstance(result, ProxyValue) and result.node in visit.made and _alike(result.node, node):
                 result.node.name = node.name  # the same call in another form: less changes in text and signature
 
-    def _replace(self, visit: _Visit, result: Any) -> None:
+    def _replace(self, visit: Visit, result: Any) -> None:
         """Let the users of the visited node use ``result`` instead."""
         node = visit.node
         self._visit = visit  # constants in the result become nodes beside the visited one
@@ -606,7 +534,7 @@ class Walk:
             self.graph.erase_node(node)
             self.graph_edited = True
 
-    def _current(self) -> _Visit:
+    def _current(self) -> Visit:
         if self._visit is None:
             raise ExportPassBaseError(f"{type(self.run.owner).__name__}: no node is being visited")
         return self._visit
@@ -644,37 +572,6 @@ class ReplayTracer(GraphAppendingTracer):
     def set_metadata(self, node: Node, value: Any) -> None:
         """Record the value of a node that was made by hand."""
         set_value(node, value)
-
-
-# --- the hooks, by kind ---------------------------------------------------------------------------------------------
-
-
-def _call(name: str) -> Callable[[Any, Node, _Visit], Any]:
-    return lambda owner, node, visit: getattr(owner, name)(node.target, visit.args, visit.kwargs, visit.meta)
-
-
-def _call_body(name: str) -> Callable[[Any, Node, _Visit], Any]:
-    return lambda owner, node, visit: getattr(owner, name)(*visit.args, visit.meta)
-
-
-_CALLERS: dict[str, Callable[[Any, Node, _Visit], Any]] = {
-    "call_operator": lambda owner, node, visit: owner.call_operator(node.target, visit.args, visit.kwargs, visit.meta),
-    "call_module": _call("call_module"),
-    "call_method": _call("call_method"),
-    "call_higher_order": _call("call_higher_order"),
-    "call_sym": lambda owner, node, visit: owner.call_sym(node.target, visit.args, visit.meta),
-    "call_getitem": lambda owner, node, visit: owner.call_getitem(visit.args[0], visit.args[1], visit.meta),
-    "call_cond": _call_body("call_cond"),
-    "call_while": _call_body("call_while"),
-    "call_map": _call_body("call_map"),
-    "call_scan": _call_body("call_scan"),
-    "call_delegate": lambda owner, node, visit: owner.call_delegate(
-        visit.args[0], visit.args[1:], visit.kwargs, visit.meta
-    ),
-    "placeholder": lambda owner, node, visit: owner.placeholder(node.target, value_of(node), visit.meta),
-    "get_attr": lambda owner, node, visit: owner.get_attr(node.target, visit.meta),
-    "output": lambda owner, node, visit: owner.output(visit.args[0], visit.meta),
-}
 
 
 # --- questions ------------------------------------------------------------------------------------------------------

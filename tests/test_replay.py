@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import pytest
@@ -158,6 +159,29 @@ def run_without_recompile(pass_, module):
         return pass_.call(module)
     finally:
         del module.recompile
+
+
+def test_complaint_38_a_chain_of_20000_nodes_needs_no_recursion():
+    """Complaint 38: RecursionError on big graphs."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    for _ in range(20_000):
+        node = graph.call_function(torch.neg, (node,))
+    graph.output(node)
+    module = GraphModule(torch.nn.Module(), graph)
+
+    class DropAll(ExportPass):
+        def call_operator(self, op, args, kwargs, meta):
+            return args[0]
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(200)
+    try:
+        DropAll().call(module)
+    finally:
+        sys.setrecursionlimit(limit)
+
+    assert len(graph.nodes) == 2
 
 
 def test_complaint_05_the_second_run_says_that_nothing_changed():
