@@ -79,7 +79,7 @@ WORLD_NAMES = words(
     _assert _print sym_constrain_range sym_constrain_range_for_size _functional_sym_constrain_range
     _functional_sym_constrain_range_for_size _check _check_is_size _check_index _check_value _check_type
     _check_with _check_tensor_all _record_function_enter _record_function_enter_new _record_function_exit
-    set_vital _foobar is_compiling_error
+   
     """
 )
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"})
@@ -168,7 +168,7 @@ def _contents_read(rule: _SchemaRule, node: Node, writes: tuple[Node, ...]) -> t
     """Views look at strides only, so they read no contents; others read all that they do not just overwrite."""
     if rule.looks_only:
         return ()
-    if rule.name in ("out", "copy_", "fill_", "zero_") and writes:
+    if rule.name in ("copy_", "fill_", "zero_") and writes:
         return tuple(operand for operand in node.all_input_nodes if operand not in writes)
     return None
 

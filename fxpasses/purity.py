@@ -72,9 +72,8 @@ _SHAPE_METHODS = words(
 _NUMBER_METHODS = frozenset({"item", "tolist", "__contains__", "__bool__", "__int__", "__float__", "__index__"})
 _CASTING_METHODS = words(
     """
-    float double half bfloat16 int long short byte bool char cfloat cdouble chalf cpu cuda xpu mps type numpy
-    storage untyped_storage requires_grad retain_grad new_tensor values keys items get __getitem__ as_subclass
-    __iter__ reinforce to data
+    float double half bfloat16 int long short byte bool char cfloat cdouble chalf cpu cuda xpu mps type to numpy
+    storage untyped_storage as_subclass values keys items get __iter__
     """
 )
 _FRESH_METHODS = words(
@@ -85,15 +84,14 @@ _FRESH_METHODS = words(
 )
 _WORLD_METHODS = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_"})
 _RANDOM_FUNCTIONALS = frozenset({"gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"})
-_DROPOUT_FUNCTIONALS = frozenset(
-    {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+_DROPOUT_FUNCTIONALS = words(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu multi_head_attention_forward"
 )
 _PYTHON_MODULES = (
     "torch.nn.functional",
     "torch.functional",
     "torch.signal.windows.windows",
     "torch._jit_internal",
-    "torch._tensor",
     "torch.overrides",
 )
 
@@ -159,8 +157,10 @@ def _first_operand_view(node: Node) -> CallEffects:
 
 
 def _getitem_rule(node: Node) -> CallEffects:
-    """A slice is a view; an index that holds tensors may copy, and then it reads."""
-    if len(node.all_input_nodes) > 1:
+    """A slice is a view; an index that holds tensors, lists or truth values copies, and then it reads."""
+    index = node.args[1] if len(node.args) > 1 else None
+    steps = index if isinstance(index, tuple) else (index,)
+    if len(node.all_input_nodes) > 1 or any(isinstance(step, (list, bool)) for step in steps):
         return CallEffects(aliases=(_first_operand(node),))
     return _first_operand_view(node)
 
@@ -170,19 +170,10 @@ def _functional_rule(node: Node) -> CallEffects:
     name = name_of(node.target)
     given = _bound_arguments(node)
     source = _first_operand(node) or tuple(flat_nodes(node.kwargs.get("input")))
-    if name in ("batch_norm", "instance_norm") and not is_off(
-        given.get("training", given.get("use_input_stats", True))
-    ):
-        writes = tuple(flat_nodes([given.get("running_mean"), given.get("running_var")]))
-    elif name in ("embedding", "embedding_bag") and given.get("max_norm") is not None:
-        writes = tuple(flat_nodes(given.get("weight")))
-    else:
-        writes = source if given.get("inplace") else ()
-    probability = given.get("p", given.get("dropout_p", 1.0))
-    drops = name in _DROPOUT_FUNCTIONALS or name in ("multi_head_attention_forward", "rrelu")
-    random = name in _RANDOM_FUNCTIONALS or (
-        drops and not is_off(given.get("training", True)) and not is_off(probability)
-    )
+    writes = _written_by_functional(name, given, source)
+    drops = name in _DROPOUT_FUNCTIONALS
+    is_on = not is_off(given.get("training", True)) and not is_off(given.get("p", given.get("dropout_p", 1.0)))
+    random = name in _RANDOM_FUNCTIONALS or (drops and is_on)
     hands_back = bool(given.get("inplace")) or (drops and not random) or name.startswith("_")
     return CallEffects(
         writes=writes,
@@ -190,6 +181,15 @@ def _functional_rule(node: Node) -> CallEffects:
         random=random,
         reason=f"{name} writes {names_of(writes)}" if writes else f"{name} draws random numbers" if random else "",
     )
+
+
+def _written_by_functional(name: str, given: Mapping[str, Any], source: tuple[Node, ...]) -> tuple[Node, ...]:
+    if name in ("batch_norm", "instance_norm"):
+        learns = not is_off(given.get("training", given.get("use_input_stats", True)))
+        return tuple(flat_nodes([given.get("running_mean"), given.get("running_var")])) if learns else ()
+    if name in ("embedding", "embedding_bag") and given.get("max_norm") is not None:
+        return tuple(flat_nodes(given.get("weight")))
+    return source if given.get("inplace") else ()
 
 
 def _bound_arguments(node: Node) -> Mapping[str, Any]:
@@ -314,14 +314,11 @@ def _operator_rule(function: Any) -> Rule:
         return _getitem_rule
     if name == "pos":
         return _first_operand_rule
-    return (
-        _inplace_rule
-        if name.startswith("i") and hasattr(operator, f"__{name}__") and name not in _NOT_INPLACE
-        else PLAIN_RULE
-    )
+    in_place = name.startswith("i") and hasattr(operator, f"__{name}__") and name not in _NOT_IN_PLACE
+    return _inplace_rule if in_place else PLAIN_RULE
 
 
-_NOT_INPLACE = frozenset({"invert", "inv", "index", "is_", "is_not", "indexOf", "itemgetter"})
+_NOT_IN_PLACE = frozenset({"invert", "inv", "index", "is_", "is_not", "indexOf", "itemgetter"})
 
 
 def _builtin_rule(function: Any) -> Rule | None:
@@ -337,30 +334,38 @@ def _builtin_rule(function: Any) -> Rule | None:
 
 def _torch_function_rule(function: Any) -> Rule | None:
     """The rule of a function of torch that is no operator object: by its schemas, or by its Python signature."""
-    name = name_of(function)
-    if not _module_of(function).startswith("torch"):
-        overloads = _schema_overloads(function)
-        return overloads_rule(overloads[0]._schema.name.partition("::")[2], overloads) if overloads else None
-    if name in _BATCHING:
-        return _first_operand_view
+    name, module = name_of(function), _module_of(function)
+    if not module.startswith("torch"):
+        return _schema_rule(function)
+    if (rule := _special_rule(name)) is not None:
+        return rule
     if (region := _region_of(function)) is not None:
         return functools.partial(_region_rule, *region)
+    if module == "torch._tensor":
+        return _method_rule(name)
+    is_python = module in _PYTHON_MODULES and not inspect.isbuiltin(function)
+    if module == "torch.masked._ops" or (is_python and name in UNANNOTATED_VIEWS):
+        return aliasing_rule
+    if (rule := _schema_rule(function)) is not None:
+        return rule
+    if is_python:
+        return _functional_rule
+    return aliasing_rule if name in ("tensor", "as_tensor", "from_numpy", "asarray") else None
+
+
+def _special_rule(name: str) -> Rule | None:
+    if name in _BATCHING:
+        return _first_operand_view
     if name in WORLD_NAMES:
         return _world_rule
     if name in _SEEDS:
         return _seed_rule
-    if name.startswith(("sym_", "_sym_")):
-        return NO_TENSOR_RULE
-    if _module_of(function) == "torch.masked._ops":
-        return aliasing_rule
-    if _module_of(function) in _PYTHON_MODULES and not inspect.isbuiltin(function):
-        if name in UNANNOTATED_VIEWS:
-            return aliasing_rule
-        overloads = _schema_overloads(function)
-        return overloads_rule(name, overloads) if overloads else _functional_rule
-    if overloads := _schema_overloads(function):
-        return overloads_rule(overloads[0]._schema.name.partition("::")[2], overloads)
-    return aliasing_rule if name in ("tensor", "as_tensor", "from_numpy", "asarray") else None
+    return NO_TENSOR_RULE if name.startswith(("sym_", "_sym_")) else None
+
+
+def _schema_rule(function: Any) -> Rule | None:
+    overloads = _schema_overloads(function)
+    return overloads_rule(overloads[0]._schema.name.partition("::")[2], overloads) if overloads else None
 
 
 def _schema_overloads(function: Any) -> list[OpOverload]:
