@@ -16,7 +16,6 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from fxpasses.partitioners.matching import (
     Pattern,
@@ -28,6 +27,7 @@ from fxpasses.partitioners.matching import (
     maybe,
     value,
 )
+from fxpasses.partitioners.matching.conditions import tensor_of
 from fxpasses.passes.fused_ops import linear_gelu, silu_mul
 from fxpasses.passes.rewriting.rule_sets import Rule, RuleSet
 
@@ -54,16 +54,12 @@ def transformer_rules() -> RuleSet:
 
 
 # ---------------------------------------------------------------------------------------------------- questions
-def _val(node: Any) -> Any:
-    return node.meta.get("val") if isinstance(node, Node) else None
-
-
 def _shape(node: Any) -> tuple[Any, ...]:
-    return tuple(getattr(_val(node), "shape", ()))
+    return tuple(getattr(tensor_of(node), "shape", ()))
 
 
 def _dtype(node: Any) -> Any:
-    return getattr(_val(node), "dtype", None)
+    return getattr(tensor_of(node), "dtype", None)
 
 
 def _is_last(dims: Any, node: Any) -> bool:
@@ -115,10 +111,8 @@ def attention_rule() -> Rule:
     The scale may be a product, a quotient or missing; mask, cast and switched-off dropout may be missing.
     """
     q, k, v = value("q"), value("k"), value("v")
-    turned = either(
-        call(aten.transpose.int, k, literal("turn_a"), literal("turn_b")),
-        call(aten.permute.default, k, literal("turn")),
-    )
+    swapped = call(aten.transpose.int, k, literal("turn_a"), literal("turn_b"))
+    turned = either(swapped, call(aten.permute.default, k, literal("turn")), call(aten.mT.default, k))
     scores = _product(q, turned, "scores")
     scaled = either(
         call(aten.mul.Tensor, scores, literal("times")),

@@ -1,4 +1,4 @@
-"""Ready rules on exported Llama, BERT and a residual net: counts, outputs, metadata, a second run that finds nothing."""
+"""Ready rules on exported Llama, BERT and a residual net: counts, outputs, metadata, and a second run."""
 
 import functools
 

@@ -13,8 +13,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fxpasses.errors import PatternError
 from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.partitioners.matching.literals import show
+from fxpasses.submodules import get_attribute
 
-__all__ = ["Condition", "conditions_from", "names_no_method"]
+__all__ = ["Condition", "conditions_from", "names_no_method", "tensor_of"]
 
 
 @attrs.frozen
@@ -26,13 +27,15 @@ class Condition:
         raise NotImplementedError
 
 
-def _tensor_of(value: Any) -> Any:
-    """What is known about the tensor that a node holds; None if nothing is."""
+def tensor_of(value: Any) -> Any:
+    """What is known about the tensor that a node holds (a fake or real tensor, or its metadata); None if nothing is."""
     if not isinstance(value, Node):
         return None
     known = value.meta.get("val")
     if known is None:
         known = value.meta.get("tensor_meta")
+    if known is None and value.op == "get_attr" and value.graph.owning_module is not None:
+        known = get_attribute(value.graph.owning_module, str(value.target), None)
     return known if hasattr(known, "dtype") and hasattr(known, "shape") else None
 
 
@@ -49,7 +52,7 @@ class HasDtype(Condition):
     dtypes: tuple[torch.dtype, ...]
 
     def why_not(self, value: Any) -> str | None:
-        if (tensor := _tensor_of(value)) is None:
+        if (tensor := tensor_of(value)) is None:
             return _unknown(value)
         if tensor.dtype in self.dtypes:
             return None
@@ -63,7 +66,7 @@ class HasRank(Condition):
     ranks: tuple[int, ...]
 
     def why_not(self, value: Any) -> str | None:
-        if (tensor := _tensor_of(value)) is None:
+        if (tensor := tensor_of(value)) is None:
             return _unknown(value)
         rank = len(tensor.shape)
         return None if rank in self.ranks else f"rank is {rank}, not {' or '.join(map(str, self.ranks))}"
@@ -76,7 +79,7 @@ class HasShape(Condition):
     shape: tuple[Any, ...]
 
     def why_not(self, value: Any) -> str | None:
-        if (tensor := _tensor_of(value)) is None:
+        if (tensor := tensor_of(value)) is None:
             return _unknown(value)
         sizes = tuple(tensor.shape)
         if self._fits(sizes):
@@ -110,7 +113,7 @@ class OnDevice(Condition):
     devices: tuple[torch.device, ...]
 
     def why_not(self, value: Any) -> str | None:
-        device: torch.device | None = getattr(_tensor_of(value), "device", None)
+        device: torch.device | None = getattr(tensor_of(value), "device", None)
         if device is None:
             return _unknown(value)
         if any(device == d or (str(d) == device.type) for d in self.devices):
