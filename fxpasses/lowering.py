@@ -248,9 +248,12 @@ def _build(
     with clock.step("move and copy"):
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
         PlaceOnDevices(by_submodule)(parts.graph_module)
-        for submodule, device in by_submodule.items():
-            compile_part(parts.graph_module, submodule, device.backend)
     lowered = _lowered_module(parts, program)
+    compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
+    if compiled:
+        with clock.step("compile"):
+            for name, backend in compiled.items():
+                compile_part(lowered, name, backend)
     copies = _copy_rows(lowered, plan.topology)
     rows = _device_rows(plan, nodes, memory, load)
     lowered.program = program
