@@ -271,7 +271,7 @@ def call_alone(pass_: Any, subject: Any) -> PassResult:
             outcome = apply_pass(pass_, module, program, queue=queue)
             modified = is_modified(snapshot, module, outcome.graph_module)
             if modified:
-                mark_changed(queue, outcome.graph_module)
+                mark_changed(queue, module, snapshot, outcome.graph_module)
                 program = None if program is None else sync_program(program, outcome.graph_module)
         failed = False
     except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
@@ -295,7 +295,7 @@ def call_program_pass_alone(pass_: ExportedProgramPassBase, program: ExportedPro
             outcome = apply_pass(pass_, module, given, queue=queue)
             changed = is_modified(snapshot, module, outcome.graph_module)
             if changed:
-                mark_changed(queue, outcome.graph_module)
+                mark_changed(queue, module, snapshot, outcome.graph_module)
         failed = False
     except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
         raise as_pass_error(error, pass_) from cause_of(error)
@@ -311,9 +311,14 @@ def is_modified(snapshot: Snapshot, before: GraphModule, after: GraphModule) -> 
     return snapshot.changed() or (after is not before and not same_structure(before, after))
 
 
-def mark_changed(queue: RecompileQueue, module: GraphModule) -> None:
-    """Note every graph in ``module`` whose code is out of date."""
-    for inner in graphs_in(module):
+def mark_changed(queue: RecompileQueue, before: GraphModule, snapshot: Snapshot, after: GraphModule) -> None:
+    """Note every graph whose code may be out of date: the outer one, those that changed, and all of a new module."""
+    if after is not before:
+        changed = graphs_in(after)
+    else:
+        paths = {"", *snapshot.changed_paths()}
+        changed = [inner for path, inner in after.named_modules() if path in paths and isinstance(inner, GraphModule)]
+    for inner in changed:
         queue.mark(inner)
 
 

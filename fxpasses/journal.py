@@ -94,6 +94,10 @@ class Snapshot:
             return True
         return self._modules.changed() or any(state.changed() for state in self._graphs)
 
+    def changed_paths(self) -> list[str]:
+        """The paths of the graph modules whose own graph changed; new ones are not among them."""
+        return [state.path for state in self._graphs if state.changed()]
+
     def metadata_changed(self) -> bool:
         """Whether some ``node.meta``, ``graph_module.meta`` or the like was written since."""
         return self._modules.metadata_changed() or any(state.metadata_changed() for state in self._graphs)

@@ -532,3 +532,19 @@ def test_ensures_of_a_program_pass_sees_the_result():
             assert all(bool((constant == 2).all()) for constant in exported_program.constants.values())
 
     assert Empties()(exported(WithConstant(), torch.zeros(3))).modified
+
+
+def test_a_pass_by_itself_compiles_only_the_graphs_it_changed(monkeypatch):
+    module = exported(Branches(), torch.ones(3)).graph_module
+    compiled = []
+    real = fx.GraphModule.recompile
+    monkeypatch.setattr(fx.GraphModule, "recompile", lambda self: (compiled.append(self), real(self))[1])
+
+    def only_first_branch(graph_module):
+        if graph_module is module.true_graph_0:
+            relu_to_tanh(graph_module)
+
+    as_pass(only_first_branch)(module)
+
+    assert [module, module.true_graph_0] == compiled
+    assert "tanh" in module.true_graph_0.code

@@ -9,6 +9,8 @@ import tracemalloc
 import attrs
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase as TorchPassBase
 from torch.fx.passes.infra.pass_base import PassResult as TorchPassResult
@@ -987,3 +989,71 @@ def test_only_ops_in_a_manager_names_the_pass():
         PassManager(
             [swap(torch.relu, torch.tanh)], checks=[only_ops(denied=[torch.tanh])], run_checks_after_each_pass=True
         )(traced())
+
+
+# --- random edits ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def edits(draw):
+    """A pass that makes a few random edits, and may fail at the end."""
+    choices = draw(
+        st.lists(st.tuples(st.sampled_from(["swap", "bypass", "insert", "meta", "buffer"]), st.integers(0, 9)))
+    )
+    fails_at_end = draw(st.booleans())
+
+    def random_edits(graph_module):
+        for what, number in choices:
+            calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+            node = calls[number % len(calls)] if calls else None
+            if node is None or what == "buffer":
+                graph_module.register_buffer(f"extra_{number}", torch.ones(1))
+            elif what == "swap":
+                node.target = torch.tanh if len(node.args) == 1 else torch.sub
+            elif what == "bypass":
+                node.replace_all_uses_with(node.args[0])
+                graph_module.graph.erase_node(node)
+            elif what == "insert":
+                with graph_module.graph.inserting_after(node):
+                    new = graph_module.graph.call_function(torch.relu, (node,))
+                node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+            else:
+                node.meta["mark"] = [number]
+        if fails_at_end:
+            raise RuntimeError("at the end")
+
+    return random_edits
+
+
+def arithmetic():
+    return fx.symbolic_trace(lambda x: torch.add(torch.relu(x), torch.add(torch.relu(x), 1)))
+
+
+@given(st.lists(edits(), min_size=1, max_size=4))
+def test_random_edits_are_kept_whole_or_taken_back_whole(passes):
+    module = arithmetic()
+    module.recompile()
+    before = state(module)
+    try:
+        result = PassManager(passes)(module)
+    except PassError:
+        assert before == state(module)
+    else:
+        after = state(module)
+        text_nodes_tensors = [(found[0], found[3], found[4]) for found in (before, after)]
+        assert result.modified == (text_nodes_tensors[0] != text_nodes_tensors[1])
+        lint(module)
+        assert module.code == fx.GraphModule(module, module.graph).code
+        module(torch.ones(2))
+
+
+@given(st.lists(edits(), min_size=1, max_size=4))
+def test_skipping_gives_what_the_good_passes_alone_give(passes):
+    module, other = arithmetic(), arithmetic()
+    result = PassManager(passes, on_failure="skip")(module)
+    good = [pass_ for pass_, record in zip(passes, result.records, strict=True) if record.skipped is None]
+    PassManager(good)(other)
+
+    assert str(other.graph) == str(module.graph)
+    assert other.code == module.code
+    assert [node.meta for node in other.graph.nodes] == [node.meta for node in module.graph.nodes]
