@@ -146,8 +146,11 @@ class ExportPass(PassBase):
 
     @property
     def fake_tensor_mode(self) -> FakeTensorMode | None:
-        """The one mode that the program's fake values live in."""
-        return run_of(self).mode
+        """The one mode that the program's fake values live in; None while the pass is not running."""
+        try:
+            return run_of(self).mode
+        except ExportPassBaseError:
+            return None
 
     @property
     def node_debug_str(self) -> str | None:
