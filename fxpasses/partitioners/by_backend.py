@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
@@ -144,7 +144,7 @@ def partition_for_backends(
         rest = [node.op in CALLS and number not in owned for number, node in enumerate(dependencies.nodes)]
         draft = draft_around(dependencies, rest, [part for _, part in parts], CapabilityOptions(keep_regions=False))
         parts.extend((fallback, part) for part in draft.parts)
-    return _named(dependencies, parts, fallback, declined)
+    return _named(root.graph, dependencies, parts, fallback, declined)
 
 
 def _checked_priority(supports: Mapping[str, Any], priority: Sequence[str] | None, fallback: str | None) -> list[str]:
@@ -240,6 +240,7 @@ def _weight(node: Node) -> int:
 
 
 def _named(
+    graph: Graph,
     dependencies: Dependencies,
     parts: Sequence[tuple[str, list[int]]],
     fallback: str | None,
@@ -267,9 +268,7 @@ def _named(
         for node in dependencies.nodes
         if node.op in CALLS and node not in partition_of
     }
-    assignment = Assignment(
-        dependencies.nodes[0].graph, partition_of, tuple(backends), reasons, dependencies=dependencies
-    )
+    assignment = Assignment(graph, partition_of, tuple(backends), reasons, dependencies=dependencies)
     return BackendAssignment(assignment, backends, fallback, declined)
 
 

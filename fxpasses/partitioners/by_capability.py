@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperatorSupportBase
 
@@ -72,7 +73,7 @@ class Partition:
 
 
 def partition_by_capability(
-    graph_module: GraphModule,
+    graph_module: GraphModule | ExportedProgram,
     operator_support: Any,
     options: CapabilityOptions | None = None,
     *,
@@ -103,7 +104,7 @@ class CapabilityBasedPartitioner:
     """Propose and fuse groups of supported nodes.
 
     Args:
-        graph_module: The graph.
+        graph_module: The graph. Of an exported program, ``.module()`` is partitioned; the program stays as it is.
         operator_support: An object with ``is_node_supported(submodules, node)``; asked once about each call.
         allows_single_node_partition: Whether a part may consist of one call.
         non_compute_ops: Names of functions that do not count as calls, beside views and getitem.
@@ -117,7 +118,7 @@ class CapabilityBasedPartitioner:
 
     def __init__(
         self,
-        graph_module: GraphModule,
+        graph_module: GraphModule | ExportedProgram,
         operator_support: _TorchOperatorSupportBase,
         allows_single_node_partition: bool = False,
         non_compute_ops: Sequence[str] | None = None,
@@ -126,7 +127,8 @@ class CapabilityBasedPartitioner:
         *,
         options: CapabilityOptions | None = None,
     ) -> None:
-        self.graph_module = check_graph_module(graph_module)
+        module = graph_module.module() if isinstance(graph_module, ExportedProgram) else graph_module
+        self.graph_module = check_graph_module(module)
         self.operator_support = check_support(operator_support)
         self.allows_single_node_partition = allows_single_node_partition
         self.non_compute_ops = list(non_compute_ops or ())
@@ -207,14 +209,17 @@ def _nodes_of(partition: Partition, place: int) -> list[Node]:
 
 
 def check_graph_module(graph_module: Any) -> GraphModule:
-    """Give the argument back if it is a GraphModule.
+    """Give the argument back if it is a GraphModule; of an exported program its graph module.
 
     Raises:
-        PartitionError: It is not (also a TypeError).
+        PartitionError: It is neither (also a TypeError).
     """
+    if isinstance(graph_module, ExportedProgram):
+        module: GraphModule = graph_module.graph_module
+        return module
     if not isinstance(graph_module, GraphModule):
         raise also_as(PartitionError, TypeError())(
-            f"a partitioner takes a torch.fx.GraphModule, not {type(graph_module).__name__}; "
-            "of an ExportedProgram give .graph_module or .module()"
+            f"a partitioner takes a torch.fx.GraphModule or an ExportedProgram, not {type(graph_module).__name__}; "
+            "capture the model with torch.export or torch.fx.symbolic_trace first"
         )
     return graph_module

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
@@ -51,7 +52,7 @@ class SourcePartition:
 
 
 def get_source_partitions(
-    graph: Graph | GraphModule,
+    graph: Graph | GraphModule | ExportedProgram,
     wanted_sources: Sequence[Any],
     filter_fn: Callable[[Node], bool] | None = None,
 ) -> dict[Any, list[SourcePartition]]:
@@ -69,7 +70,7 @@ def get_source_partitions(
     Returns:
         For each source that occurs its calls in graph order; a source that does not occur has no entry.
     """
-    graph = graph.graph if isinstance(graph, GraphModule) else graph
+    graph = graph if isinstance(graph, Graph) else graph.graph
     wanted = _Wanted(wanted_sources)
     root = graph.owning_module
     found: dict[Any, dict[Hashable, list[Node]]] = {}
@@ -90,7 +91,7 @@ def get_source_partitions(
 
 
 def get_module_partitions(
-    graph: Graph | GraphModule, modules: Sequence[str | nn.Module], *, root: nn.Module | None = None
+    graph: Graph | GraphModule | ExportedProgram, modules: Sequence[str | nn.Module], *, root: nn.Module | None = None
 ) -> dict[Any, list[SourcePartition]]:
     """Find the calls of single modules, by path or by instance.
 
@@ -105,7 +106,7 @@ def get_module_partitions(
     Raises:
         PartitionError: An instance is not a submodule of the root.
     """
-    graph = graph.graph if isinstance(graph, GraphModule) else graph
+    graph = graph if isinstance(graph, Graph) else graph.graph
     owner = graph.owning_module
     names = {id(module): path for path, module in (root or owner or nn.Module()).named_modules()}
     by_path: dict[str, str | nn.Module] = {}

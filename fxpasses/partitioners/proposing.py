@@ -197,7 +197,10 @@ def _is_wholly_supported(graph_module: GraphModule, verdicts: Verdicts) -> bool:
     """Whether all calls are supported, the output uses one of them, and no tuple comes from a placeholder."""
     if verdicts.reasons or not verdicts.supported:
         return False
-    if any(is_getitem(node) and node.all_input_nodes[0].op not in CALLS for node in verdicts.supported):
+    if any(
+        is_getitem(node) and any(used.op not in CALLS for used in node.all_input_nodes[:1])
+        for node in verdicts.supported
+    ):
         return False
     outputs = graph_module.graph.find_nodes(op="output")
     return any(used in verdicts.supported for node in outputs for used in node.all_input_nodes)
@@ -217,7 +220,7 @@ def _groups(dependencies: Dependencies, options: CapabilityOptions, supported: S
     if options.partial_groups:
         able = [tuple(number for number in group.members if supported[number]) for group in groups]
         groups = [attrs.evolve(group, members=left) for group, left in zip(groups, able, strict=True) if len(left) > 1]
-    if options.keep_patterns:
+    if options.keep_patterns and dependencies.nodes:
         from .by_pattern import match_groups  # here: only callers with patterns pay for the matcher
 
         matches = match_groups(dependencies.nodes[0].graph, options.keep_patterns)
@@ -245,7 +248,7 @@ def _best_draft(
     Torch groups the elements of a tuple like any other node and moves them to their producer afterwards. Taking both as
     one unit from the start can only need fewer groups, but groups differently.
     """
-    candidates = []
+    candidates: list[tuple[Draft, Units]] = []
     moved = False
     if not groups:
         units = form_units(dependencies, supported)
@@ -254,17 +257,42 @@ def _best_draft(
         moved = draft is not grouped
         if not moved or group_order(dependencies, _labels_of(dependencies, draft), len(draft.parts)) is not None:
             candidates.append((draft, units))
+    has_torchs = bool(candidates)
     if moved or not candidates:
         units = form_units(dependencies, supported, groups, followers)
         candidates.append((_group(dependencies, units, options), units))
+        if options.horizontal and not options.fewer_borders:
+            candidates.append((_group(dependencies, units, attrs.evolve(options, fewer_borders=True)), units))
     if not keep_dead:
         candidates = [(drop_dead(dependencies, draft), units) for draft, units in candidates]
     drafts = [_give_up(dependencies, draft, units, options, size_rule) for draft, units in candidates]
-    best, *others = drafts
-    for draft in others:
-        if draft.covered >= best.covered and len(draft.parts) <= len(best.parts):
-            best = draft if (draft.covered, -len(draft.parts)) > (best.covered, -len(best.parts)) else best
+    return _best_of(dependencies, drafts, has_torchs)
+
+
+def _best_of(dependencies: Dependencies, drafts: Sequence[Draft], has_torchs: bool) -> Draft:
+    """The draft that covers most in fewest parts; of equals torch's (the first), else what exports least."""
+    best = drafts[0]
+    for draft in drafts[1:]:
+        gained, saved = draft.covered - best.covered, len(best.parts) - len(draft.parts)
+        if gained < 0 or saved < 0:
+            continue
+        is_equal = gained == saved == 0
+        if not is_equal or (
+            not (has_torchs and best is drafts[0]) and _exported(dependencies, draft) < _exported(dependencies, best)
+        ):
+            best = draft
     return best
+
+
+def _exported(dependencies: Dependencies, draft: Draft) -> int:
+    """How many values of parts are used outside of their part."""
+    home = _labels_of(dependencies, draft)
+    position = dependencies.position
+    return sum(
+        any(home[position[user]] != place for user in dependencies.nodes[number].users)
+        for place, part in enumerate(draft.parts)
+        for number in part
+    )
 
 
 def _group(dependencies: Dependencies, units: Units, options: CapabilityOptions) -> Draft:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from partition_graphs import chain_of, long_chain, named, names_in, random_dag, supports, supports_nodes, trace
 from programs import observe, random_program, same
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
 
 from fxpasses.errors import CycleError, PartitionError
@@ -34,6 +35,7 @@ from fxpasses.partitioners import (
     create_op_support,
     fuse_by_partitions,
     partition_by_capability,
+    partition_for_backends,
     topo_sort,
     validate_partition,
 )
@@ -629,19 +631,49 @@ def test_fuse_refuses_overlaps_and_cycles() -> None:
 
 
 def test_refuses_what_is_no_graph_module() -> None:
-    """A partitioner wants a GraphModule and says how to get one from an exported program."""
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-
+    """A partitioner wants a captured model and says how to get one; fusing wants its own list type."""
     with pytest.raises(PartitionError) as caught:
-        CapabilityBasedPartitioner(program, AddMulSupport())
+        CapabilityBasedPartitioner(torch.nn.ReLU(), AddMulSupport())
     with pytest.raises(PartitionError, match=r"^partition 0 is 3; it must be a Partition"):
         CapabilityBasedPartitioner(chain_of(torch.sin), AddMulSupport()).fuse_partitions([3])
 
     assert isinstance(caught.value, TypeError)
     assert str(caught.value) == (
-        "a partitioner takes a torch.fx.GraphModule, not ExportedProgram; of an ExportedProgram give "
-        ".graph_module or .module()"
+        "a partitioner takes a torch.fx.GraphModule or an ExportedProgram, not ReLU; "
+        "capture the model with torch.export or torch.fx.symbolic_trace first"
     )
+
+
+def test_takes_every_kind_of_graph() -> None:
+    """Exported programs, their modules and graph modules, traces and make_fx graphs are all partitioned."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1) * 2
+
+    x = torch.ones(2)
+    program = torch.export.export(Model(), (x,))
+    everything = create_op_support(lambda submodules, node: node.op == "call_function")
+    kinds = [program, program.module(), program.graph_module, torch.fx.symbolic_trace(Model()), make_fx(Model())(x)]
+
+    proposed = [partition_by_capability(kind, everything) for kind in kinds]
+    fused = CapabilityBasedPartitioner(program, everything).partition_and_fuse()
+
+    assert [[2]] * 5 == [[len(part) for part in assignment.partitions.values()] for assignment in proposed]
+    assert torch.equal(fused(x), Model()(x))
+    assert "add" in {node.name for node in program.graph.nodes}
+
+
+def test_graphs_without_calls() -> None:
+    """An empty graph, and one that only returns something, have no parts, and fusing leaves them alone."""
+    empty = GraphModule(torch.nn.Module(), torch.fx.Graph())
+    everything = create_op_support(lambda submodules, node: True)
+
+    for module in (empty, chain_of()):
+        assert CapabilityBasedPartitioner(module, everything).propose_partitions() == []
+        assert partition_for_backends(module, {"npu": everything}).assignment.order == ()
+        assert partition_by_capability(module, everything, CapabilityOptions(min_block_size=3)).order == ()
+        assert CapabilityBasedPartitioner(module, everything).partition_and_fuse() is module
 
 
 def test_many_partitions_are_fused_in_linear_time() -> None:
