@@ -48,6 +48,7 @@ __all__ = [
 
 
 _MISSING: Any = object()
+_OPS = ("call_function", "call_method", "call_module", "get_attr", "placeholder", "output")
 
 
 def create_node(
@@ -78,12 +79,23 @@ def create_node(
         The new node.
 
     Raises:
-        GraphError: An argument belongs to another graph, or was erased; a named attribute is not there.
+        GraphError: An argument belongs to another graph, was erased, or stands further down; a named attribute is not
+            there; there is no such kind of node.
         FakeValueError: The operator does not fit its arguments; the graph is left as it was.
     """
     _check_arguments(graph, target, args, kwargs or {})
+    _check_kind(op, target)
     _check_target(graph, op, target)
     node = graph.create_node(op, target, tuple(args), dict(kwargs or {}), name=name)
+    late = [each for each in node.all_input_nodes if not each < node]
+    if late:
+        graph.erase_node(node)
+        raise GraphError(
+            f"cannot create a node for {getattr(target, '__name__', target)} here: its argument {late[0].name!r} "
+            "stands further down; insert it after that",
+            node=late[0],
+            pass_name=current_pass(),
+        )
     if replaces:
         merge_provenance(node, replaces)
     else:
@@ -308,6 +320,19 @@ def _check_arguments(graph: Graph, target: Any, args: Any, kwargs: Any) -> None:
         return node
 
     map_arg((tuple(args), dict(kwargs)), check)
+
+
+def _check_kind(op: str, target: Any) -> None:
+    if op not in _OPS:
+        raise GraphError(f"{op!r} is no kind of node; there are {', '.join(_OPS)}", pass_name=current_pass())
+    if op == "call_function" and not callable(target):
+        raise GraphError(
+            f"a call_function node calls a function, and {target!r} is a {type(target).__name__}; "
+            "methods are called by call_method, submodules by call_module",
+            pass_name=current_pass(),
+        )
+    if op != "call_function" and not isinstance(target, str):
+        raise GraphError(f"the target of a {op} node is a name, not {target!r}", pass_name=current_pass())
 
 
 def _check_target(graph: Graph, op: str, target: Any) -> None:

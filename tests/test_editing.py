@@ -127,6 +127,26 @@ def test_a_get_attr_of_nothing_is_refused() -> None:
         create_node(graph_module.graph, "get_attr", "weight")
 
 
+def test_impossible_nodes_are_refused_with_a_sentence() -> None:
+    """A wrong kind, a target that does not go with it, and an argument that stands too late."""
+    graph = program().graph
+    relu, late = node_named(graph, "relu"), node_named(graph, "relu_1")
+    before = str(graph)
+
+    with pytest.raises(
+        GraphError, match=re.escape("'nonsense' is no kind of node; there are call_function, call_method")
+    ):
+        create_node(graph, "nonsense", "relu", (relu,))
+    with pytest.raises(GraphError, match=re.escape("a call_function node calls a function, and 'relu' is a str")):
+        create_node(graph, "call_function", "relu", (relu,))
+    with pytest.raises(GraphError, match=re.escape("the target of a call_method node is a name, not <built-in")):
+        create_node(graph, "call_method", torch.relu, (relu,))
+    with pytest.raises(GraphError, match=re.escape("its argument 'relu_1' stands further down; insert it after that")):
+        insert_after(relu, aten.neg.default, (late,))
+
+    assert before == str(graph)
+
+
 # --- replacing ---
 
 
