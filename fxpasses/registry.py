@@ -35,7 +35,7 @@ from fxpasses import naming
 from fxpasses.arguments import REQUIRED
 from fxpasses.errors import FxPassesError, InputError, PipelineError, PipelineSyntaxError
 from fxpasses.pass_base import ExportedProgramPassBase, FunctionPass, PassBase
-from fxpasses.pipeline_text import (
+from fxpasses.pipeline_grammar import (
     OptionText,
     PassText,
     kebab_case,

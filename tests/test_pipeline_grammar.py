@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
-from fxpasses.pipeline_text import (
+from fxpasses.pipeline_grammar import (
     Group,
     OptionText,
     PassText,
