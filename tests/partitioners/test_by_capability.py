@@ -225,9 +225,9 @@ def test_complaint_02_proposals_are_fast(size: int, unsupported: int, seconds: f
     module = GraphModule(torch.nn.Module(), graph)
     verdicts = {node: place % (size // unsupported) != 0 for place, node in enumerate(values[1:])}
 
-    start = time.perf_counter()
+    start = time.process_time()
     partitions = CapabilityBasedPartitioner(module, supports_nodes(verdicts)).propose_partitions()
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
 
     assert len(partitions) == unsupported
     assert elapsed < seconds
@@ -682,11 +682,11 @@ def test_many_partitions_are_fused_in_linear_time() -> None:
     def seconds(length: int) -> float:
         module, support = long_chain(length)
         partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-        start = time.perf_counter()
+        start = time.process_time()
         partitioner.partition_and_fuse()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(100)
-    small, large = min(seconds(500) for _ in range(2)), seconds(2_000)
+    small, large = (min(seconds(length) for _ in range(2)) for length in (500, 2_000))
 
-    assert large < 12 * small
+    assert large < 16 * small
