@@ -174,7 +174,9 @@ def _contiguous_sequence(plan: Plan, keep_order: bool) -> list[int | Node] | Non
 
 
 def _is_pick(node: Node) -> bool:
-    return getattr(node.target, "__name__", None) == "getitem" and len(node._input_nodes) == 1
+    """Whether a node picks an element or a view, which is the same before and after a write; a copy is not."""
+    is_getitem = getattr(node.target, "__name__", None) == "getitem"
+    return is_getitem and len(node._input_nodes) == 1 and isinstance(node.args[1], (int, str, slice))
 
 
 def _ordered_sequence(plan: Plan, keep_order: bool, dependencies: Dependencies | None) -> list[int | Node]:

@@ -287,7 +287,10 @@ def _replace_by_calls(plan: Plan, always_return_tuple: bool) -> None:
     if plan.regions and order:
         _rewrite_markers(plan, order)
     for node in reversed(plan.nodes):
-        if node in plan.home or (node in plan.constant_users and not node.users):
+        if node.op == "get_attr":
+            if node in plan.constant_users and not node.users:
+                graph.erase_node(node)
+        elif node in plan.home:
             graph.erase_node(node)
 
 

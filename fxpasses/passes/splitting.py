@@ -186,8 +186,10 @@ def _as_split(plan: Plan, top: _TopLevel, assignment: Assignment | Grouping, par
         if part.module is not None:
             origins.update((part.copies[node], node) for node in (*part.nodes, *part.constants, *part.remade))
     written = [(node, copy) for node, copy in top.environment.items() if isinstance(node, Node)]
-    own = [(node, copy) for node, copy in written if node not in plan.home or node in plan.remade]
-    origins.update((copy, node) for node, copy in own if isinstance(copy, Node))
+    for node, copy in written:
+        is_own = node not in plan.home or node in plan.remade or node.op == "get_attr"
+        if is_own and isinstance(copy, Node):
+            origins[copy] = node
     return Split(top.module, assignment, part_names, original, origins, plan.graph_module)
 
 

@@ -163,6 +163,21 @@ def test_complaint_08_getitem_goes_with_its_producer():
     torch.testing.assert_close(source(torch.arange(4.0)), [torch.tensor([1.0, 2]), torch.tensor([3.0, 4])])
 
 
+def test_constants_that_are_named_in_a_partition_go_inside():
+    """A get_attr node of a partition is read inside; one that is used outside, too, is read on both sides."""
+    source = SHAPES["Parameters"].capture()
+    x = torch.rand(4, 4)
+    expected = source(x)
+    weight = source.graph.find_nodes(op="get_attr")[0]
+    first = weight.next
+    fuse_by_partitions(source, [[weight, first]])
+    source.recompile()
+
+    assert [torch.equal(source.weight, source.fused_0.weight)] == [True]
+    assert ["x"] == [node.name for node in source.fused_0.graph.find_nodes(op="placeholder")]
+    torch.testing.assert_close(source(x), expected)
+
+
 def test_a_part_without_uses_is_known_to_be_dead_or_not():
     """Dead-code elimination drops a fused part that only computes, and keeps one that writes."""
 
