@@ -79,7 +79,6 @@ WORLD_NAMES = words(
     _assert _print sym_constrain_range sym_constrain_range_for_size _functional_sym_constrain_range
     _functional_sym_constrain_range_for_size _check _check_is_size _check_index _check_value _check_type
     _check_with _check_tensor_all _record_function_enter _record_function_enter_new _record_function_exit
-   
     """
 )
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"})

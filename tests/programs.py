@@ -30,7 +30,7 @@ Runner = Callable[[Any], Any]
 class Holder(nn.Module):
     """The attributes that programs use: a buffer, a view of it, a parameter tied to another, and modules with state."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bodies: bool = False) -> None:
         super().__init__()
         self.register_buffer("state", torch.arange(6.0).reshape(2, 3) / 7)
         self.register_buffer("state_row", self.state[0])
@@ -40,6 +40,22 @@ class Holder(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.relu = nn.ReLU(inplace=True)
         self.norm.requires_grad_(False)
+        for name, write in _BODY_WRITERS.items() if bodies else ():
+            self.add_module(f"body_{name}", _body(write))
+
+
+def _body(write: Callable[[Graph, Node], Node]) -> GraphModule:
+    graph = Graph()
+    graph.output((write(graph, graph.placeholder("y")),))
+    return GraphModule(nn.Module(), graph)
+
+
+_BODY_WRITERS: dict[str, Callable[[Graph, Node], Node]] = {
+    "pure": lambda graph, y: graph.call_method("cos", (y,)),
+    "writing": lambda graph, y: graph.call_method("sin", (graph.call_method("add_", (y, 1)),)),
+    "random": lambda graph, y: graph.call_function(torch.rand_like, (y,)),
+    "scratch": lambda graph, y: graph.call_method("mul_", (graph.call_method("clone", (y,)), 2)),
+}
 
 
 @attrs.frozen
@@ -58,9 +74,9 @@ class Program:
 class _Writer:
     """Writes a program node by node and keeps the real value of each."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, holder: Holder) -> None:
         self.rng = rng
-        self.holder = Holder()
+        self.holder = holder
         self.graph = Graph(self.holder)
         self.values: dict[Node, Any] = {}
         self.mode = FakeTensorMode()
@@ -214,6 +230,29 @@ def _autocast(writer: _Writer) -> None:
     writer.call("call_function", torch.amp.autocast_mode._exit_autocast, (enter,))
 
 
+def _branch(writer: _Writer) -> None:
+    """A ``cond`` between two bodies, whose effects are those of both."""
+    names = [f"body_{writer.rng.choice(list(_BODY_WRITERS))}" for _ in range(2)]
+    bodies = [writer.call("get_attr", name, ()) for name in names]
+    args = (writer.rng.random() < 0.5, *bodies, (writer.pick(),))
+    if (result := writer.call("call_function", torch.ops.higher_order.cond, args)) is not None:
+        writer.call("call_function", operator.getitem, (result, 0))
+
+
+def _inner(writer: _Writer) -> None:
+    name = f"body_{writer.rng.choice(list(_BODY_WRITERS))}"
+    if (result := writer.call("call_module", name, (writer.pick(),))) is not None:
+        writer.call("call_function", operator.getitem, (result, 0))
+
+
+def _grad_mode(writer: _Writer) -> None:
+    writer.call("call_function", torch._C._set_grad_enabled, (False,))
+    _unary(writer)
+    writer.call("call_function", torch._C._set_grad_enabled, (True,))
+
+
+NESTED_STEPS: dict[str, Callable[[_Writer], None]] = {"branch": _branch, "inner": _inner, "grad_mode": _grad_mode}
+"""Steps that are taken only when asked for: ``steps=(*STEPS, *NESTED_STEPS)``."""
 STEPS: dict[str, Callable[[_Writer], None]] = {
     "unary": _unary,
     "binary": _binary,
@@ -239,11 +278,12 @@ def random_program(
     Args:
         rng: A random number generator, such as ``st.randoms(use_true_random=False)`` draws, or a seed.
         size: How many steps to take; a step is a node or a few.
-        steps: Which kinds of steps to take; names of ``STEPS``.
+        steps: Which kinds of steps to take; names of ``STEPS`` and ``NESTED_STEPS``.
         outputs: How many values to give back at most.
     """
     rng = random.Random(rng) if isinstance(rng, int) else rng
-    writer = _Writer(rng)
+    nested = not NESTED_STEPS.keys().isdisjoint(steps)
+    writer = _Writer(rng, Holder(bodies=nested))
     inputs = tuple(torch.arange(6.0).reshape(2, 3) / 5 - shift for shift in (0.3, 0.9)[: rng.randint(1, 2)])
     for index, tensor in enumerate(inputs):
         node = writer.graph.placeholder(f"x{index}")
@@ -251,10 +291,10 @@ def random_program(
         node.meta["val"] = _shadow(writer.mode, tensor)
     weights = [_WEIGHTS.get(step, 1) for step in steps]
     for step in rng.choices(list(steps), weights, k=size):
-        STEPS[step](writer)
+        (STEPS | NESTED_STEPS)[step](writer)
     found = writer.tensors()
     writer.graph.output(tuple(rng.sample(found, min(outputs, len(found)))))
-    return Program(GraphModule(Holder(), writer.graph), inputs)
+    return Program(GraphModule(Holder(bodies=nested), writer.graph), inputs)
 
 
 def observe(graph_module: nn.Module, inputs: Sequence[Any], seed: int = 0) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from programs import observe, random_program, reorder, same
+from programs import NESTED_STEPS, STEPS, observe, random_program, reorder, same
 from torch import nn
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
@@ -1106,6 +1106,19 @@ def test_complaint_01_random_programs_equal_eager_after_random_legal_reorderings
     expected = observe(program.graph_module, program.inputs)
     order = legal_order(program.graph_module, random.Random(seed))
 
+    assert same(expected, observe(reorder(program.graph_module, order), program.inputs))
+
+
+@settings(max_examples=EXAMPLES // 10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_complaint_22_random_programs_with_bodies_equal_eager_in_every_legal_order(seed: int) -> None:
+    program = random_program(seed, size=8, steps=(*STEPS, *NESTED_STEPS))
+    expected = observe(program.graph_module, program.inputs)
+
+    for tidy in (EliminateDeadCode(attributes=False), CSEPass()):
+        other = random_program(seed, size=8, steps=(*STEPS, *NESTED_STEPS))
+        assert same(expected, observe(tidy(other.graph_module).graph_module, other.inputs))
+    order = legal_order(program.graph_module, random.Random(seed))
     assert same(expected, observe(reorder(program.graph_module, order), program.inputs))
 
 
