@@ -1,0 +1,160 @@
+"""Which device runs what: every tensor once, budgets kept, balanced, and a sentence where it cannot be."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from lowering_models import Mlp, chain_program
+from torch import Tensor, nn
+
+from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
+from fxpasses.partitioners.by_device import place_by_device, predict_times
+from fxpasses.units import KiB, MiB
+
+
+class ScaledBlock(nn.Module):
+    """Two linear layers beside a buffer of the block itself, which device maps by module tend to lose."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.register_buffer("layer_scalar", torch.full((1,), 0.5))
+        self.register_buffer("offset", torch.ones(width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(x))) * self.layer_scalar + self.offset
+
+
+def module_of(model: nn.Module, *args: Tensor) -> torch.fx.GraphModule:
+    return torch.export.export(model, args).module(check_guards=False)
+
+
+def test_every_tensor_is_placed_exactly_once_and_budgets_are_kept() -> None:
+    """Complaint 24: parameters, buffers persistent or not, and root parameters are all on a device, none twice."""
+    model = nn.Sequential(*(ScaledBlock(64) for _ in range(4))).eval()
+    x = torch.randn(2, 64)
+
+    lowered = lower(model, (x,), devices=fake_devices(3, memory=60 * KiB))
+
+    wanted = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    held = Counter(
+        lowered.qualified_names[f"{part}.{name}"]
+        for part in lowered.submodule_of.values()
+        for name, _ in (
+            *lowered.get_submodule(part).named_parameters(),
+            *lowered.get_submodule(part).named_buffers(),
+        )
+    )
+    assert wanted == set(held)
+    assert {1} == set(held.values())
+    assert all(row.peak_bytes <= 60 * KiB for row in lowered.report.devices)
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_a_gpt2_in_four_stages_is_balanced_within_a_tenth_of_the_ideal() -> None:
+    """Complaint 26: the cut follows operators, embeddings and output layer included, not a count of blocks."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=64, n_layer=12, n_head=4, vocab_size=300, n_positions=32, use_cache=False)
+    model = GPT2LMHeadModel(config).eval()
+    program = torch.export.export(model, (torch.randint(0, 300, (2, 32)),))
+    graph_module = program.module(check_guards=False)
+    devices = fake_devices(4, flops=1e9)
+
+    placement = place_by_device(graph_module, devices, objective="throughput")
+
+    alone = place_by_device(graph_module, devices[:1]).seconds
+    assert 4 == len(placement.device_of)
+    assert max(placement.load.values()) <= 1.1 * alone / 4
+
+
+def test_the_predicted_times_are_those_of_the_parts_and_the_copies() -> None:
+    graph_module = module_of(Mlp(4), torch.randn(2, 64))
+    placement = place_by_device(graph_module, fake_devices(2, memory=40 * KiB))
+
+    seconds, load = predict_times(graph_module, placement.assignment, placement.device_of, placement.topology)
+
+    assert pytest.approx(placement.seconds) == seconds
+    assert set(load) == {"device0", "device1"}
+
+
+def test_the_fastest_device_runs_everything_when_it_fits() -> None:
+    graph_module = module_of(Mlp(4), torch.randn(2, 64))
+
+    placement = place_by_device(graph_module, fake_devices(3, flops=[1e9, 1e12, 1e10]))
+
+    assert ["device1"] == list(placement.device_of)
+    assert "the whole model fits device1" in placement.reasons["device1"]
+
+
+def test_a_reason_says_what_did_not_fit_and_what_crosses() -> None:
+    graph_module = module_of(Mlp(4), torch.randn(2, 64))
+
+    placement = place_by_device(graph_module, fake_devices(2, memory=40 * KiB))
+
+    first, second = placement.reasons.values()
+    assert "does not fit" in first
+    assert "where 512 B cross" in first
+    assert second.endswith("it ends with the model")
+
+
+def test_what_touches_one_storage_up_to_its_last_write_stays_on_one_device() -> None:
+    """Complaint 1: no cut separates a write from what it orders."""
+
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + 1
+            for _ in range(4):
+                y = y.clone()
+                view = y[0]
+                view.mul_(2)
+                y.add_(view.sum())
+            return y
+
+    graph_module = module_of(Writes(), torch.randn(3, 3))
+    assignment = place_by_device(graph_module, fake_devices(2), objective="throughput").assignment
+
+    for node in graph_module.graph.nodes:
+        if node in assignment.partition_of and "_" == str(node.target).split(".")[1][-1:]:
+            base = node.all_input_nodes[0]
+            assert assignment.partition_of[base] == assignment.partition_of[node]
+
+
+def test_an_objective_that_does_not_exist_lists_those_that_do() -> None:
+    with pytest.raises(
+        PlacementError, match=r"^There is no objective 'speed'; there are latency, throughput, mem"
+    ):
+        place_by_device(module_of(Mlp(1), torch.randn(2, 64)), fake_devices(1), objective="speed")  # type: ignore[arg-type]
+
+
+def test_memory_that_no_cut_can_keep_says_what_to_do() -> None:
+    graph_module = module_of(Mlp(3), torch.randn(2, 64))
+    devices = [Device("a", 30 * KiB), Device("b", 30 * KiB)]
+
+    with pytest.raises(
+        InfeasibleError, match=r"but no cut into runs of consecutive operators keeps every budget"
+    ):
+        place_by_device(graph_module, devices)
+
+
+def test_proposals_are_the_same_every_time() -> None:
+    graph_module = module_of(Mlp(6), torch.randn(2, 64))
+    cuts = [
+        [str(part) for part in place_by_device(graph_module, fake_devices(3), objective="throughput").device_of]
+        for _ in range(3)
+    ]
+
+    assert all(one == other for one, other in itertools.pairwise(cuts))
+
+
+def test_ten_thousand_operators_on_eight_devices_are_placed_in_proportion() -> None:
+    graph_module = chain_program(10_000).module(check_guards=False)
+
+    placement = place_by_device(graph_module, fake_devices(8, memory=MiB), objective="throughput")
+
+    loads = list(placement.load.values())
+    assert max(loads) <= 1.05 * sum(loads) / 8
