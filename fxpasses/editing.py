@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx.traceback import NodeSourceAction
 
 from fxpasses.errors import CycleError, FakeValueError, GraphError
-from fxpasses.metadata import current_pass, merge_provenance, value_of
+from fxpasses.metadata import TRACE_KEYS, current_pass, merge_provenance, source_of, value_of
 from fxpasses.submodules import extract_submodule, get_attribute, inline_submodule
 from fxpasses.values import (
     compute_value,
@@ -48,6 +49,7 @@ __all__ = [
 
 
 _MISSING: Any = object()
+_NEAR = 8  # how far a node without computed inputs looks for a neighbour: graphs of plain torch.fx have none at all
 _OPS = ("call_function", "call_method", "call_module", "get_attr", "placeholder", "output")
 
 
@@ -458,20 +460,30 @@ def _check_order(graph: Graph, moving: Sequence[Node], first: Node) -> None:
 
 
 def _inherit_place(node: Node) -> None:
-    """Metadata for a node that replaces nothing: it lies where the last of its inputs lies."""
-    for source in reversed(node.all_input_nodes):
-        if source.op in ("placeholder", "get_attr") or "stack_trace" not in source.meta:
-            continue
-        for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+    """Metadata for a node that replaces nothing: it lies where the last of its inputs lies, or beside its neighbour."""
+    if node.op not in ("placeholder", "output", "get_attr") and (source := _neighbour_of(node)) is not None:
+        for key in TRACE_KEYS:
             if (entry := source.meta.get(key)) is not None:
                 node.meta.setdefault(key, entry.copy() if isinstance(entry, (dict, list)) else entry)
-        break
     if node.all_input_nodes:
-        from torch.fx.traceback import NodeSourceAction
-
-        from fxpasses.metadata import source_of
-
         node.meta["from_node"] = [source_of(node.all_input_nodes[-1], action=NodeSourceAction.CREATE)]
+
+
+def _neighbour_of(node: Node) -> Node | None:
+    """The computed input that says where it comes from; else the next such node below, or above."""
+    for source in reversed(node.all_input_nodes):
+        if _says_its_place(source):
+            return source
+    below = node.next
+    for _ in range(_NEAR):
+        if _says_its_place(below) or below.op in ("root", "output"):
+            break
+        below = below.next
+    return next((each for each in (below, node.prev) if _says_its_place(each)), None)
+
+
+def _says_its_place(node: Node) -> bool:
+    return node.op not in ("placeholder", "get_attr") and "stack_trace" in node.meta
 
 
 def _wants_tensor_meta(node: Node, replaces: Sequence[Node]) -> bool:

@@ -202,7 +202,9 @@ def remove_input(program: ExportedProgram, which: Node | str) -> None:
 def rename_input(program: ExportedProgram, which: Node | str, name: str) -> Node:
     """Rename a parameter, buffer or constant (its qualified name), or an argument; the placeholder follows.
 
-    An argument inside of a structure keeps its place there: only its placeholder is renamed.
+    An argument inside of a structure keeps its place there: only its placeholder is renamed. Checks between the shapes
+    of arguments follow the new name; ``run_decompositions()`` derives them anew from torch's shape environment, which
+    knows the name from the export only, so rename after decomposing.
     """
     node, index = find_input(program, which)
     spec = program.graph_signature.input_specs[index]

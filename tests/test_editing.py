@@ -83,6 +83,19 @@ def test_a_node_that_replaces_nothing_lies_where_its_input_lies() -> None:
     assert "relu" == new.meta["from_node"][0].name
 
 
+def test_a_node_of_inputs_only_lies_beside_its_neighbour() -> None:
+    """A node computed from placeholders, or from nothing, takes the origin of the next node that has one."""
+    graph = program().graph
+    x = graph.find_nodes(op="placeholder")[-1]
+
+    from_input = insert_after(x, aten.neg.default, (x,))
+    from_nothing = insert_after(x, aten.full.default, ([2], 1.0))
+
+    linear = node_named(graph, "linear")
+    assert linear.meta["stack_trace"] == from_input.meta["stack_trace"] == from_nothing.meta["stack_trace"]
+    assert "val" in from_nothing.meta
+
+
 def test_insert_before_and_after_put_nodes_where_they_say() -> None:
     """insert_after a placeholder goes behind the last placeholder, so that placeholders stay first."""
     graph = program().graph
