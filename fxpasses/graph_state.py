@@ -20,6 +20,7 @@ __all__ = [
 _FACTS = ("_args", "_kwargs", "target", "name", "op", "type")
 
 
+_ARGUMENTS = (0, 1)  # where equal entries may be of different types
 _each_fact = tuple(map(attrgetter, _FACTS))
 
 
@@ -180,11 +181,11 @@ class GraphState:
         if not same_fields(getattr(self.graph._codegen, "__dict__", {}), self.codegen_fields):
             return True
         try:  # column by column: a tuple per node would have the garbage collector walk the whole heap
-            for get, column in zip(_each_fact, self.columns, strict=True):
+            for index, (get, column) in enumerate(zip(_each_fact, self.columns, strict=True)):
                 now = list(map(get, nodes))
                 if now != column:
                     return True
-                if not all(map(is_, now, column)) and not all(map(_same_kinds, now, column)):
+                if index in _ARGUMENTS and not all(map(is_, now, column)) and not all(map(_same_kinds, now, column)):
                     return True
             return False
         except (RuntimeError, ValueError, TypeError):  # arguments that hold two different tensors cannot be compared
