@@ -203,7 +203,9 @@ def _run_on_meta(target: Any, inputs: Sequence[Any], kwargs: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _body_cost(bodies: Iterable[Any], owner: GraphModule, *, together: Callable[[list[NodeCost]], NodeCost]) -> NodeCost:
+def _body_cost(
+    bodies: Iterable[Any], owner: GraphModule, *, together: Callable[[list[NodeCost]], NodeCost]
+) -> NodeCost:
     costs = []
     for body in bodies:
         module = owner.get_submodule(str(body.target)) if isinstance(body, Node) else body
