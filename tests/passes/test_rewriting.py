@@ -759,6 +759,16 @@ def test_a_module_that_is_not_traced_is_refused():
         replace_pattern(nn.Linear(2, 2), lambda x: torch.relu(x), lambda x: x)
 
 
+def test_an_exported_program_is_rewritten_in_place():
+    """Its signature follows the new names."""
+    program = export(_Wrap(lambda x: torch.relu(x)), (X,))
+    found = replace_pattern(program, lambda x: aten.relu.default(x), lambda x: aten.clamp_min.default(x, 0))
+    program.validate()
+
+    assert 1 == len(found)
+    assert torch.equal(torch.relu(X), program.module()(X))
+
+
 def test_a_pattern_with_ops_that_never_occur_changes_nothing():
     """Nothing is found, nothing is touched; RuleSet's report names the op."""
     module = symbolic_trace(lambda x: torch.neg(x))

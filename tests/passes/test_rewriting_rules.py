@@ -294,6 +294,18 @@ def test_bad_rules_are_refused_where_they_are_written(make, message):
     assert message in str(caught.value)
 
 
+def test_a_refused_match_does_not_keep_its_nodes_from_others():
+    """The rule with the larger benefit never fits, so the other one gets the node."""
+    wrong = Rule(call(aten.relu.default, x), lambda x: aten.sum.dim_IntList(x, [1]), name="wrong", benefit=1)
+    right = Rule(call(aten.relu.default, x), lambda x: aten.clamp_min.default(x, 0), name="right")
+    module = export(Wrap(lambda v: torch.relu(v)), (X,)).module()
+    report = RuleSet([wrong, right]).apply(module)
+
+    assert {"right": 1} == report.counts
+    assert ["wrong"] == [refusal.rule for refusal in report.refusals]
+    assert torch.equal(torch.relu(X), module(X))
+
+
 # ------------------------------------------------------------------------------------------------ actions
 def test_outline_moves_the_match_into_a_submodule():
     """Same outputs, one call a match, values kept."""
@@ -317,6 +329,16 @@ def test_outline_of_an_exported_graph_keeps_values():
 
     assert all("val" in n.meta for n in module.graph.nodes if n.op.startswith("call_f") or n.target == "block")
     assert torch.equal(torch.relu(-X) * 2, module(X))
+
+
+def test_outline_of_several_results_before_another_replacement():
+    """What is replaced later reads the results of the submodule."""
+    pair = Rule(lambda v: (torch.sin(v), torch.cos(v)), Outline("pair"))
+    after = Rule(lambda a, b: operator.sub(a, b), lambda a, b: torch.add(a, torch.neg(b)), name="sub")
+    module, report = apply([pair, after], lambda v: torch.cos(v) - torch.sin(v))
+
+    assert {"sub": 1} == {k: v for k, v in report.counts.items() if k == "sub"}
+    assert torch.equal(torch.cos(X) - torch.sin(X), module(X))
 
 
 class Scaled(nn.Module):

@@ -146,7 +146,7 @@ def find_matches(
         pattern: The pattern in any of its forms.
         graph: Where to look.
         filters: Questions that a match must also answer with yes.
-        overlapping: Also give matches that share nodes; each set of nodes once.
+        overlapping: Also give matches that share nodes; each set of nodes once for the same anchors.
         effects: An ``EffectAnalysis`` to use; False to look at data dependencies only.
         options: As for ``compile_pattern``.
 
@@ -164,10 +164,10 @@ def find_matches(
     matcher = Matcher(compiled, view, filters, taken=None if overlapping else set())
     if not overlapping:
         return [match for node in matcher.candidates() if (match := matcher.at(node)) is not None]
-    found: dict[frozenset[Node], PatternMatch] = {}
+    found: dict[tuple[tuple[Node, ...], frozenset[Node]], PatternMatch] = {}
     for node in matcher.candidates():
         for match in matcher.valid(node):
-            found.setdefault(frozenset(match.nodes), match)
+            found.setdefault((tuple(match.anchors), frozenset(match.nodes)), match)
     return list(found.values())
 
 

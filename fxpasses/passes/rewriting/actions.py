@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch.fx import Node, map_arg
 
+from fxpasses.arguments import getitem_users
 from fxpasses.editing import add_constant, create_node, extract_submodule
 from fxpasses.errors import CycleError, GraphError
 from fxpasses.partitioners.matching import PatternMatch
@@ -46,23 +47,17 @@ class Outline(Action):
         """Extract the nodes."""
         from fxpasses.passes.rewriting.replacing import Refused
 
-        inside = list(match.nodes)
+        inside = sorted(match.nodes)
+        given = [node for node in inside if any(user not in match.nodes for user in node.users)]
         try:
             call = extract_submodule(replacer.graph_module, inside, self.name)
         except (CycleError, GraphError) as error:
             raise Refused(f"the nodes cannot be taken out: {error.reason}") from error
-        made = [call, *(user for user in call.users if user not in replacer.view.position)]
+        parts = getitem_users(call) if len(given) > 1 else {}
+        made = [call, *(part for found in parts.values() for part in found)]
         replacer.near.replace(inside, made)
-        for result in match.results:
-            if isinstance(result, Node) and result._erased:
-                replacer.now[result] = _successor(result, match, made)
+        replacer.now.update({node: parts[place][0] if place in parts else call for place, node in enumerate(given)})
         return made
-
-
-def _successor(result: Node, match: PatternMatch, made: list[Node]) -> Node:
-    """What now gives the value of a result that has moved into a submodule."""
-    names = [node for node in made if result.name == node.name or node.name.startswith(f"{result.name}_")]
-    return names[0] if names else made[0] if len(made) == 1 else made[1 + match.results.index(result)]
 
 
 @attrs.frozen

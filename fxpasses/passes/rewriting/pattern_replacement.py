@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import attrs
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.editing import nested_graph_modules, refresh_values
@@ -25,6 +26,7 @@ from fxpasses.partitioners.matching.subgraph_matcher import internal_match
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
 from fxpasses.passes.rewriting.replacements import MadeByCallback, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
+from fxpasses.programs import with_graph_module
 
 __all__ = ["Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"]
 
@@ -59,7 +61,7 @@ class ReplacedPatterns:
 
 
 def replace_pattern(
-    gm: GraphModule,
+    gm: GraphModule | ExportedProgram,
     pattern: Callable[..., Any] | GraphModule,
     replacement: Callable[..., Any] | GraphModule,
     **options: Any,
@@ -72,7 +74,7 @@ def replace_pattern(
     1
 
     Args:
-        gm: The module whose graph is edited.
+        gm: The module (or the exported program) whose graph is edited.
         pattern: What to look for; its parameters stand for anything and must all be used.
         replacement: What comes in its place; as many parameters and results as the pattern, in the same order.
         options: As the keyword-only ones of :func:`replace_pattern_with_filters`.
@@ -89,7 +91,7 @@ def replace_pattern(
 
 
 def replace_pattern_with_filters(
-    gm: GraphModule,
+    gm: GraphModule | ExportedProgram,
     pattern: Callable[..., Any] | Graph | GraphModule,
     replacement: Callable[..., Any] | Graph | GraphModule | None = None,
     match_filters: list[CompatibleFilter] | None = None,
@@ -106,7 +108,7 @@ def replace_pattern_with_filters(
     """Replace the matches that all filters accept, in place.
 
     Args:
-        gm: The module whose graph is edited.
+        gm: The module (or the exported program) whose graph is edited.
         pattern: What to look for.
         replacement: What comes in its place.
         match_filters: Each is asked with ``(match, graph, pattern_graph)``.
@@ -142,16 +144,20 @@ def replace_pattern_with_filters(
         compiled, pattern_graph, source, tuple(match_filters or ()), replacement_callback, check_values, keeps_shared
     )
     bodies = list(nested_graph_modules(module)) if nested else [module]
-    snapshot = Snapshot.take(module)
+    snapshot = Snapshot.take(gm)
     try:
         with running_pass(current_pass() or "replace_pattern"):
-            return [replaced for body in bodies for replaced in job.run(body, is_root=body is module)]
+            done = [replaced for body in bodies for replaced in job.run(body, is_root=body is module)]
+            if done and isinstance(gm, ExportedProgram):
+                with_graph_module(gm, module)
+            return done
     except Exception:
         snapshot.restore()
         raise
 
 
 def _checked(gm: Any, replacement: Any, callback: Any) -> GraphModule:
+    gm = gm.graph_module if isinstance(gm, ExportedProgram) else gm
     if not isinstance(gm, GraphModule):
         raise also_as(PatternError, TypeError())(
             f"replace_pattern works on a GraphModule, got {type(gm).__name__}; trace or export the module first"

@@ -135,7 +135,7 @@ class RewriteReport:
     Args:
         applications: Every replacement, in order.
         refusals: Matches that were left alone because replacing them would not have been right.
-        rounds: How often the graph was walked.
+        rounds: How many rounds replaced something (1 if none did).
         capped: Whether the rules could have gone on, but reached a limit.
         never: For each rule that cannot match anywhere: the calls in its pattern that no graph contains.
         gave_up: Nodes at which the search ran out of its budget.
@@ -271,6 +271,7 @@ class _Run:
     report: RewriteReport
     strict: bool
     program: ExportedProgram | None = None
+    refused: set[tuple[str, str]] = attrs.field(factory=set)
 
     def view(self) -> GraphView:
         """The graph as it is now; an exported program knows the values of its constants and what it mutates."""
@@ -293,24 +294,25 @@ class _Run:
             max_applications = 10 * len(self.graph_module.graph.nodes) + 100
         done, rounds = 0, 0
         limit = 1 if until == "once" else max_rounds
-        refused: set[tuple[str, str]] = set()
-        while rounds < limit:
-            rounds += 1
-            applied = self._round(rounds, max_applications - done, refused)
+        while rounds < limit and done < max_applications:
+            known = len(self.refused)
+            applied = self._round(rounds + 1, max_applications - done)
             done += applied
-            if not applied or done >= max_applications:
-                break
+            if applied:
+                rounds += 1
+            elif len(self.refused) == known:
+                break  # a round that only refused is tried again: others may want the nodes
         is_open = done >= max_applications or (until == "fixpoint" and rounds == limit)
         if done and is_open and self.matches(self.view()):
             self.report.capped = True
             logger.warning(
                 "the rules of %s still match after %d rounds, %d replacements", self.rules.name, rounds, done
             )
-        self.report.rounds = max(self.report.rounds, rounds)
+        self.report.rounds = max(self.report.rounds, rounds, 1)
         if done:
             recompile_on_demand(self.graph_module)
 
-    def _round(self, number: int, at_most: int, refused: set[tuple[str, str]]) -> int:
+    def _round(self, number: int, at_most: int) -> int:
         view = self.view()
         found = self.matches(view, note=number == 1)
         replacer = Replacer(self.graph_module, view)
@@ -326,7 +328,7 @@ class _Run:
             try:
                 made = _apply(rule, match, replacement, replacer)
             except Refused as refusal:
-                self._refuse(rule, anchor, refusal, refused)
+                self._refuse(rule, anchor, refusal)
                 continue
             applied += 1
             names = tuple(node.name for node in made)
@@ -334,11 +336,11 @@ class _Run:
         refresh_values([node for node in replacer.stale if not node._erased])
         return applied
 
-    def _refuse(self, rule: Rule, anchor: str, refusal: Refused, seen: set[tuple[str, str]]) -> None:
+    def _refuse(self, rule: Rule, anchor: str, refusal: Refused) -> None:
         if refusal.is_wrong and self.strict:
             raise PatternError(f"rule {rule.label!r} at {anchor}: {refusal.reason}", reason=refusal.reason) from None
-        if (rule.label, anchor) not in seen:
-            seen.add((rule.label, anchor))
+        if (rule.label, anchor) not in self.refused:
+            self.refused.add((rule.label, anchor))
             self.report.refusals.append(Refusal(rule.label, anchor, refusal.reason))
             logger.debug("rule %s at %s refused: %s", rule.label, anchor, refusal.reason)
 
@@ -351,7 +353,8 @@ class _Run:
                 Matcher(rule.compiled, view, rule.filters, taken, keeps_shared=rule.keeps_shared) for rule in rules
             ]
             for anchor, choice in _walk(view, matchers):
-                match = matchers[choice].at(anchor)
+                is_refused = (rules[choice].label, anchor.name) in self.refused  # so that others get the nodes
+                match = None if is_refused else matchers[choice].at(anchor)
                 if match is not None:
                     found.append((rules[choice], match))
             if note:
