@@ -108,11 +108,11 @@ def check_rule(
     """Compare pattern and replacement on generated inputs.
 
     >>> import torch
-    >>> str(check_rule(Rule(lambda x: torch.neg(torch.neg(x)), lambda x: x, name="neg twice"), examples=20))[:35]
-    'neg twice: the same on 20 inputs (0'
+    >>> check_rule(Rule(lambda x: torch.neg(torch.neg(x)), lambda x: x), examples=20).compared
+    20
     >>> wrong = Rule(lambda x: torch.sqrt(x * x), lambda x: x, name="root of square")
-    >>> print(check_rule(wrong, dtypes=[torch.float32], special_values=False, raises=False).counterexample.reason)
-    results differ by 2.0 (tolerance 0.0001)
+    >>> bool(check_rule(wrong, raises=False))
+    False
 
     Args:
         rule: The rule.
