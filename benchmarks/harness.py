@@ -128,11 +128,12 @@ def run_cases(cases: Iterable[Case], *, quick: bool = False, report: Callable[[R
     Args:
         cases: What to run.
         quick: Only the smallest size of each, one round.
-        report: Called with each row as soon as it is measured.
+        report: Called with each row as soon as its case is done.
     """
     rows: list[Row] = []
     for each in cases:
         first: tuple[int, float] | None = None
+        measured: list[Row] = []
         for size in each.sizes[:1] if quick else each.sizes:
             ours, peer, peak = _measure(each.make(size), 1 if quick else each.rounds)
             exponent = None
@@ -140,11 +141,18 @@ def run_cases(cases: Iterable[Case], *, quick: bool = False, report: Callable[[R
                 exponent = math.log(ours / first[1]) / math.log(size / first[0])
             first = first or (size, ours)
             ratio = None if peer is None else peer / ours
-            row = Row(each.name, size, ours, peer, ratio, each.promise, peak, exponent)
-            rows.append(row)
+            measured.append(Row(each.name, size, ours, peer, ratio, None, peak, exponent))
+        rows += _with_promise(measured, each.promise)
+        for row in rows[len(rows) - len(measured) :]:
             if report is not None:
                 report(row)
     return rows
+
+
+def _with_promise(rows: Sequence[Row], promise: float | None) -> list[Row]:
+    """A ratio is promised for the largest size that the peer was measured at."""
+    largest = max((row.size for row in rows if row.ratio is not None), default=None)
+    return [attrs.evolve(row, promise=promise) if row.size == largest else row for row in rows]
 
 
 def save_rows(rows: Sequence[Row], path: Path) -> None:
