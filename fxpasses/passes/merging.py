@@ -105,12 +105,13 @@ class _Calls:
         self.picks: dict[Key, tuple[Node, Any]] = {}
         self.prefixes = {SOURCE: "", TOP: ""}
         self._regions = {TOP: Regions(list(module.graph.nodes))}
-        entered: dict[Any, None] = {}
+        taken_apart: dict[Any, None] = {}
         for node in module.graph.nodes:
             if node.op == "call_module" and node.target in part_names:
                 self._enter(node)
-                entered[node] = None
-            elif node.target is operator.getitem and node.args[0] in entered:
+                if isinstance(self.bindings[TOP, node][1], (tuple, list)):
+                    taken_apart[node] = None
+            elif node.target is operator.getitem and node.args[0] in taken_apart:
                 self.picks[TOP, node] = (node.all_input_nodes[0], node.args[1])
             elif node not in self._regions[TOP]:
                 self.items.append((TOP, node))

@@ -98,6 +98,16 @@ def test_edits_of_parts_are_kept():
     assert ["add", "relu", "mul", "tanh", "sin", "sub"] == [node.name for node in compute_nodes(merged)]
 
 
+def test_a_left_over_index_into_the_one_result_of_a_part_is_kept():
+    """Only what takes several results apart goes away."""
+    source = symbolic_trace(lambda x: (x + 1)[1:] * 2)
+    add, _, mul = compute_nodes(source)
+    done = split(source, {add: 0, mul: 1})
+
+    assert source.code == merge(done).code
+    assert source.code == merge(split(source, {add: 0, mul: 1}, always_return_tuple=True)).code
+
+
 def test_duplicated_constants_that_went_apart_get_names_of_their_own():
     """Two copies with one name cannot become one attribute."""
     source = SHAPES["ConstantInTwoPlaces"].capture()
