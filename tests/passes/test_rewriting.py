@@ -1,6 +1,8 @@
 """``replace_pattern``: torch's documented behaviour, and what must hold beyond it."""
 
+import copy
 import operator
+import pickle
 
 import pytest
 import torch
@@ -757,6 +759,31 @@ def test_a_module_that_is_not_traced_is_refused():
     """The message says what to do."""
     with pytest.raises(TypeError, match="works on a GraphModule, got Linear; trace or export the module first"):
         replace_pattern(nn.Linear(2, 2), lambda x: torch.relu(x), lambda x: x)
+
+
+def test_an_input_that_is_handed_on_must_stay():
+    """A pattern may return an input beside its results, if the replacement returns the same one."""
+    module = symbolic_trace(lambda x, y: torch.neg(torch.add(x, y)) * x)
+    pattern = lambda a, b: (torch.neg(torch.add(a, b)), a)
+    refused("the pattern returns its input x as it is", pattern, lambda a, b: (torch.sub(a, b), b), module=module)
+
+    assert 1 == len(replace_pattern(module, pattern, lambda a, b: (torch.sub(a, b), a)))
+    assert torch.equal((X - 1) * X, module(X, 1))
+
+
+def test_a_rewritten_module_can_be_copied_and_pickled_before_it_has_run():
+    """The code is made when it is needed."""
+    module = symbolic_trace(_Relu())
+    replace_pattern(module, lambda x: torch.relu(x), lambda x: torch.exp(x))
+
+    assert torch.equal(torch.exp(X), copy.deepcopy(module)(X))
+    replace_pattern(module, lambda x: torch.exp(x), lambda x: torch.sin(x))
+    assert torch.equal(torch.sin(X), pickle.loads(pickle.dumps(module))(X))
+
+
+class _Relu(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
 
 
 def test_an_exported_program_is_rewritten_in_place():

@@ -88,14 +88,14 @@ class Replacer:
         Raises:
             Refused: The graph is as it was.
         """
-        self._check_results_are_nodes(match)
         if not rewrite_allowed(match.anchors[0]):
             raise Refused("a rewrite limit is in force")
         if (reason := self.memory.objection(match, bound)) is not None:
             raise Refused(reason)
         values = {p: self.current(value) for p, value in bound.values.items()}
         read = [values[p] for p in bound.values if p in bound.graph.used and isinstance(values[p], Node)]
-        results = [result for result in dict.fromkeys(match.results) if isinstance(result, Node)]
+        inside = set(match.nodes)
+        results = [result for result in dict.fromkeys(match.results) if result in inside]
         place = find_place(match, read, results, self.near)
         if place.refused is not None:
             raise Refused(place.refused)
@@ -105,12 +105,6 @@ class Replacer:
         if bound.graph.written_inputs and made:
             self.memory.note_writes(match, bound, made)
         return made
-
-    def _check_results_are_nodes(self, match: PatternMatch) -> None:
-        inside = set(match.nodes)
-        for result in match.results:
-            if result not in inside:
-                raise Refused(f"the pattern returns its input {result}, which is not part of the match", is_wrong=True)
 
     # ------------------------------------------------------------------------------------------------ new nodes
     def _copy(
@@ -163,8 +157,16 @@ class Replacer:
         given = bound.graph.results
         old = match.results if len(given) == len(match.results) else list(dict.fromkeys(match.results))
         by: dict[Node, Any] = {}
+        inside = set(match.nodes)
         for result, new in zip(old, given, strict=True):
             value = env[new] if isinstance(new, Node) else new
+            if result not in inside:
+                if value is self.current(result):
+                    continue  # both sides hand the same input on
+                raise Refused(
+                    f"the pattern returns its input {result} as it is, the replacement returns something else",
+                    is_wrong=True,
+                )
             if result in by and by[result] is not value:
                 raise Refused(
                     f"the pattern returns {result} twice, the replacement two different values", is_wrong=True
