@@ -31,6 +31,7 @@ from .errors import (
     StageError,
 )
 from .export_pass import ExportPass, ExportPassBaseError, NodeMetadata, ProxyValue
+from .lowered_folder import load, save
 from .lowering import LoweredModule, lower
 from .metadata import MetaKey
 from .partitioners.assignment import Assignment
@@ -53,7 +54,7 @@ from .pass_manager import (
 )
 from .plan import Plan
 from .registry import parse_pipeline, pipeline_text, register_pass
-from .lowered_folder import load, save
+from .units import GiB, KiB, MiB
 
 __version__: str
 
@@ -71,12 +72,15 @@ __all__ = [
     "FakeValueError",
     "FixedPoint",
     "FxPassesError",
+    "GiB",
     "GraphError",
     "InfeasibleError",
     "InputError",
+    "KiB",
     "Link",
     "LoweredModule",
     "MetaKey",
+    "MiB",
     "MissingMetadataError",
     "NodeMetadata",
     "PartitionError",

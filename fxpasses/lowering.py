@@ -15,12 +15,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from fxpasses.attributes import find_attribute
 from fxpasses.backends import compile_part
 from fxpasses.capture import capture
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.input_contract import InputContract
+from fxpasses.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Objective, place_by_device, predict_times
 from fxpasses.partitioners.memory import DeviceMemory, predict_memory
@@ -244,7 +246,8 @@ def _build(
     seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
     nodes = {str(part): len(members) for part, members in assignment.partitions.items()}
     with clock.step("split"):
-        parts = split(graph_module, assignment, names=_attribute_name)
+        constants = _where_constants_live(graph_module, assignment, device_of)
+        parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
     with clock.step("move and copy"):
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
         PlaceOnDevices(by_submodule)(parts.graph_module)
@@ -277,6 +280,28 @@ def _build(
         why,
     )
     return lowered
+
+
+def _where_constants_live(
+    graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device]
+) -> Callable[[str, Any, Sequence[str]], Policy]:
+    """A tensor that parts on several torch devices use stays one tensor: it is held at the top and copied in each run.
+
+    So tied weights stay tied when they are trained. Parts on one torch device share the tensor itself.
+    """
+    used_on: dict[int, set[str]] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = find_attribute(graph_module, str(node.target)).value
+        for user in node.users:
+            if user in assignment.partition_of:
+                device = device_of[str(assignment.partition_of[user])]
+                used_on.setdefault(id(value), set()).add(device.torch_device)
+
+    def policy(_name: str, value: Any, _parts: Sequence[str]) -> Policy:
+        several = len(used_on.get(id(value), ())) > 1
+        return "pass_in" if several and isinstance(value, torch.Tensor) else "share"
+
+    return policy
 
 
 def _attribute_name(part: object) -> str:

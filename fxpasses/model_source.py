@@ -74,6 +74,8 @@ def _module(where: str, text: str) -> Any:
             raise InputError(f"{where!r} cannot be read as Python source.")
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)
+        if (folder := str(path.resolve().parent)) not in sys.path:
+            sys.path.insert(0, folder)  # as for a script: the file may import what lies beside it
         with _told_in_a_sentence(where):
             spec.loader.exec_module(module)
         return module

@@ -136,6 +136,18 @@ def test_tied_weights_stay_one_tensor_and_count_once_a_device() -> None:
     assert any(value.data_ptr() == weight.data_ptr() for value in state.values())
 
 
+def test_a_tied_weight_on_two_kinds_of_device_stays_one_parameter_that_is_copied_in_each_run() -> None:
+    """Complaint 25: nothing is trained twice; the copy is a node that gradients flow through."""
+    model = Tied().eval()
+    devices = [Device("left", 14 * KiB), Device("far", 14 * KiB, torch_device="meta")]
+
+    lowered = lower(model, (torch.randint(0, 50, (2, 5)),), devices=devices)
+
+    weights = [p for name, p in lowered.named_parameters() if p.shape == model.embed.weight.shape]
+    assert [model.embed.weight.data_ptr()] == [weight.data_ptr() for weight in weights]
+    assert any(copy_.size == 50 * 32 * 4 and copy_.target == "far" for copy_ in copies_of(lowered))
+
+
 def test_a_cache_that_the_model_writes_to_follows_eager_over_three_steps() -> None:
     """Complaint 18: mutated buffers, persistent or not, keep their meaning in a placed model."""
     model = KeyValueCache().eval()
