@@ -48,7 +48,6 @@ class LazyGraphModule(_LazyGraphModule):
     module again does not compile unchanged modules inside it.
     """
 
-    _code_is_stale = True
     _class_name: str | None = None
     _is_part = False
 
@@ -57,7 +56,11 @@ class LazyGraphModule(_LazyGraphModule):
 
     def recompile(self) -> None:  # type: ignore[override]  # torch makes it a classmethod of one class an instance
         """Note that the graph has changed, here and in the modules inside; nothing is generated yet."""
-        self.__dict__["_code_is_stale"] = True
+        # No code is how a module says that it is out of date. What compiling sets is there from the start, so that a
+        # snapshot of the module does not take compiling for a change.
+        self.__dict__["_code"] = None
+        self.__dict__.setdefault("_lineno_map", None)
+        self.__dict__.setdefault("_prologue_start", 0)
         codegen = self._graph._codegen
         if (info := getattr(codegen, "pytree_info", None)) is not None:
             self.__dict__["_in_spec"], self.__dict__["_out_spec"] = info.in_spec, info.out_spec
@@ -76,7 +79,7 @@ class LazyGraphModule(_LazyGraphModule):
             waiting.extend(child for child in module.children() if isinstance(child, LazyGraphModule))
 
     def _generate_code(self) -> None:
-        if self._code_is_stale:
+        if self._needs_recompile():
             self._real_recompile()
 
     def _real_recompile(self) -> PythonCode:
@@ -84,18 +87,21 @@ class LazyGraphModule(_LazyGraphModule):
             if not _is_own(type(self)):
                 name = self._class_name or "GraphModule"
                 self.__class__ = type(name, (type(self),), {"__qualname__": _OWN_CLASS, "__module__": __name__})
-            python_code = GraphModule.recompile(self)
+            try:
+                python_code = GraphModule.recompile(self)
+            except BaseException:
+                self.__dict__["_code"] = None
+                raise
             for name, child in self._modules.items():
                 if isinstance(child, LazyGraphModule) and child._is_part:
                     setattr(type(self), name, _access(name))
             if self._is_part and "__call__" in vars(type(self)):
                 # The wrapper explains errors of generated code; the module around this one has it already.
                 del type(self).__call__
-            self.__dict__["_code_is_stale"] = False
         return python_code
 
     def _needs_recompile(self) -> bool:  # type: ignore[override]
-        return self._code_is_stale
+        return self.__dict__.get("_code") is None
 
     def _recompile_submodules(self) -> list[tuple[str, PythonCode]]:
         return []  # each child compiles itself when it first runs
