@@ -24,6 +24,7 @@ from fxpasses.partitioners.matching.compiling import graph_of
 from fxpasses.partitioners.matching.matching import Matcher
 from fxpasses.partitioners.matching.subgraph_matcher import internal_match
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
+from fxpasses.passes.rewriting.collecting import collection_paused
 from fxpasses.passes.rewriting.replacements import MadeByCallback, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
 from fxpasses.programs import with_graph_module
@@ -146,7 +147,7 @@ def replace_pattern_with_filters(
     bodies = list(nested_graph_modules(module)) if nested else [module]
     snapshot = Snapshot.take(gm)
     try:
-        with running_pass(current_pass() or "replace_pattern"):
+        with running_pass(current_pass() or "replace_pattern"), collection_paused():
             done = [replaced for body in bodies for replaced in job.run(body, is_root=body is module)]
             if done and isinstance(gm, ExportedProgram):
                 with_graph_module(gm, module)

@@ -28,6 +28,7 @@ from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, imposs
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.rewriting.actions import Action
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
+from fxpasses.passes.rewriting.collecting import collection_paused
 from fxpasses.passes.rewriting.replacements import BoundReplacement, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
 from fxpasses.programs import with_graph_module
@@ -225,7 +226,7 @@ class RuleSet:
         bodies = list(nested_graph_modules(root)) if nested else [root]
         snapshot = Snapshot.take(graph_module)
         try:
-            with running_pass(current_pass() or self.name):
+            with running_pass(current_pass() or self.name), collection_paused():
                 for body in bodies:
                     program = graph_module if isinstance(graph_module, ExportedProgram) and body is root else None
                     _Run(self, body, report, strict, program).go(until, max_rounds, max_applications)
