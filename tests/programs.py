@@ -24,6 +24,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
+torch.set_num_threads(
+    1
+)  # six numbers at a time: waiting for a second thread costs more than all else on a busy machine
 Runner = Callable[[Any], Any]
 
 

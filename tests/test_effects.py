@@ -790,6 +790,25 @@ def test_tied_parameters_of_a_program_share_a_storage(program: torch.export.Expo
     assert not effects.may_alias(node(graph_module, "b_count"), lifted[0])
 
 
+def test_buffers_of_a_program_that_share_memory_are_ordered_with_and_without_the_program() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(2, 3))
+            self.register_buffer("row", self.state[0])
+
+        def forward(self, x: torch.Tensor) -> Any:
+            before = self.row + 1
+            self.state.add_(x)
+            return before, self.row + 1
+
+    program = torch.export.export(Model(), (torch.ones(2, 3),))
+
+    for known in (None, program):
+        found = analyze_effects(program.graph_module, program=known).order_edges
+        assert [(earlier.name, later.name) for earlier, later in found[:2]] == [("add", "add_"), ("add_", "add_1")]
+
+
 def test_what_a_program_copies_back_is_written_by_its_output(program: torch.export.ExportedProgram) -> None:
     functional = program.run_decompositions({})
     graph_module = functional.graph_module
@@ -1100,16 +1119,16 @@ def test_complaint_01_every_variant_refuses_to_merge_around_the_write(name: str)
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), phases=set(Phase) - {Phase.explain}
 )
-@given(rng=st.randoms(use_true_random=False), seed=st.integers(0, 2**32))
-def test_complaint_01_random_programs_equal_eager_after_random_legal_reorderings(rng: random.Random, seed: int) -> None:
-    program = random_program(rng, size=6)
+@given(seed=st.integers(0, 2**32))  # a seed, not st.randoms(): five times as fast, and there are many
+def test_complaint_01_random_programs_equal_eager_after_random_legal_reorderings(seed: int) -> None:
+    program = random_program(seed, size=6)
     expected = observe(program.graph_module, program.inputs)
     order = legal_order(program.graph_module, random.Random(seed))
 
     assert same(expected, observe(reorder(program.graph_module, order), program.inputs))
 
 
-@settings(max_examples=EXAMPLES // 10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_complaint_22_random_programs_with_bodies_equal_eager_in_every_legal_order(seed: int) -> None:
     program = random_program(seed, size=8, steps=(*STEPS, *NESTED_STEPS))

@@ -17,6 +17,7 @@ from programs import observe, random_program, same
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from fxpasses import PassBase, PassManager
 from fxpasses.errors import CycleError
@@ -615,6 +616,36 @@ def test_complaint_29_guards_are_not_dead_code() -> None:
 
     EliminateDeadCode()(graph_module)
     assert "_guards_fn" in graph_module.code
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(2, 3))
+        self.weight = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        old = self.state.clone()
+        self.state.add_(x)
+        return x.view(2, 3), self.weight.reshape(2, 3), old, {"y": y.contiguous(), "double": (x + 1) * (x + 1)}
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_an_exported_program_keeps_its_numbers_and_state_through_all_cleanups(functional: bool) -> None:
+    def make() -> torch.export.ExportedProgram:
+        program = exported(Everything(), X, X + 1)
+        return program.run_decompositions({}) if functional else program
+
+    def run(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
+        module = program.module()
+        return [leaf.clone() for _ in range(2) for leaf in [*pytree.tree_leaves(module(X, X + 1)), *module.buffers()]]
+
+    result = PassManager([RemoveNoOps(), CSEPass(), EliminateDeadCode(), SortTopologically()])(make())
+    result.exported_program.validate()
+
+    assert result.modified
+    assert 1 == result.exported_program.graph_module.code.count("add.Tensor(x, 1)")
+    assert all(map(torch.equal, run(make()), run(result.exported_program)))
 
 
 # --- all together ---------------------------------------------------------------------------------------------------
