@@ -80,7 +80,9 @@ class LazyGraphModule(_LazyGraphModule):
 
     def _generate_code(self) -> None:
         if self._needs_recompile():
-            self._real_recompile()
+            with _COMPILING:
+                if self._needs_recompile():  # another thread may have been first
+                    self._real_recompile()
 
     def _real_recompile(self) -> PythonCode:
         with _COMPILING:
@@ -101,7 +103,8 @@ class LazyGraphModule(_LazyGraphModule):
         return python_code
 
     def _needs_recompile(self) -> bool:  # type: ignore[override]
-        return self.__dict__.get("_code") is None
+        # The code is there before the function that is made from it.
+        return self.__dict__.get("_code") is None or "forward" not in vars(type(self))
 
     def _recompile_submodules(self) -> list[tuple[str, PythonCode]]:
         return []  # each child compiles itself when it first runs

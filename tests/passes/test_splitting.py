@@ -748,18 +748,25 @@ def test_hooks_and_input_checks_of_the_source_stay():
         done({"a": torch.ones(4, 4)}, 3)
 
 
-def test_two_threads_may_run_a_split_for_the_first_time_together():
+def test_threads_may_run_a_split_for_the_first_time_together():
     """Compiling on first use is safe under threads."""
-    source = long_chain(200)
-    done = split(source, chunks(source, 50))
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(done(torch.zeros(1))[0].item())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for _ in range(5):
+        source = long_chain(200)
+        done = split(source, chunks(source, 50))
+        results = []
+        start = threading.Barrier(4)
 
-    assert [200.0] * 4 == results
+        def run(done=done, results=results, start=start):
+            start.wait()
+            results.append(done(torch.zeros(1))[0].item())
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert [200.0] * 4 == results
 
 
 def test_no_second_copy_of_the_state():
