@@ -96,18 +96,18 @@ class ExportPass(PassBase):
 
     Override what you want to be asked about:
 
-    ============================================  ================================================================
-    ``call_operator(op, args, kwargs, meta)``     calls of operators and functions
-    ``call_sym(target, args, meta)``              arithmetic on sizes and other numbers
-    ``call_getitem(value, key, meta)``            one element of a tuple
-    ``call_cond``, ``call_while``, ``call_map``,  control flow; the graphs inside go through ``call_submodule``
+    =============================================  ===============================================================
+    ``call_operator(op, args, kwargs, meta)``      calls of operators and functions
+    ``call_sym(target, args, meta)``               arithmetic on sizes and other numbers
+    ``call_getitem(value, key, meta)``             one element of a tuple
+    ``call_cond``, ``call_while``, ``call_map``,   control flow; the graphs inside go through ``call_submodule``
     ``call_scan``, ``call_higher_order``
-    ``call_delegate(module, args, ...)``          a lowered part, which is opaque
-    ``call_module``, ``call_method``              as ``symbolic_trace`` writes them
-    ``placeholder(name, arg, meta)``              an input
-    ``get_attr(target, meta)``, ``on_attr(attr)`` a parameter, buffer or constant
-    ``output(results, meta)``                     the end
-    ============================================  ================================================================
+    ``call_delegate(module, args, ...)``           a lowered part, which is opaque
+    ``call_module``, ``call_method``               as ``symbolic_trace`` writes them
+    ``placeholder(name, arg, meta)``               an input
+    ``get_attr(target, meta)``, ``on_attr(attr)``  a parameter, buffer or constant
+    ``output(results, meta)``                      the end
+    =============================================  ===============================================================
 
     Hooks see ``ProxyValue`` objects in place of nodes. Nodes made by a hook get their value, where they come from, and
     the entries of ``meta``; what loses its last user through the rewrite is removed unless it has an effect.
