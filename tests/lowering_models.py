@@ -50,6 +50,9 @@ class Answer:
     hidden: Tensor
 
 
+torch.export.register_dataclass(Answer, serialized_type_name="tests.Answer")
+
+
 class Dataclasses(nn.Module):
     """Gives a dataclass."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lowering_models import Answer, Dataclasses, KeyValueCache, Mlp, cpu_pair
+from lowering_models import Dataclasses, KeyValueCache, Mlp, cpu_pair
 
 from fxpasses import Device, InputError, PlanError, load, lower, save
 from fxpasses.units import KiB
@@ -52,7 +52,6 @@ def test_a_cache_is_saved_with_its_state(tmp_path: Path) -> None:
 
 
 def test_a_new_process_without_the_models_source_gets_fields_by_name(tmp_path: Path) -> None:
-    torch.export.register_dataclass(Answer, serialized_type_name="tests.Answer")
     model = Dataclasses().eval()
     x = torch.randn(3, 8)
     save(lower(model, (x,), devices=cpu_pair(6 * KiB, 6 * KiB)), tmp_path / "out")

@@ -28,8 +28,6 @@ from fxpasses.demo_model import demo_llama
 from fxpasses.passes.placement import copies_of
 from fxpasses.units import KiB, MiB
 
-torch.export.register_dataclass(Answer, serialized_type_name="tests.Answer")
-
 
 def assert_same(expected: Any, actual: Any) -> None:
     assert pytree.tree_structure(expected) == pytree.tree_structure(actual)
