@@ -1,0 +1,185 @@
+"""Where a model is cut: at modules by name, at ``pipe_split()`` calls, or by balance.
+
+Modules are found in the exported graph by the module stack that every node carries, so that cutting needs no change of
+the caller's module, not even for a moment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Link, Topology
+from fxpasses.errors import StageError, user_line
+from fxpasses.partitioners.by_device import place_by_device
+
+__all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
+
+
+class SplitPoint(enum.Enum):
+    """Which side of a module a new stage begins at."""
+
+    BEGINNING = 1
+    END = 2
+
+
+_ANNOTATED: weakref.WeakKeyDictionary[torch.nn.Module, SplitPoint] = weakref.WeakKeyDictionary()
+"""What ``annotate_split_points`` was told; it lies beside the modules, which stay as they are."""
+
+_MARKERS = ("fxpasses::pipe_split", "pippy::_pipe_split")
+
+
+@functools.cache
+def _registered() -> torch.library.Library:
+    """Register the marker when it is first used; the library lives as long as the cache holds it."""
+    library = torch.library.Library("fxpasses", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+    library.define("pipe_split() -> ()")  # type: ignore[no-untyped-call]
+    library.impl("pipe_split", lambda: None, "BackendSelect")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("fxpasses::pipe_split", lambda: None, lib=library)
+    torch.fx.node.has_side_effect(torch.ops.fxpasses.pipe_split.default)
+    return library
+
+
+def pipe_split() -> None:
+    """Begin a new stage here: written into a ``forward``; it does nothing when the model just runs."""
+    _registered()
+    torch.ops.fxpasses.pipe_split()
+
+
+def annotate_split_points(mod: torch.nn.Module, spec: Mapping[str, SplitPoint]) -> None:
+    """Note where ``pipeline`` shall cut a model; the model itself is not changed.
+
+    Args:
+        mod: The model, or a part of it.
+        spec: The side to cut at, by the qualified name of a submodule of ``mod``.
+
+    Raises:
+        StageError: A name that is no submodule, or a value that is no SplitPoint.
+    """
+    check_spec(mod, spec)
+    for name, side in spec.items():
+        _ANNOTATED[mod.get_submodule(name)] = side
+
+
+def annotations_of(module: torch.nn.Module) -> dict[str, SplitPoint]:
+    """The annotated submodules by name, in the order of ``named_modules``."""
+    return {name: _ANNOTATED[part] for name, part in module.named_modules() if name and part in _ANNOTATED}
+
+
+def check_spec(module: torch.nn.Module, spec: Mapping[str, SplitPoint]) -> None:
+    """Refuse names that are no submodules and values that are no split points."""
+    known = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
+    for name, side in spec.items():
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=3)
+            hint = f"the nearest names are {', '.join(map(repr, nearest))}" if nearest else "no name comes near"
+            raise StageError(f"the split point {name!r} names no module of {type(module).__name__}; {hint}")
+        if not isinstance(side, SplitPoint):
+            raise StageError(f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END")
+
+
+def compute_nodes(graph_module: GraphModule) -> list[Node]:
+    """The nodes that run: all but inputs, attributes and the output."""
+    return [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def take_markers(graph_module: GraphModule) -> list[int]:
+    """Remove every ``pipe_split`` from a graph; gives the compute node before which each stood, as a position."""
+    cuts: list[int] = []
+    position = 0
+    for node in compute_nodes(graph_module):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _MARKERS:
+            cuts.append(position)
+            graph_module.graph.erase_node(node)
+        else:
+            position += 1
+    return cuts
+
+
+def cuts_at_modules(nodes: Sequence[Node], spec: Mapping[str, SplitPoint]) -> list[int]:
+    """The positions before which a new stage begins.
+
+    Raises:
+        StageError: A module that never runs, or that runs several times.
+    """
+    calls: dict[str, dict[str, list[int]]] = {name: {} for name in spec}
+    for position, node in enumerate(nodes):
+        for call, (path, *_) in (node.meta.get("nn_module_stack") or {}).items():  # a second call has another key
+            if path in calls:
+                calls[path].setdefault(call, []).append(position)
+    return [_cut_at(name, side, list(calls[name].values())) for name, side in spec.items()]
+
+
+def _cut_at(name: str, side: SplitPoint, calls: Sequence[Sequence[int]]) -> int:
+    if not calls:
+        raise StageError(
+            f"the split point {name!r} runs no operator of its own in the graph; cut at the module around it"
+        )
+    if len(calls) > 1:
+        raise StageError(
+            f"the split point {name!r} runs {len(calls)} times, and so a cut there is no single place; "
+            "call pipe_split() in the forward instead"
+        )
+    return calls[0][0] if side is SplitPoint.BEGINNING else calls[0][-1] + 1
+
+
+def stages_from_cuts(nodes: Sequence[Node], cuts: Sequence[int]) -> dict[Node, int]:
+    """The stage of each node; several cuts at one place count once.
+
+    Raises:
+        StageError: A stage without operators.
+    """
+    for cut in cuts:
+        if cut in (0, len(nodes)):
+            side = "before the first" if cut == 0 else "after the last"
+            raise StageError(f"a split point lies {side} operator of the model, and so one stage would be empty")
+    bounds = sorted(set(cuts))
+    stage_of: dict[Node, int] = {}
+    stage = 0
+    for position, node in enumerate(nodes):
+        stage += stage < len(bounds) and position == bounds[stage]
+        stage_of[node] = stage
+    return stage_of
+
+
+def balanced_stages(
+    graph_module: GraphModule, num_stages: int | None, devices: Sequence[Device] | None
+) -> dict[Node, int]:
+    """The stage of each node such that the slowest stage is as fast as can be.
+
+    Raises:
+        StageError: Neither a number nor devices, or more stages than can be cut.
+        InfeasibleError: The devices' memory does not suffice.
+    """
+    if devices is None:
+        if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 1:
+            raise StageError(f'split_spec="auto" needs num_stages, a number from 1 on, or devices; not {num_stages!r}')
+        devices = [Device(f"stage{index}") for index in range(num_stages)]
+    elif num_stages not in (None, len(devices)):
+        raise StageError(f"num_stages is {num_stages}, but there are {len(devices)} devices; leave one of them out")
+    wanted = len(devices)
+    possible = len(compute_nodes(graph_module))
+    if wanted > possible:
+        raise StageError(f"the model has {possible} operators and cannot be cut into {wanted} stages")
+    names = [device.name for device in devices]
+    links = [Link(a, b, bandwidth=1e12, latency=0.0) for at, a in enumerate(names) for b in names[at + 1 :]]
+    assignment = place_by_device(graph_module, Topology.of(devices, links), objective="throughput").assignment
+    if len(assignment.order) < wanted:
+        raise StageError(
+            f"the model can be cut into {len(assignment.order)} stages, not into {wanted}: "
+            "what writes in place, and tuples, stay in one stage, and a stage more would not make the slowest faster"
+        )
+    number = {part: index for index, part in enumerate(assignment.order)}
+    return {node: number[part] for node, part in assignment.partition_of.items()}
+
+
+def where(node: Node) -> str:
+    """A node and the user's line behind it, for messages."""
+    line = user_line(node)
+    return f"{node.name} ({line})" if line else node.name
