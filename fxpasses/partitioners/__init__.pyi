@@ -24,6 +24,7 @@ from .matching import (
 )
 from .proposing import CapabilityOptions
 from .small_parts import TransferCost
+from .solvers import PlacementProblem, PlacementSolution, solve_placement
 from .support import (
     OperatorSupport,
     OperatorSupportBase,
@@ -46,6 +47,8 @@ __all__ = [
     "OperatorSupport",
     "OperatorSupportBase",
     "Partition",
+    "PlacementProblem",
+    "PlacementSolution",
     "SourcePartition",
     "SubgraphMatcher",
     "SubgraphMatcherWithNameNodeMap",
@@ -68,6 +71,7 @@ __all__ = [
     "partition_by_pattern",
     "partition_by_source",
     "partition_for_backends",
+    "solve_placement",
     "topo_sort",
     "validate_partition",
 ]

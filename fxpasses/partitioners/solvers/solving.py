@@ -1,0 +1,269 @@
+"""Solve a placement problem: reduce it, cut linear orders, then all ideals if the budget reaches, and say how good."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.bounds import load_bound, weights_of
+from fxpasses.partitioners.solvers.contiguous import DeviceClass, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.cutting import CutFamily, all_ideals, linear_orders, prefixes
+from fxpasses.partitioners.solvers.problem import (
+    CostTables,
+    Floats,
+    PlacementProblem,
+    PlacementSolution,
+    evaluate,
+    tables_of,
+)
+from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
+
+__all__ = ["solve_placement"]
+
+IDEALS_A_SECOND = 10_000
+STEPS_A_SECOND = 30e6
+MAX_STATES = 4096
+MAX_TABLE = 10_000_000
+ORDERS = 6
+
+
+@attrs.frozen(eq=False)
+class _Search:
+    """A reduced problem with the classes of its devices, as the links are at their best."""
+
+    problem: PlacementProblem
+    tables: CostTables
+    units: Units
+    classes: tuple[DeviceClass, ...]
+
+    @property
+    def least(self) -> Floats:
+        least: Floats = weights_of(self.units, self.problem.objective).min(axis=1)
+        return least
+
+    @property
+    def states(self) -> int:
+        return math.prod(len(group.devices) + 1 for group in self.classes)
+
+    def over(self, inside: NDArray[np.bool_], classes: tuple[DeviceClass, ...] | None = None) -> PipelineSearch:
+        classes = self.classes if classes is None else classes
+        least = np.min([np.where(group.banned, np.inf, group.weight) for group in classes], axis=0)
+        weight = np.where(np.isfinite(least), least, 0.0)
+        return PipelineSearch(self.units, CutFamily.of(inside, weight), classes)
+
+    def devices(self, pipeline: Pipeline) -> NDArray[np.int64]:
+        """The position of each node's device."""
+        home = np.zeros(self.units.size, dtype=np.int64)
+        for device, units in pipeline.runs:
+            home[list(units)] = device
+        return home[self.units.unit_of]
+
+    def value(self, pipeline: Pipeline) -> float:
+        return evaluate(self.tables, self.devices(pipeline)).value(self.problem.objective)
+
+
+def solve_placement(problem: PlacementProblem) -> PlacementSolution:
+    """Place each node on a device, and say how far from the best that can be.
+
+    The graph is reduced first. A dynamic program over the prefixes of several linear orders gives a first answer; one
+    over all ideals then finds the best pipeline, when ``time_budget`` reaches for them. When all links are alike that
+    is the optimum; else links count at their best in the search and as they are in the figures, and the bound says
+    what is open.
+
+    Args:
+        problem: What to place, where, and what counts.
+
+    Returns:
+        A placement that keeps every budget, the same each time for the same problem.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, and the budget was too small to prove that none exists.
+    """
+    tables = tables_of(problem)
+    if not tables.nodes:
+        return _solution(problem, tables, np.zeros(0, dtype=np.int64), (), 0.0)
+    units = reduce_problem(problem, tables)
+    _check_each(problem, tables, units)
+    search = _Search(problem, tables, units, _device_classes(problem, tables, units))
+    bound = load_bound(units, tables.memory, problem.objective)
+    best = _first_answer(search, bound)
+    if best is None or search.value(best) > bound:
+        best, proven = _exact_answer(search, best, bound)
+        bound = max(bound, proven)
+    order = tuple(problem.devices[device].name for device, _units in best.runs)
+    return _solution(problem, tables, search.devices(best), order, bound)
+
+
+def _first_answer(search: _Search, bound: float) -> Pipeline | None:
+    """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
+    orders = linear_orders(search.units, ORDERS if search.units.size <= 2000 else 1, search.problem.seed)
+    prepared = search.over(prefixes(orders, search.least), _merged(search.classes))
+    return next(_answers(prepared, bound), None)
+
+
+def _answers(prepared: PipelineSearch, bound: float) -> Iterator[Pipeline]:
+    for below in (1.1 * bound, 2 * bound, math.inf):
+        pipeline, _finished = prepared.run(below)
+        if pipeline is not None:
+            yield pipeline
+
+
+def _exact_answer(search: _Search, best: Pipeline | None, bound: float) -> tuple[Pipeline, float]:
+    """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
+    budget = search.problem.time_budget
+    states = search.states
+    limit = int(min(IDEALS_A_SECOND * budget, MAX_TABLE / states))
+    inside = all_ideals(search.units, limit) if budget and states <= MAX_STATES else None
+    if inside is not None:
+        prepared = search.over(inside)
+        below = math.inf if best is None else search.value(best) * (1 - 1e-9)
+        found, finished = prepared.run(below, STEPS_A_SECOND * budget)
+        if finished and found is None and best is None:
+            raise _infeasible(search, inside)
+        if finished and found is None and best is not None:
+            return best, search.value(best)
+        if found is not None:
+            better = found if best is None else min((found, best), key=search.value)
+            return better, found.value
+    if best is None:
+        raise PlacementError(
+            "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
+            f"exists; raise time_budget (it is {budget:g} s) or the memory of a device."
+        )
+    return best, 0.0
+
+
+def _device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
+    """Group devices that no unit and no value can tell apart, links at their best."""
+    weights = weights_of(units, problem.objective)
+    count = len(tables.memory)
+    groups: dict[tuple[object, ...], DeviceClass] = {}
+    for device in range(count):
+        others = [other for other in range(count) if other != device]
+        leaving = _value_seconds(tables, units, [(device, other) for other in others])
+        entering = _value_seconds(tables, units, [(other, device) for other in others])
+        if problem.objective == "memory":
+            leaving, entering = np.zeros_like(leaving), np.zeros_like(entering)
+        banned = ~np.isfinite(weights[:, device])
+        weight = np.where(banned, 0.0, weights[:, device])
+        memory = float(tables.memory[device])
+        key = (weight.tobytes(), banned.tobytes(), memory, leaving.tobytes(), entering.tobytes())
+        known = groups.get(key)
+        devices = (device,) if known is None else (*known.devices, device)
+        groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
+    return tuple(groups.values())
+
+
+def _value_seconds(tables: CostTables, units: Units, links: list[tuple[int, int]]) -> Floats:
+    """Seconds of each value of the reduced problem over the best of some links, ``(q,)``."""
+    if not links:
+        return np.zeros(len(units.makers))
+    each = np.min([tables.sending(source, target) for source, target in links], axis=0)
+    return np.array([each[list(makers)].sum() for makers in units.makers], dtype=np.float64)
+
+
+def _merged(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
+    """At most ``MAX_STATES`` states: the two classes nearest in speed become one that is as bad as either."""
+    found = sorted(classes, key=lambda group: (float(group.weight.sum()), group.devices))
+    while math.prod(len(group.devices) + 1 for group in found) > MAX_STATES and len(found) > 1:
+        speed = [float(group.weight.sum()) for group in found]
+        near = min(range(len(found) - 1), key=lambda index: (speed[index + 1] - speed[index], index))
+        first, second = found[near : near + 2]
+        found[near : near + 2] = [
+            DeviceClass(
+                tuple(sorted(first.devices + second.devices)),
+                np.maximum(first.weight, second.weight),
+                first.banned | second.banned,
+                min(first.memory, second.memory),
+                np.maximum(first.leaving, second.leaving),
+                np.maximum(first.entering, second.entering),
+            )
+        ]
+    return tuple(found)
+
+
+def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> None:
+    """Refuse what no search is needed for: a unit that fits nowhere, more bytes than all devices have."""
+    allowed = np.isfinite(units.seconds)
+    room = np.where(allowed, tables.memory[None, :], -np.inf).max(axis=1)
+    for unit in np.flatnonzero(~allowed.any(axis=1)).tolist():
+        names = _names(tables, units.members[unit])
+        raise InfeasibleError(
+            f"No device may run {names}: think of what the devices can run, and of pins, forbidden devices, groups."
+        )
+    for unit in np.flatnonzero(units.kept > room).tolist():
+        names, missing = _names(tables, units.members[unit]), int(units.kept[unit] - room[unit])
+        raise InfeasibleError(
+            f"{names} keeps {units.kept[unit]} bytes together, and no device that may run it has more than "
+            f"{room[unit]:.0f}: {missing} bytes are missing.",
+            missing_bytes=missing,
+        )
+    total, has = int(tables.kept.sum()), float(tables.memory.sum())
+    if total > has:
+        over = int(np.argmax(np.cumsum(tables.kept) > has))
+        raise InfeasibleError(
+            f"The nodes keep {total} bytes, and the devices have {has:.0f} together: {total - int(has)} bytes are "
+            f"missing. {tables.nodes[over]!r} is the first node that does not fit.",
+            missing_bytes=total - int(has),
+        )
+
+
+def _names(tables: CostTables, members: tuple[int, ...]) -> str:
+    names = [repr(tables.nodes[index]) for index in members[:3]]
+    return ", ".join(names) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+
+
+def _infeasible(search: _Search, inside: NDArray[np.bool_]) -> InfeasibleError:
+    """Say by how many bytes the best pipeline misses, and at which node."""
+    none = np.zeros(len(search.units.makers))
+    classes = tuple(
+        DeviceClass(
+            group.devices, search.units.kept.astype(np.float64), group.banned, math.inf, none, none, credit=group.memory
+        )
+        for group in search.classes
+    )
+    pipeline, _finished = search.over(inside, classes).run(math.inf)
+    if pipeline is None:
+        return InfeasibleError(
+            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
+            "would have values flow back to a device that has finished."
+        )
+    device_of = search.devices(pipeline)
+    over = evaluate(search.tables, device_of).kept - search.tables.memory
+    worst = int(np.argmax(over))
+    own = np.flatnonzero(device_of == worst)
+    first = own[int(np.argmax(np.cumsum(search.tables.kept[own]) > search.tables.memory[worst]))]
+    missing = int(over[worst])
+    return InfeasibleError(
+        f"No pipeline keeps every budget: the one that comes nearest needs {missing} bytes more on "
+        f"{search.problem.devices[worst].name!r}, where {search.tables.nodes[first]!r} is the first node that does not "
+        "fit.",
+        missing_bytes=missing,
+    )
+
+
+def _solution(
+    problem: PlacementProblem,
+    tables: CostTables,
+    device_of: NDArray[np.int64],
+    order: tuple[str, ...],
+    bound: float,
+) -> PlacementSolution:
+    names = [device.name for device in problem.devices]
+    figures = evaluate(tables, device_of)
+    value = figures.value(problem.objective)
+    return PlacementSolution(
+        {node: names[device] for node, device in zip(tables.nodes, device_of.tolist(), strict=True)},
+        order,
+        value,
+        min(bound, value),
+        dict(zip(names, figures.load.tolist(), strict=True)),
+        dict(zip(names, figures.compute.tolist(), strict=True)),
+        dict(zip(names, figures.kept.tolist(), strict=True)),
+    )
