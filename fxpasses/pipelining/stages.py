@@ -11,9 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.attributes import find_attribute
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import StageError
 from fxpasses.input_contract import InputContract
+from fxpasses.partitioners.cost import tensors_in
 from fxpasses.passes.splitting import Split
 from fxpasses.pipelining.split_points import where
 from fxpasses.pipelining.travelling import Traveller, arrive, depart
@@ -109,9 +111,10 @@ def make_routes(split: Split) -> list[Route]:
         last_use.update(dict.fromkeys(call.all_input_nodes, stage))
     last_use.update({leaf: len(calls) - 1 for leaf in leaves if isinstance(leaf, Node)})
     _refuse_foreign(last_use, born)
+    flowing = differentiable_values(split.source)
     crossing = [
         [
-            _traveller(node, slots[node], _maker(split, node))
+            _traveller(split, node, slots[node], flowing)
             for node in slots
             if born.get(node, stage) < stage <= last_use.get(node, -1)
         ]
@@ -157,14 +160,46 @@ def _refuse_foreign(used: Mapping[Node, int], born: Mapping[Node, int]) -> None:
 
 
 def _maker(split: Split, node: Node) -> Node:
-    """The node in a part whose value a call gives; the node itself where it is no call's only value."""
-    if node.op != "call_module":
-        return node
-    made = split.graph_module.get_submodule(str(node.target)).graph.output_node().args[0]  # type: ignore[union-attr, operator]
-    return made if isinstance(made, Node) else node
+    """The node of the source graph that computes a value of the top-level graph."""
+    call, index = (node.all_input_nodes[0], int(node.args[1])) if node.target is operator.getitem else (node, None)  # type: ignore[arg-type]  # always a number
+    if call.op != "call_module":
+        return split.origins.get(node, node)
+    part: Any = split.graph_module.get_submodule(str(call.target))
+    given = part.graph.output_node().args[0]
+    made = given if index is None else given[index]
+    return split.origins.get(made, made)
 
 
-def _traveller(node: Node, slot: int, maker: Node) -> Traveller:
+def differentiable_values(graph_module: GraphModule) -> dict[Node, None]:
+    """The nodes through which a gradient can flow to a parameter or to an input, as the operators let it."""
+    effects = analyze_effects(graph_module)
+    flowing: dict[Node, None] = {}
+    storages: dict[int, None] = {}  # written with what flows
+    for node in graph_module.graph.nodes:
+        is_real = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(node.meta.get("val")))
+        if node.op == "get_attr":
+            starts = is_real and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter)
+        else:
+            starts = is_real and node.op == "placeholder"
+        fed = any(
+            used in flowing or not storages.keys().isdisjoint(effects.storages(used)) for used in node.all_input_nodes
+        )
+        if fed:
+            storages.update(dict.fromkeys(storage for storage in effects.of(node).writes if storage >= 0))
+        if starts or (is_real and fed and not _stops_gradients(node)):
+            flowing[node] = None
+    written = [node for node in graph_module.graph.nodes if not storages.keys().isdisjoint(effects.storages(node))]
+    return {**flowing, **dict.fromkeys(written)}
+
+
+def _stops_gradients(node: Node) -> bool:
+    if node.target is torch.ops.aten.detach.default:
+        return True
+    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled" and node.args[0] is False
+
+
+def _traveller(split: Split, node: Node, slot: int, flowing: Mapping[Node, None]) -> Traveller:
+    maker = _maker(split, node)
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise StageError(
@@ -177,7 +212,8 @@ def _traveller(node: Node, slot: int, maker: Node) -> Traveller:
             f"{where(maker)} has the size {tuple(value.shape)}, which depends on the input; stages need fixed sizes",
             node=node,
         )
-    return Traveller.of(slot, maker.name, value)
+    differentiable = maker in flowing and (value.is_floating_point() or value.is_complex())
+    return Traveller.of(slot, maker.name, value, differentiable=differentiable, is_input=node.op == "placeholder")
 
 
 def _kind(value: Any) -> str:
