@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpasses import CaptureError, Device, StageError
-from fxpasses.pipelining import PipeInfo, SplitPoint, annotate_split_points, pipe_split, pipeline
+from fxpasses.pipelining import PipeInfo, PipeSequential, SplitPoint, annotate_split_points, pipe_split, pipeline
 
 BEGINNING, END = SplitPoint.BEGINNING, SplitPoint.END
 
@@ -188,6 +188,34 @@ def test_pipe_split_in_a_forward_begins_a_stage():
     assert torch.equal(model(X), pipe(X))
 
 
+def test_each_module_of_a_pipe_sequential_is_a_stage():
+    """The compatible face of a sequential model."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    pipe = pipeline(PipeSequential.from_sequential(model), (X,))
+
+    assert 3 == pipe.num_stages
+    assert torch.equal(model(X), pipe(X))
+
+
+def test_a_stage_that_needs_nothing_from_the_one_before():
+    """The last stage takes no tensors and is not mistaken for the first."""
+
+    class Apart(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.first(x)
+            pipe_split()
+            return self.second(torch.ones(2, 4)), y.shape[0]
+
+    model = Apart()
+    pipe = pipeline(model, (X,))
+
+    assert equal(model(X), pipe(X))
+
+
 def test_a_split_policy_marks_the_graph():
     """A policy gets the captured graph and puts markers into it."""
     pipe_split()
@@ -344,6 +372,10 @@ BAD = {
     "another word": (
         lambda: pipeline(Chain(), (X,), split_spec="even"),
         "split_spec is a dict of split points or \"auto\", not 'even'",
+    ),
+    "a list": (
+        lambda: pipeline(Chain(), (X,), split_spec=["layers.1"]),
+        "split_spec is a dict of split points or \"auto\", not ['layers.1']",
     ),
     "index": (
         lambda: pipeline(Chain(), (X,), split_spec={"layers.1": END}).get_stage_module(2),

@@ -26,6 +26,7 @@ from fxpasses.pipelining.split_points import (
     check_spec,
     compute_nodes,
     cuts_at_modules,
+    pipe_split,
     stages_from_cuts,
     take_markers,
 )
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["Pipe", "PipeInfo", "pipeline"]
+__all__ = ["Pipe", "PipeInfo", "PipeSequential", "pipeline"]
 
 SplitPolicy = Callable[[GraphModule], GraphModule]
 
@@ -47,6 +48,23 @@ class PipeInfo:
     graph: Graph
     num_stages: int
     has_loss_and_backward: bool
+
+
+class PipeSequential(torch.nn.Sequential):
+    """A ``Sequential`` of which every module is a stage of its own."""
+
+    @classmethod
+    def from_sequential(cls, sequential: torch.nn.Sequential) -> PipeSequential:
+        """The same modules, with a split between each two."""
+        return cls(*sequential)
+
+    def forward(self, value: Any) -> Any:
+        """Run one module after the other."""
+        for index, module in enumerate(self):
+            if index:
+                pipe_split()
+            value = module(value)
+        return value
 
 
 class Pipe(torch.nn.Module):
@@ -256,7 +274,7 @@ def pipeline(
         raise StageError("pipeline() takes split_spec or split_policy, not both; they would cut twice")
     if split_spec != "auto" and (num_stages is not None or devices is not None):
         raise StageError('num_stages and devices are for split_spec="auto"; split points say themselves how many')
-    if isinstance(split_spec, str) and split_spec != "auto":
+    if not (split_spec is None or split_spec == "auto" or isinstance(split_spec, Mapping)):
         raise StageError(f'split_spec is a dict of split points or "auto", not {split_spec!r}')
     spec: dict[str, SplitPoint] = {}
     if isinstance(split_spec, Mapping) and isinstance(module, torch.nn.Module):

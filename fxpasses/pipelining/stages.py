@@ -28,6 +28,7 @@ class Route:
     """What goes in and out of one stage; values have slots, numbers that hold for the whole pipeline.
 
     Args:
+        is_first: Whether it takes the user's inputs.
         received: What comes from the stage before; nothing for the first one.
         entering: The slot of each flattened input of the user; only for the first stage.
         called_with: The slots that the part takes, in its order.
@@ -37,6 +38,7 @@ class Route:
         leaving: The slots or constants of the flattened output of the user, only for the last stage.
     """
 
+    is_first: bool
     received: tuple[Traveller, ...]
     entering: tuple[int, ...]
     called_with: tuple[int, ...]
@@ -122,6 +124,7 @@ def make_routes(split: Split) -> list[Route]:
     ]
     return [
         Route(
+            is_first=stage == 0,
             received=tuple(crossing[stage]),
             entering=tuple(slots[node] for node in inputs) if stage == 0 else (),
             called_with=tuple(slots[node] for node in call.args if isinstance(node, Node)),
@@ -265,7 +268,7 @@ class StageModule(torch.nn.Module):
         return depart(self.route.sent, [values[traveller.slot] for traveller in self.route.sent])
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-        if self.route.entering or not self.route.received:
+        if self.route.is_first:
             ordered, _ = self.contract.bind(args, kwargs)
             flat = [leaf for value in ordered for leaf in pytree.tree_leaves(value)]
             return dict(zip(self.route.entering, flat, strict=True))
