@@ -52,7 +52,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 fuzz: $(VENV)/.dev
-	FXPASSES_FUZZ=1 $(BIN)/python -m pytest -W error -n 2 --dist worksteal
+	FXPASSES_FUZZ=20 $(BIN)/python -m pytest -W error -n 2 --dist worksteal
 
 clean:
 	rm -rf $(VENV) docs/_build lowered .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import networkx as nx
 from hypothesis import strategies as st
 
 from fxpasses.dependencies import Dependencies
-
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 Edge = tuple[int, int]
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import os
 import random
 import re
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, same
@@ -692,7 +692,7 @@ def test_a_region_is_extracted_as_a_whole() -> None:
     assert torch.float32 == torch.mm(args, args).dtype
 
 
-@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "30")), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rng=st.randoms(use_true_random=False), picks=st.lists(st.integers(0, 99), min_size=1, max_size=6))
 def test_random_sets_are_extracted_right_or_refused(rng: random.Random, picks: list[int]) -> None:
     """Any set of nodes of a program with views, writes, random numbers: the same meaning out and back, or a refusal."""

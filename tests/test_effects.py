@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from programs import NESTED_STEPS, STEPS, observe, random_program, reorder, same
@@ -34,7 +35,7 @@ from fxpasses.errors import CycleError
 from fxpasses.passes.cleanup import CSEPass, EliminateDeadCode
 
 aten = torch.ops.aten
-EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "2000"))
+EXAMPLES = examples(2000)
 
 
 def module_of(write: Callable[[Graph, Node], Any], root: nn.Module | None = None) -> GraphModule:

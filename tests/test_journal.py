@@ -4,12 +4,12 @@ import copy
 import functools
 import gc
 import operator
-import os
 import warnings
 
 import psutil
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.export import Dim, ExportedProgram, export
@@ -369,7 +369,7 @@ def test_constant_arguments_that_cannot_be_compared_count_as_changed() -> None:
     assert {"getitem": "args"} == dict(snapshot.changes().altered)
 
 
-@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "40")), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("aremiw"), st.integers(0, 30), st.integers(0, 30)), max_size=12))
 def test_random_edits_are_rolled_back(steps: list[tuple[str, int, int]]) -> None:
     """Any sequence of adding, erasing, moving, renaming and rewiring is undone to the same nodes and tables."""

@@ -21,7 +21,7 @@ from fxpasses.metadata import (
     value_of,
 )
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes.fusing import fuse_by_partitions
+from fxpasses.passes import fuse_by_partitions
 from fxpasses.passes.splitting import split
 from fxpasses.passes.unflattening import unflatten
 

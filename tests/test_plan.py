@@ -47,9 +47,7 @@ def test_a_whole_module_in_one_part_is_one_line(plan: Plan) -> None:
 
 
 def test_a_plan_for_a_smaller_model_says_which_operator_has_no_part(plan: Plan) -> None:
-    with pytest.raises(
-        PlanError, match=r"^The plan for Mlp has no part for .*; the model changed since"
-    ):
+    with pytest.raises(PlanError, match=r"^The plan for Mlp has no part for .*; the model changed since"):
         plan.assign(exported(6))
 
 

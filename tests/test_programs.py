@@ -4,13 +4,13 @@ import copy
 import dataclasses
 import functools
 import io
-import os
 import re
 import warnings
 
 import psutil
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.export import Dim, ExportedProgram, export
@@ -801,7 +801,7 @@ def test_complaint_37_edits_copy_no_tensors() -> None:
     assert psutil.Process().memory_info().rss - before < 100e6
 
 
-@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "15")), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.booleans(),
     st.lists(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
@@ -21,7 +21,6 @@ from fxpasses.testing import assert_same_values
 from fxpasses.values import fake_mode_of, refresh_values
 
 aten = torch.ops.aten
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 
 class Replace(ExportPass):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import pickle
 import re
 import sys
@@ -10,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -625,7 +625,7 @@ def chain(dynamic: bool):
     return export(Chain(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
 
 
-@settings(max_examples=int(os.environ.get("FXPASSES_FUZZ", "25")), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(sorted(SWAPS)), st.integers(0, 2)), max_size=5))
 def test_recorded_values_agree_with_a_fresh_propagation(dynamic: bool, swaps: list[tuple[str, int]]) -> None:
     """After any rewrites, what is recorded on every node is what propagating the whole graph again would give."""

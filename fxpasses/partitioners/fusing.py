@@ -46,6 +46,7 @@ def fuse_by_partitions(
     always_return_tuple: bool = False,
     *,
     constants: Constants = "pass_in",
+    dependencies: Dependencies | None = None,
 ) -> GraphModule:
     """Make each partition a submodule, in place.
 
@@ -61,6 +62,7 @@ def fuse_by_partitions(
         constants: Where parameters and constants live that a partition reads by ``get_attr`` nodes outside of it: they
             stay outside and are passed in, as in torch, or ``"share"``: they move into all that use them, or another
             policy of :func:`fxpasses.outlining.outline`.
+        dependencies: The dense view of this graph, if the caller has it.
 
     Returns:
         ``gm``.
@@ -73,7 +75,7 @@ def fuse_by_partitions(
         O(V + E) for all partitions together.
     """
     groups = [list(nodes) for nodes in partitions]
-    dependencies = view_of(gm)
+    dependencies = dependencies if dependencies is not None else view_of(gm)
     Assignment.of(gm, groups, dependencies=dependencies)
     alive = live_nodes(dependencies)
     kept = [

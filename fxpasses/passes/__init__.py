@@ -1,5 +1,6 @@
 """Transformations: each pass is one idea in one file."""
 
+from fxpasses.partitioners.fusing import fuse_by_partitions
 from fxpasses.passes.cleanup import (
     CSEPass,
     EliminateDeadCode,
@@ -12,7 +13,6 @@ from fxpasses.passes.cleanup import (
 )
 from fxpasses.passes.folding import FoldConstants
 from fxpasses.passes.fuse_conv_bn import FuseConvBN
-from fxpasses.passes.fusing import fuse_by_partitions
 from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModule, InterpreterModuleDispatcher
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices

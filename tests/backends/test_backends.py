@@ -43,9 +43,7 @@ def test_inductor_compiles_a_part_when_it_first_runs(monkeypatch: pytest.MonkeyP
 def test_a_part_that_writes_to_a_buffer_is_refused_by_a_runtime() -> None:
     args = (torch.randn(1, 1, 16), torch.tensor([0]))
 
-    with pytest.raises(
-        InputError, match=r"^The backend 'openvino' cannot run a part that writes to its inputs"
-    ):
+    with pytest.raises(InputError, match=r"^The backend 'openvino' cannot run a part that writes to its inputs"):
         lower(KeyValueCache().eval(), args, devices=[Device("only", backend="openvino")])
 
 
@@ -58,7 +56,5 @@ def test_a_runtime_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
 
 def test_an_unknown_backend_lists_what_there_is() -> None:
     assert ["eager", "inductor", "onnxruntime", "openvino"] == backend_names()
-    with pytest.raises(
-        InputError, match=r"^There is no backend 'npu'; there are eager, inductor, onnx"
-    ):
+    with pytest.raises(InputError, match=r"^There is no backend 'npu'; there are eager, inductor, onnx"):
         lower(Mlp(), (torch.randn(2, 64),), devices=[Device("only", backend="npu")])

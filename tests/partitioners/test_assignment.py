@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any
 
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_graphs import chain_of, random_dag, trace
@@ -15,8 +15,6 @@ from partition_graphs import chain_of, random_dag, trace
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.partitioners import Assignment, partition_by_capability
-
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 
 def diamond() -> tuple[Any, dict[str, Any]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-import os
 import random
 
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_graphs import supports, supports_nodes, trace
@@ -15,8 +15,6 @@ from programs import observe, random_program, same
 
 from fxpasses.errors import PartitionError
 from fxpasses.partitioners import Assignment, CapabilityOptions, fuse_by_partitions, partition_for_backends
-
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 
 def function(x):

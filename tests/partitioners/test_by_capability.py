@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_graphs import chain_of, long_chain, named, names_in, random_dag, supports, supports_nodes, trace
@@ -39,8 +40,6 @@ from fxpasses.partitioners import (
     topo_sort,
     validate_partition,
 )
-
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 
 def listing(partitions: list[Any]) -> list[Any]:
@@ -274,7 +273,7 @@ for seed in range(4):
 
 @pytest.mark.slow
 def test_complaint_09_identical_in_many_processes() -> None:
-    """Complaint 9: proposals, reasons and fused code are the same under all hash seeds (20 in ``make fuzz``)."""
+    """Complaint 9: proposals, reasons and fused code are the same under twenty hash seeds."""
     script = SEEDED.format(tests=str(Path(__file__).parents[1]))
 
     def run(seed: int) -> str:
@@ -283,7 +282,7 @@ def test_complaint_09_identical_in_many_processes() -> None:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(run, range(20 if FUZZ > 1 else 4)))
+        texts = list(pool.map(run, range(20)))
 
     assert len(set(texts)) == 1
     assert "fused_0" in texts[0]

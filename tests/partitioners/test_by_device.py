@@ -125,9 +125,7 @@ def test_what_touches_one_storage_up_to_its_last_write_stays_on_one_device() -> 
 
 
 def test_an_objective_that_does_not_exist_lists_those_that_do() -> None:
-    with pytest.raises(
-        PlacementError, match=r"^There is no objective 'speed'; there are latency, throughput, mem"
-    ):
+    with pytest.raises(PlacementError, match=r"^There is no objective 'speed'; there are latency, throughput, mem"):
         place_by_device(module_of(Mlp(1), torch.randn(2, 64)), fake_devices(1), objective="speed")  # type: ignore[arg-type]
 
 
@@ -135,9 +133,7 @@ def test_memory_that_no_cut_can_keep_says_what_to_do() -> None:
     graph_module = module_of(Mlp(3), torch.randn(2, 64))
     devices = [Device("a", 30 * KiB), Device("b", 30 * KiB)]
 
-    with pytest.raises(
-        InfeasibleError, match=r"but no cut into runs of consecutive operators keeps every budget"
-    ):
+    with pytest.raises(InfeasibleError, match=r"but no cut into runs of consecutive operators keeps every budget"):
         place_by_device(graph_module, devices)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from fuzz import examples
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
@@ -25,7 +26,7 @@ from fxpasses.partitioners.solvers.problem import tables_of
 from fxpasses.partitioners.solvers.reducing import reduce_problem
 from fxpasses.partitioners.solvers.solving import _device_classes
 
-RANDOM_GRAPHS = 1000 if os.environ.get("FXPASSES_FUZZ") else 60
+RANDOM_GRAPHS = examples(60)
 Placed = Mapping[Hashable, str]
 
 

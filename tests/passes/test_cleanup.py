@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import random
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, same
@@ -34,7 +34,7 @@ from fxpasses.passes import (
 from fxpasses.passes.cleanup import dead_nodes, find_common_subexpressions, find_no_ops
 
 aten = torch.ops.aten
-EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "60"))
+EXAMPLES = examples(150)
 X = torch.arange(6.0).reshape(2, 3) / 4
 
 ALL = [EliminateDeadCode(attributes=False), RemoveNoOps(), SortTopologically(), StripGuards(), CSEPass()]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +12,6 @@ from fxpasses.checks import fake_values_agree, lint, metadata_is_complete
 from fxpasses.passes import FoldConstants
 from fxpasses.testing import assert_pass, assert_same_values
 from fxpasses.units import MiB
-
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 
 
 class Rope(torch.nn.Module):

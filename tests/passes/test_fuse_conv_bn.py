@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from fxpasses.passes import EliminateDeadCode, FuseConvBN
 from fxpasses.passes.fuse_conv_bn import fused_weights
 from fxpasses.testing import assert_pass
 
-FUZZ = int(os.environ.get("FXPASSES_FUZZ", "1"))
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 

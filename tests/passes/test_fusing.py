@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import operator
-import os
 import random
 import sys
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import random_program
@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.passes import fuse_by_partitions
 
-EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "40"))
+EXAMPLES = examples(100)
 
 
 def thirds(graph_module):
@@ -42,7 +42,8 @@ def test_fusing_keeps_outputs_and_gradients(name):
 
         assert done is source
         done.graph.lint()
-        assert len(groups) == sum(child.startswith("fused_") for child, _ in done.named_children())
+        alive = [] if name == "none_comes_out" else groups  # what nothing depends on is not made a part
+        assert len(alive) == sum(child.startswith("fused_") for child, _ in done.named_children())
         assert_same_behaviour(behaviour(shape.capture(), shape), behaviour(done, shape), state=False, exact=shape.exact)
 
 
@@ -138,7 +139,7 @@ def test_complaint_01_fusing_across_a_write_is_refused():
 
     source = symbolic_trace(model)
     before, sine, after = compute_nodes(source)
-    with pytest.raises(CycleError, match=r"part 'fused_0' would wait for itself: add -> .*sin_.* -> .*add_1"):
+    with pytest.raises(CycleError, match=r"^partition 0 would wait for itself: add -> sin_ \(add reads x, .* -> add_1"):
         fuse_by_partitions(source, [[before, after]])
     fuse_by_partitions(source, [[before, sine], [after]])
     source.recompile()
@@ -247,13 +248,13 @@ def test_partitions_that_make_no_sense_are_refused():
     source, other = SHAPES["chain"].capture(), SHAPES["chain"].capture()
     a, b, c, *_ = compute_nodes(source)
     text = str(source.graph)
-    with pytest.raises(PartitionError, match="partition 'fused_1' is empty; leave it out"):
+    with pytest.raises(PartitionError, match="partition 1 is empty; leave it out"):
         fuse_by_partitions(source, [[a], []])
-    with pytest.raises(PartitionError, match="parts 'fused_0' and 'fused_1' both hold relu"):
+    with pytest.raises(PartitionError, match="partitions 0 and 1 overlap: both hold relu"):
         fuse_by_partitions(source, [[a, b], [b]])
-    with pytest.raises(PartitionError, match="partition 'fused_0' holds add, which is not a node of this"):
+    with pytest.raises(PartitionError, match="partition 0 holds add, a node of another graph"):
         fuse_by_partitions(source, [compute_nodes(other)[:1]])
-    with pytest.raises(CycleError, match="part 'fused_0' would wait for itself: add -> relu -> mul"):
+    with pytest.raises(CycleError, match="partition 0 would wait for itself: add -> relu -> mul"):
         fuse_by_partitions(source, [[a, c]])
 
     assert text == str(source.graph)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, same
@@ -17,7 +17,7 @@ from torch.fx import symbolic_trace
 from fxpasses.errors import CycleError, SplitError
 from fxpasses.passes import merge, split, split_module
 
-EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "40"))
+EXAMPLES = examples(100)
 
 
 def chunks(graph_module, count):
@@ -53,6 +53,11 @@ def test_a_split_module_can_be_merged_without_its_split(name):
     assert_same_behaviour(behaviour(shape.capture(), shape), behaviour(merged, shape), exact=shape.exact)
 
 
+def alike(graph_module):
+    """The text; ``tied`` and ``weight`` are one tensor, whose owner reads it under one name."""
+    return graph_module.code.replace("self.tied", "self.weight")
+
+
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6))
 def test_random_splits_of_random_programs_round_trip(seed):
@@ -67,7 +72,7 @@ def test_random_splits_of_random_programs_round_trip(seed):
         done = split(source, chunks(source, 3))
     merged = merge(done)
 
-    assert source.code == merged.code
+    assert alike(source) == alike(merged)
     assert same(observe(source, program.inputs), observe(merged, program.inputs))
 
 

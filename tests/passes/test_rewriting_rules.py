@@ -1,12 +1,12 @@
 """Rules and rule sets: order, fixpoints, reports, actions, safety on random programs, rules that test themselves."""
 
 import operator
-import os
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, same
@@ -451,7 +451,7 @@ RULES = [
     Rule(lambda v: aten.tanh.default(v), lambda v: v.tanh_(), name="now in place"),
     Rule(lambda a, b: operator.add(a.sin(), b), lambda a, b: torch.add(b, torch.sin(a)), name="add of sin"),
 ]
-EXAMPLES = 400 if os.environ.get("FXPASSES_FUZZ") else 60
+EXAMPLES = examples(60)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

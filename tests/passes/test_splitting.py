@@ -16,6 +16,7 @@ import time
 
 import pytest
 import torch
+from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import random_program
@@ -29,7 +30,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import fuse_by_partitions, merge, split, split_by_tags, split_module
 from fxpasses.passes.splitting import SPLIT_NAMES
 
-EXAMPLES = int(os.environ.get("FXPASSES_FUZZ", "60"))
+EXAMPLES = examples(150)
 POLICIES = ("share", "own", "duplicate", "pass_in")
 
 
