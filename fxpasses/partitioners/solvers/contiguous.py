@@ -86,6 +86,8 @@ class PipelineSearch:
     def _supersets(self, table: _Table, first: int, below: float) -> tuple[NDArray[np.int64], int]:
         reach = table.work[first] + below + table.credit + 1e-8 * table.work[-1]  # sums of floats round
         stop = int(np.searchsorted(table.work, reach, side="right"))
+        if self.family.is_nested:
+            return np.arange(first + 1, max(stop, first + 1)), max(0, stop - first - 1)
         own = self.family.words[first]
         later = self.family.words[first + 1 : stop]
         held = np.ones(len(later), dtype=bool)

@@ -19,15 +19,19 @@ from fxpasses.partitioners.solvers.reducing import Units
 __all__ = ["CutFamily", "all_ideals", "linear_orders", "prefixes"]
 
 MAX_CELLS = 40_000_000
-MAX_PREFIXES = 600
+MAX_PREFIXES = 1000
 
 
 @attrs.frozen(eq=False)
 class CutFamily:
-    """Ideals as the columns of ``inside``, ``(m, f)``; the same as words for subset tests, ``(f, w)``."""
+    """Ideals as the columns of ``inside``, ``(m, f)``; the same as words for subset tests, ``(f, w)``.
+
+    ``is_nested`` says that each holds the one before it, as the prefixes of one order do.
+    """
 
     inside: NDArray[np.bool_]
     words: NDArray[np.uint64]
+    is_nested: bool
 
     @classmethod
     def of(cls, inside: NDArray[np.bool_], weight: NDArray[np.float64]) -> CutFamily:
@@ -42,7 +46,9 @@ class CutFamily:
             np.int64
         )  # whole numbers: sums do not round
         order = np.lexsort((first, inside.sum(axis=0), exact @ inside))
-        return cls(np.ascontiguousarray(inside[:, order]), np.ascontiguousarray(words[order]))
+        words = np.ascontiguousarray(words[order])
+        is_nested = bool(((words[1:] & words[:-1]) == words[:-1]).all())
+        return cls(np.ascontiguousarray(inside[:, order]), words, is_nested)
 
     @property
     def count(self) -> int:
@@ -114,21 +120,46 @@ def _ordered(units: Units, rule: Callable[[int, int], tuple[float, ...]]) -> lis
     return order
 
 
-def prefixes(orders: Iterable[Sequence[int]], weight: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """The prefixes of each order as columns; of long orders some hundreds, spread over the weight."""
+def prefix_limit(size: int) -> int:
+    """How many prefixes of one order of so many units are looked at."""
+    return max(2, min(MAX_PREFIXES, MAX_CELLS // max(1, size)))
+
+
+def prefixes(orders: Iterable[Sequence[int]], weight: NDArray[np.float64], devices: int = 1) -> NDArray[np.bool_]:
+    """The prefixes of each order as columns; of long orders some hundreds, among them those of equal shares."""
     columns = []
     for order in orders:
-        count = len(order)
-        rank = np.empty(count, dtype=np.int64)
-        rank[np.asarray(order, dtype=np.int64)] = np.arange(count)
-        kept = max(2, min(MAX_PREFIXES, MAX_CELLS // max(1, 4 * count)))
-        stops = np.arange(count + 1)
-        if count > kept:
-            progress = np.cumsum((weight + weight.mean())[order])
-            goals = np.linspace(0, progress[-1], kept)
-            stops = np.unique(np.concatenate([[0], np.searchsorted(progress, goals) + 1, [count]]).clip(0, count))
-        columns.append(rank[:, None] < stops[None, :])
+        stops = np.arange(len(order) + 1)
+        if len(order) > prefix_limit(len(order)):
+            progress = _progress(order, weight)
+            goals = np.linspace(0, 1, max(1, prefix_limit(len(order)) // devices) * devices + 1)
+            stops = np.concatenate([[0], np.searchsorted(progress, goals) + 1, [len(order)]])
+        columns.append(_columns(order, stops))
     return np.concatenate(columns, axis=1)
+
+
+def prefixes_near(
+    order: Sequence[int], stops: NDArray[np.int64], weight: NDArray[np.float64], share: float, reach: int
+) -> NDArray[np.bool_]:
+    """The prefixes that end at some stops, and ``reach`` on either side of each, a ``share`` of the weight apart."""
+    progress = _progress(order, weight)
+    goals = progress[stops - 1][:, None] + share * np.arange(-reach, reach + 1)[None, :]
+    near = np.searchsorted(progress, goals.ravel()) + 1
+    return _columns(order, np.concatenate([[0], stops, near, [len(order)]]))
+
+
+def _progress(order: Sequence[int], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    least = max(float(weight.mean()), 1e-300) / 100  # what weighs nothing takes some room, for it may keep bytes
+    progress: NDArray[np.float64] = np.cumsum((weight + least)[np.asarray(order)])
+    progress /= progress[-1]
+    return progress
+
+
+def _columns(order: Sequence[int], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
+    inside: NDArray[np.bool_] = rank[:, None] < np.unique(stops.clip(0, len(order)))[None, :]
+    return inside
 
 
 def _successors(units: Units) -> list[list[int]]:

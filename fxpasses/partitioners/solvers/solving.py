@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.bounds import load_bound, weights_of
 from fxpasses.partitioners.solvers.contiguous import DeviceClass, Pipeline, PipelineSearch
-from fxpasses.partitioners.solvers.cutting import CutFamily, all_ideals, linear_orders, prefixes
+from fxpasses.partitioners.solvers.cutting import (
+    CutFamily,
+    all_ideals,
+    linear_orders,
+    prefix_limit,
+    prefixes,
+    prefixes_near,
+)
 from fxpasses.partitioners.solvers.problem import (
     CostTables,
     Floats,
@@ -25,11 +33,14 @@ from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
 
 __all__ = ["solve_placement"]
 
-IDEALS_A_SECOND = 10_000
+IDEALS_A_SECOND = 20_000
 STEPS_A_SECOND = 30e6
 MAX_STATES = 4096
 MAX_TABLE = 10_000_000
 ORDERS = 6
+LONG = 2000
+"""Units from which on one linear order is cut, instead of ``ORDERS``."""
+REFINING = 4
 
 
 @attrs.frozen(eq=False)
@@ -101,10 +112,22 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
 
 
 def _first_answer(search: _Search, bound: float) -> Pipeline | None:
-    """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
-    orders = linear_orders(search.units, ORDERS if search.units.size <= 2000 else 1, search.problem.seed)
-    prepared = search.over(prefixes(orders, search.least), _merged(search.classes))
-    return next(_answers(prepared, bound), None)
+    """The best over prefixes of linear orders; the threshold that prunes grows until something is found.
+
+    A long order is cut coarsely first, then ever finer around the cuts that were found.
+    """
+    long = search.units.size > LONG
+    classes = _merged(search.classes)
+    orders = linear_orders(search.units, 1 if long else ORDERS, search.problem.seed)
+    best = next(_answers(search.over(prefixes(orders, search.least, len(search.tables.memory)), classes), bound), None)
+    share = 1 / prefix_limit(search.units.size)
+    while long and best is not None and share * search.units.size > 1:
+        share /= REFINING
+        stops = np.cumsum([len(units) for _device, units in best.runs])
+        near = prefixes_near(orders[0], stops, search.least, share, REFINING)
+        found, _finished = search.over(near, classes).run(best.value)
+        best = found or best
+    return best
 
 
 def _answers(prepared: PipelineSearch, bound: float) -> Iterator[Pipeline]:
@@ -162,10 +185,13 @@ def _device_classes(problem: PlacementProblem, tables: CostTables, units: Units)
 
 def _value_seconds(tables: CostTables, units: Units, links: list[tuple[int, int]]) -> Floats:
     """Seconds of each value of the reduced problem over the best of some links, ``(q,)``."""
-    if not links:
-        return np.zeros(len(units.makers))
-    each = np.min([tables.sending(source, target) for source, target in links], axis=0)
-    return np.array([each[list(makers)].sum() for makers in units.makers], dtype=np.float64)
+    total = np.zeros(len(units.makers))
+    alike = {(tables.latency[link], tables.per_byte[link]): link for link in links}
+    if alike and len(units.makers):
+        each = np.min([tables.sending(source, target) for source, target in alike.values()], axis=0)
+        value = np.repeat(np.arange(len(units.makers)), [len(makers) for makers in units.makers])
+        np.add.at(total, value, each[np.fromiter(itertools.chain.from_iterable(units.makers), dtype=np.int64)])
+    return total
 
 
 def _merged(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
