@@ -236,7 +236,7 @@ def test_the_default_mode_takes_large_graphs() -> None:
 
     solution = solve_placement(PlacementProblem(graph, devices(8), time_budget=0))
 
-    assert 0.05 > solution.gap
+    assert 0.005 > solution.gap
     assert 20 > time.process_time() - begin
 
 

@@ -42,7 +42,7 @@ class CutFamily:
         words = padded.view(np.uint64)
         words, first = np.unique(words, axis=0, return_index=True)
         inside = inside[:, first]
-        exact = np.ceil(weight * (2**40 / max(weight.sum(), 1e-300))).astype(
+        exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0))).astype(
             np.int64
         )  # whole numbers: sums do not round
         order = np.lexsort((first, inside.sum(axis=0), exact @ inside))
