@@ -71,11 +71,11 @@ def lower(
     from rich.console import Console
 
     from fxpasses.devices import Topology, parse_link
+    from fxpasses.lowered_folder import check_writable, save
     from fxpasses.lowering import DEFAULT_PIPELINE
     from fxpasses.lowering import lower as lower_model
     from fxpasses.model_source import find_model
     from fxpasses.report.tables import print_summary
-    from fxpasses.lowered_folder import check_writable, save
 
     console = Console(stderr=as_json)
     if not console.is_terminal:
