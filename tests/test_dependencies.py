@@ -13,7 +13,8 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from dags import FUZZ, Edge, dags, digraph, moved, view_of
+from dags import Edge, dags, digraph, moved, view_of
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import Graph, symbolic_trace

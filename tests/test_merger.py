@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import networkx as nx
 import pytest
-from dags import FUZZ, Edge, dags, digraph, view_of
+from dags import Edge, dags, digraph, view_of
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

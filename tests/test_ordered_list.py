@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from dags import FUZZ
+from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

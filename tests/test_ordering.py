@@ -7,7 +7,8 @@ import random
 
 import networkx as nx
 import pytest
-from dags import FUZZ, Edge, dags, digraph, moved, view_of
+from dags import Edge, dags, digraph, moved, view_of
+from fuzz import FUZZ
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
