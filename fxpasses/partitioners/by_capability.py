@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperatorSupportBase
 
 from fxpasses.errors import PartitionError, also_as
 from fxpasses.outline_plan import Constants
@@ -21,7 +20,7 @@ from .assignment import Assignment
 from .fusing import fuse_by_partitions
 from .proposing import CapabilityOptions, Proposal, propose
 from .small_parts import SizeRule
-from .support import check_support, function_name
+from .support import AnyOperatorSupport, check_support, function_name
 
 __all__ = ["CapabilityBasedPartitioner", "CapabilityOptions", "Partition", "partition_by_capability"]
 
@@ -119,7 +118,7 @@ class CapabilityBasedPartitioner:
     def __init__(
         self,
         graph_module: GraphModule | ExportedProgram,
-        operator_support: _TorchOperatorSupportBase,
+        operator_support: AnyOperatorSupport,
         allows_single_node_partition: bool = False,
         non_compute_ops: Sequence[str] | None = None,
         allowed_single_node_partition_ops: Sequence[str] | None = None,

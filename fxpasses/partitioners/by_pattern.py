@@ -10,14 +10,13 @@ from typing import Any
 
 import attrs
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperatorSupportBase
 
 from fxpasses.errors import PartitionError, PatternError
 
 from .assignment import Assignment
 from .by_capability import CapabilityBasedPartitioner, Partition, check_graph_module
 from .proposing import CapabilityOptions
-from .support import CALLS, OperatorSupportBase, any_chain, create_op_support
+from .support import CALLS, AnyOperatorSupport, OperatorSupportBase, any_chain, create_op_support
 
 __all__ = [
     "GroupBasedPartitioner",
@@ -60,7 +59,7 @@ def match_groups(
 def partition_by_pattern(
     graph_module: GraphModule,
     patterns: Sequence[Any],
-    op_support: _TorchOperatorSupportBase | None = None,
+    op_support: AnyOperatorSupport | None = None,
     *,
     merge: bool = True,
     ignore_literals: bool = False,
@@ -98,7 +97,7 @@ def generate_pattern_op_partitions(
     graph_module: GraphModule,
     patterns: Sequence[Any] | None = None,
     partitions_list: Sequence[Sequence[Node]] | None = None,
-    op_support: _TorchOperatorSupportBase | None = None,
+    op_support: AnyOperatorSupport | None = None,
     ignore_literals: bool = False,
     *,
     partitions: Sequence[Sequence[Node]] | None = None,
@@ -130,7 +129,7 @@ def generate_pattern_op_partitions(
 def generate_partitions_from_list_of_nodes(
     graph_module: GraphModule,
     pattern_list: Sequence[Sequence[Node]] | None = None,
-    op_support: _TorchOperatorSupportBase | None = None,
+    op_support: AnyOperatorSupport | None = None,
 ) -> list[Partition]:
     """The largest partitions of listed and supported nodes; unlike matches, the lists may be cut.
 
@@ -145,7 +144,7 @@ def generate_partitions_from_list_of_nodes(
 def generate_grouped_partitions_from_list_of_nodes(
     graph_module: GraphModule,
     pattern_list: Sequence[Sequence[Node]] | None = None,
-    op_support: _TorchOperatorSupportBase | None = None,
+    op_support: AnyOperatorSupport | None = None,
 ) -> list[Partition]:
     """Like :func:`generate_partitions_from_list_of_nodes`, but each list stays whole.
 
@@ -178,7 +177,7 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
     def __init__(
         self,
         graph_module: GraphModule,
-        operator_support: _TorchOperatorSupportBase,
+        operator_support: AnyOperatorSupport,
         allows_single_node_partition: bool = False,
         non_compute_ops: Sequence[str] | None = None,
         allowed_single_node_partition_ops: Sequence[str] | None = None,
@@ -203,7 +202,7 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
 def _grouping(
     graph_module: GraphModule,
     groups: Sequence[Sequence[Node]],
-    op_support: _TorchOperatorSupportBase | None,
+    op_support: AnyOperatorSupport | None,
     options: CapabilityOptions | None = None,
 ) -> CapabilityBasedPartitioner:
     """The partitioner whose supported nodes are those of the groups and of ``op_support``."""
@@ -219,8 +218,8 @@ def _grouping(
 def _listed_support(
     graph_module: GraphModule,
     groups: Sequence[Iterable[Node]] | None,
-    op_support: _TorchOperatorSupportBase | None,
-) -> _TorchOperatorSupportBase:
+    op_support: AnyOperatorSupport | None,
+) -> AnyOperatorSupport:
     """What supports the listed nodes and those of ``op_support``; the listed ones are not asked about."""
     if groups is None:
         if op_support is None:

@@ -18,7 +18,11 @@ from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperat
 
 from fxpasses.errors import PartitionError, PatternError, also_as
 
+AnyOperatorSupport = _TorchOperatorSupportBase
+"""What may be asked: a support object of this package, or one written for torch."""
+
 __all__ = [
+    "AnyOperatorSupport",
     "IsNodeSupported",
     "OpSupports",
     "OperatorSupport",
