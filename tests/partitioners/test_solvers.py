@@ -178,6 +178,7 @@ def test_the_missing_bytes_are_the_fewest(seed: int) -> None:
     assert missing > 0
     with pytest.raises(InfeasibleError):
         solve_placement(with_more((missing - 1) // len(problem.devices)))
+    assert solve_placement(with_more(missing)).device_of
 
 
 def layers(count: int, width: int = 4, *, seed: int = 0) -> nx.DiGraph[Any]:
