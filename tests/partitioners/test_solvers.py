@@ -22,9 +22,9 @@ from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.solvers.contiguous import PipelineSearch
 from fxpasses.partitioners.solvers.cutting import CutFamily, all_ideals, linear_orders, prefixes
+from fxpasses.partitioners.solvers.pipelines import device_classes
 from fxpasses.partitioners.solvers.problem import tables_of
 from fxpasses.partitioners.solvers.reducing import reduce_problem
-from fxpasses.partitioners.solvers.solving import _device_classes
 
 RANDOM_GRAPHS = examples(60)
 Placed = Mapping[Hashable, str]
@@ -447,7 +447,7 @@ def test_the_search_stops_when_its_steps_are_spent() -> None:
     inside = all_ideals(units, 10_000)
     assert inside is not None
     family = CutFamily.of(inside, units.seconds.min(axis=1))
-    search = PipelineSearch(units, family, _device_classes(problem, tables, units))
+    search = PipelineSearch(units, family, device_classes(problem, tables, units))
 
     assert (None, False) == search.run(math.inf, steps=10)
 
