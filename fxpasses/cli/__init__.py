@@ -1,0 +1,32 @@
+"""The ``fxpasses`` command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fxpasses.cli.lower import lower_command
+from fxpasses.errors import FxPassesError
+
+__all__ = ["main"]
+
+
+class _Group(click.Group):
+    """Errors of this package are one sentence and exit code 2, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FxPassesError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fxpasses")
+def main() -> None:
+    """Graph-transformation passes over torch.fx, from a model to GraphModules that run on their devices."""
+
+
+main.add_command(lower_command)

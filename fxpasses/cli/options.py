@@ -1,0 +1,107 @@
+"""What several commands take: the model, devices and links, the clean-up passes; a console, and progress on it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fxpasses.devices import Topology
+
+__all__ = [
+    "devices_option",
+    "links_option",
+    "make_console",
+    "no_color_option",
+    "objective_option",
+    "pipeline_option",
+    "show_progress",
+    "topology_of",
+]
+
+WIDTH = 110
+"""Columns of a table where there is no terminal to ask."""
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def devices_option(command: Command) -> Command:
+    """``--device``, as ``devices``."""
+    text = "A device; repeat."
+    return click.option("--device", "devices", multiple=True, metavar="NAME=TORCH_DEVICE[,memory=40MiB]", help=text)(
+        command
+    )
+
+
+def links_option(command: Command) -> Command:
+    """``--link``, as ``links``."""
+    text = "A connection between two devices."
+    return click.option("--link", "links", multiple=True, metavar="A:B=16GiB/s,5us", help=text)(command)
+
+
+def objective_option(command: Command) -> Command:
+    """``--objective``."""
+    return click.option(
+        "--objective",
+        type=click.Choice(["latency", "throughput", "memory"]),
+        default="latency",
+        show_default=True,
+        help="What to make small: one sample's time, the busiest device, or the number of devices.",
+    )(command)
+
+
+def pipeline_option(command: Command) -> Command:
+    """``--pipeline``."""
+    text = "The clean-up passes, such as 'remove-detach,eliminate-dead-code'."
+    return click.option("--pipeline", metavar="TEXT", help=text)(command)
+
+
+def no_color_option(command: Command) -> Command:
+    """``--no-color``."""
+    return click.option("--no-color", is_flag=True, help="Print without colours.")(command)
+
+
+def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None) -> Topology:
+    """The devices and links asked for; the demo alone has two devices of its own.
+
+    Raises:
+        InputError: a text that does not parse, no device, two of one name, or a link to one that is not there.
+    """
+    from fxpasses.devices import Device, Topology, parse_device, parse_link
+    from fxpasses.units import MiB
+
+    given = [parse_device(text) for text in devices]
+    if not given and model is None:
+        given = [Device("left", 20 * MiB), Device("right", 20 * MiB)]
+    return Topology.of(given, [parse_link(text) for text in links])
+
+
+def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
+    """Where a command prints; beside JSON, which has the standard output to itself, that is the standard error."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json, no_color=no_color or None)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+@contextlib.contextmanager
+def show_progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """Name the step that is running: a spinner in a terminal, a plain line elsewhere."""
+    if not console.is_terminal:
+        yield lambda step: click.echo(f"... {step}", err=True)
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+    ) as progress:
+        task = progress.add_task("start", total=None)
+        yield lambda step: progress.update(task, description=step)
