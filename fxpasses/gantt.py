@@ -20,14 +20,14 @@ __all__ = ["draw_timeline"]
 
 COLOURS = {
     "compute": "#0072b2",
-    "forward": "#0072b2",
+    "forward": "#56b4e9",
     "backward": "#e69f00",
     "weight": "#009e73",
     "copy": "#cc79a7",
     "load": "#d55e00",
     "idle": "#c9ced6",
 }
-OTHERS = ("#56b4e9", "#f0e442", "#999999")
+OTHERS = ("#f0e442", "#999999")
 HATCHED = ("copy", "load")
 DARK_TEXT = ("#e69f00", "#f0e442", "#56b4e9", "#cc79a7", "#c9ced6", "#999999")
 
@@ -81,10 +81,11 @@ def draw_timeline(timeline: Timeline, *, title: str = "", width: int = 1000) -> 
     """
     from jinja2 import Environment, StrictUndefined
 
-    left = MARGIN + min(220.0, max(90.0, 12 + LETTER * 1.1 * max((len(track) for track in timeline.tracks), default=0)))
+    longest = max((len(text) for track in timeline.tracks for text in (track, _caption(timeline, track))), default=0)
+    left = MARGIN + min(240.0, max(90.0, 14 + LETTER * longest))
     scale = (width - left - MARGIN) / (timeline.makespan or 1.0)
     colours = _colours(timeline)
-    top = MARGIN + (26 if title else 0) + 24
+    top: float = MARGIN + (26 if title else 0) + 24
     rows: list[_Row] = []
     for track in timeline.tracks:
         rows.append(_row(timeline, track, top, left, scale, colours))
@@ -140,7 +141,7 @@ def _bars(
     bars = []
     for lane, members in _joined(placed, scale):
         first, last = members[0], max(members, key=lambda span: span.end)
-        width = max(0.6, (last.end - first.start) * scale - (0.5 if len(members) == 1 else 0.0))
+        width = max(0.6, (last.end - first.start) * scale - (1.0 if len(members) == 1 else 0.0))
         name = first.name if len(members) == 1 else f"{len(members)} x {first.kind}"
         colour = colours[first.kind]
         bars.append(
@@ -203,15 +204,23 @@ def _curve(timeline: Timeline, track: str, steps: MemoryCurve, top: float, left:
         points += [f"{left + second * scale:.1f},{level(size):.1f}", f"{following:.1f},{level(size):.1f}"]
     points.append(f"{end:.1f},{bottom:.1f}")
     over = budget is not None and peak > budget
-    limit = "" if budget is None else f" of {format_bytes(budget)}"
     return _Curve(
         " ".join(dict.fromkeys(points)),
         top,
         bottom,
         None if budget is None else round(level(budget), 1),
-        f"peak {format_bytes(peak)}{limit}" + (" (over)" if over else ""),
+        _caption(timeline, track),
         over,
     )
+
+
+def _caption(timeline: Timeline, track: str) -> str:
+    if track not in timeline.memory:
+        return ""
+    budget, peak = timeline.budgets.get(track), timeline.peak(track)
+    if budget is None:
+        return f"peak {format_bytes(peak)}"
+    return f"peak {format_bytes(peak)} of {format_bytes(budget)}" + (" (over)" if peak > budget else "")
 
 
 def _ticks(makespan: float) -> list[float]:
