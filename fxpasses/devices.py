@@ -24,6 +24,10 @@ DEFAULT_BANDWIDTH = 20e9
 DEFAULT_OVERHEAD = 5e-6
 DEFAULT_LINK_BANDWIDTH = 16 * GiB
 DEFAULT_LINK_LATENCY = 5e-6
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
+    *("float8_e5m2fnuz", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool"),
+)
 
 
 def _no_limit(size: int | None) -> int | None:
@@ -40,6 +44,20 @@ def _positive(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
     return check
 
 
+def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
+    """Types may be given as ``torch.bfloat16`` too."""
+    return {str(dtype).removeprefix("torch."): rate for dtype, rate in given.items()}
+
+
+def _known_rates(instance: object, attribute: attrs.Attribute[Any], rates: Mapping[str, float]) -> None:
+    for dtype, rate in rates.items():
+        if dtype not in _DTYPES:
+            raise InputError(
+                f"flops_by_dtype names the type {dtype!r}, which torch does not have; write it like float16."
+            )
+        _positive(f"flops in {dtype}")(instance, attribute, rate)
+
+
 @attrs.frozen
 class Device:
     """A place that holds tensors and runs operators.
@@ -54,6 +72,7 @@ class Device:
         overhead: Seconds that launching one operator costs.
         backend: The backend that compiles this device's parts.
         supports: Says whether the device can run a node: called as ``supports(submodules, node)``; None means all.
+        flops_by_dtype: Peak rates of types that are faster or slower than ``flops``: ``{"bfloat16": 990e12}``.
 
     Raises:
         InputError: a size or a rate that makes no sense.
@@ -68,6 +87,13 @@ class Device:
     overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True)
     backend: str = attrs.field(default="eager", kw_only=True)
     supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    flops_by_dtype: Mapping[str, float] = attrs.field(
+        factory=dict, kw_only=True, converter=_rates, validator=_known_rates, hash=False
+    )
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak floating-point operations per second in a type, as ``torch`` calls it: ``"float32"``."""
+        return self.flops_by_dtype.get(dtype, self.flops)
 
     @property
     def memory(self) -> float:
@@ -155,11 +181,13 @@ class Topology:
         return devices if isinstance(devices, Topology) else cls(tuple(devices), tuple(links))
 
 
-_DEVICE_OPTIONS = ("memory", "flops", "bandwidth", "overhead", "backend")
+_DEVICE_OPTIONS = ("memory", "flops", "flops.DTYPE", "bandwidth", "overhead", "backend")
 
 
 def parse_device(text: str) -> Device:
     """Read a device as the command line takes it: ``NAME=TORCH_DEVICE[,memory=40MiB][,flops=..][,bandwidth=..]``.
+
+    ``flops.bfloat16=990e12`` gives the rate in one type.
 
     >>> parse_device("left=cpu,memory=40MiB").available_mem_bytes
     41943040
@@ -175,10 +203,13 @@ def parse_device(text: str) -> Device:
     memory: int | None = None
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
-        if key not in _DEVICE_OPTIONS or not equals:
+        known, _, dtype = key.partition(".")
+        if known not in _DEVICE_OPTIONS or not equals or (dtype and known != "flops"):
             raise InputError(f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)}.")
         if key == "memory":
             memory = parse_bytes(value)
+        elif dtype:
+            facts.setdefault("flops_by_dtype", {})[dtype] = parse_count(value, "a number of FLOP/s")
         elif key == "flops":
             facts[key] = parse_count(value, "a number of FLOP/s")
         elif key == "bandwidth":
@@ -249,8 +280,13 @@ def fake_devices(
     )
 
 
-# Dense fp32 FLOP/s, memory bytes/s by CUDA compute capability (vendor data sheets; tensor-core TF32 left out).
-_CUDA_SPEED = {(7, 0): (14e12, 0.9e12), (7, 5): (8e12, 0.3e12), (8, 0): (19.5e12, 1.6e12), (9, 0): (60e12, 3.3e12)}
+# By CUDA compute capability: dense FLOP/s in float32 and in 16 bits, memory bytes/s (vendor data sheets; no TF32).
+_CUDA_SPEED = {
+    (7, 0): (14e12, {"float16": 112e12}, 0.9e12),
+    (7, 5): (8e12, {"float16": 65e12}, 0.3e12),
+    (8, 0): (19.5e12, {"float16": 312e12, "bfloat16": 312e12}, 1.6e12),
+    (9, 0): (60e12, {"float16": 990e12, "bfloat16": 990e12}, 3.3e12),
+}
 
 
 def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
@@ -264,7 +300,8 @@ def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count()):
         free, _total = torch.cuda.mem_get_info(index)
-        flops, bandwidth = _CUDA_SPEED.get(torch.cuda.get_device_capability(index), (20e12, 1e12))
+        capability = torch.cuda.get_device_capability(index)
+        flops, by_dtype, bandwidth = _CUDA_SPEED.get(capability, (20e12, {"float16": 40e12, "bfloat16": 40e12}, 1e12))
         found.append(
             Device(
                 f"cuda{index}",
@@ -272,6 +309,7 @@ def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
                 index,
                 torch_device=f"cuda:{index}",
                 flops=flops,
+                flops_by_dtype=by_dtype,
                 bandwidth=bandwidth,
             )
         )

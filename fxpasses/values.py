@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from fxpasses.errors import FakeValueError
 from fxpasses.evaluation import UNKNOWN, Evaluation, attribute_of, bind_symbols, own_symbols, try_compute
@@ -30,6 +32,7 @@ __all__ = [
     "has_value",
     "nested_graph_modules",
     "obtain_fake_mode",
+    "propagate_values",
     "refresh_callers",
     "refresh_value",
     "refresh_values",
@@ -140,6 +143,28 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
                     queued.add(user)
                     heapq.heappush(waiting, user)
     return list(changed)
+
+
+def propagate_values(graph_module: GraphModule, args: Sequence[Any]) -> None:
+    """Record values on a graph that was traced without any, from example inputs; nothing is computed for real.
+
+    Args:
+        graph_module: The graph; values that it has already are replaced where they differ.
+        args: One example for each placeholder, in order; those left out take their defaults.
+
+    Raises:
+        FakeValueError: More inputs than placeholders, too few, or inputs that an operator cannot work on.
+    """
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    needed = [node for node in placeholders if not node.args]
+    if not len(needed) <= len(args) <= len(placeholders):
+        names = ", ".join(node.name for node in placeholders)
+        raise FakeValueError(f"the graph takes {len(placeholders)} inputs ({names}), but got {len(args)} examples")
+    mode = obtain_fake_mode(graph_module)
+    values = [*args, *(node.args[0] for node in placeholders[len(args) :])]
+    for node, given in zip(placeholders, values, strict=True):
+        set_value(node, pytree.tree_map_only(torch.Tensor, lambda tensor, at=node: fake_of(tensor, mode, at), given))
+    refresh_values(node for node in graph_module.graph.nodes if node.op != "placeholder")
 
 
 def refresh_callers(root: GraphModule) -> list[Node]:

@@ -15,6 +15,7 @@ from .by_source import (
     get_source_partitions,
     partition_by_source,
 )
+from .cost import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
 from .coverage import Coverage, measure_coverage
 from .fusing import constants_by_size, fuse_by_partitions, topo_sort, validate_partition
 from .matching import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -19,16 +19,28 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fxpasses.devices import Device
+from fxpasses.errors import MissingMetadataError, user_line
+from fxpasses.metadata import MetaKey
 
 __all__ = [
+    "COST",
+    "SECONDS",
     "NodeCost",
+    "Sizes",
     "concrete_size",
+    "concrete_value",
+    "cost_of",
     "measure_node",
+    "require_value",
+    "seconds_of",
     "seconds_on",
     "storage_bytes",
     "tensor_bytes",
     "tensors_in",
 ]
+
+Sizes = Literal["hint", "upper"]
+"""How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
 
 UNKNOWN_SIZE = 4096
 """What an unbacked size without any bound counts as."""
@@ -43,12 +55,16 @@ class NodeCost:
         bytes_read: Bytes of the tensors it reads.
         bytes_written: Bytes that it writes; views write none.
         output_bytes: Bytes of its result, whether or not they are newly allocated.
+        parameter_bytes: Bytes of the parameters, buffers and constants among what it reads.
+        dtype: The type it computes in, as ``torch`` calls it (``"bfloat16"``); ``""`` when it computes nothing.
     """
 
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     output_bytes: int = 0
+    parameter_bytes: int = 0
+    dtype: str = ""
 
     def __add__(self, other: NodeCost) -> NodeCost:
         return NodeCost(
@@ -56,20 +72,46 @@ class NodeCost:
             self.bytes_read + other.bytes_read,
             self.bytes_written + other.bytes_written,
             self.output_bytes + other.output_bytes,
+            self.parameter_bytes + other.parameter_bytes,
+            self.dtype if self.flops >= other.flops else other.dtype,
         )
 
 
-def concrete_size(size: Any, default: int = UNKNOWN_SIZE) -> int:
-    """A symbolic size at its hint, else at its upper bound, else ``default``."""
+COST = MetaKey[NodeCost](
+    "fxpasses.cost", made_by="MeasureCosts()", to_json=attrs.asdict, from_json=lambda facts: NodeCost(**facts)
+)
+"""What a node does, whatever device it runs on."""
+
+SECONDS = MetaKey[Mapping[str, float]]("fxpasses.seconds", made_by="ProfileCosts(devices)", to_json=dict)
+"""Measured seconds of a node, by the name of the device."""
+
+
+def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hint") -> int:
+    """A symbolic size at its hint, else at its upper bound, else ``default``; the bound first for ``sizes="upper"``."""
     if isinstance(size, int):
         return int(size)
     node = getattr(size, "node", None)
     if node is None:
         return default
-    if (hint := getattr(node, "hint", None)) is not None:
+    hint = getattr(node, "hint", None)
+    if hint is not None and sizes == "hint":
         return int(hint)
     bound = node.shape_env.bound_sympy(node.expr).upper if getattr(node, "shape_env", None) is not None else None
-    return int(bound) if bound is not None and bound.is_finite and bound < 2**40 else default
+    if bound is not None and bound.is_finite and bound < 2**40:
+        return int(bound)
+    return default if hint is None else max(default, int(hint))
+
+
+def concrete_value(value: Any, sizes: Sizes = "hint") -> Any:
+    """A recorded value with numbers for symbols: tensors of symbolic shape become dense ``meta`` tensors."""
+
+    def concrete(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and not all(isinstance(size, int) for size in leaf.shape):
+            shape = [concrete_size(size, sizes=sizes) for size in leaf.shape]
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        return concrete_size(leaf, sizes=sizes) if isinstance(leaf, torch.SymInt) else leaf
+
+    return pytree.tree_map(concrete, value)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -203,88 +245,137 @@ def _run_on_meta(target: Any, inputs: Sequence[Any], kwargs: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _body_cost(
-    bodies: Iterable[Any], owner: GraphModule, *, together: Callable[[list[NodeCost]], NodeCost]
-) -> NodeCost:
-    costs = []
-    for body in bodies:
-        module = owner.get_submodule(str(body.target)) if isinstance(body, Node) else body
-        if isinstance(module, GraphModule):
-            total = NodeCost()
-            for node in module.graph.nodes:
-                total += measure_node(node)
-            costs.append(total)
-    return together(costs) if costs else NodeCost()
-
-
-def _largest(costs: list[NodeCost]) -> NodeCost:
-    return max(costs, key=lambda cost: (cost.flops, cost.bytes_read + cost.bytes_written))
-
-
-def _higher_order_cost(node: Node, inputs: Sequence[Any]) -> NodeCost:
+def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
     """A conditional costs its dearer branch; a loop its body for each row of what it scans, or once."""
     owner = node.graph.owning_module
-    if owner is None:
-        return NodeCost()
-    bodies = [argument for argument in node.all_input_nodes if _is_body(argument, owner)]
-    cost = _body_cost(bodies, owner, together=_largest)
+    bodies = [] if owner is None else [body for used in node.all_input_nodes if (body := _body_of(used, owner))]
+    costs = [sum((measure_node(inner, sizes=sizes) for inner in body.graph.nodes), NodeCost()) for body in bodies]
+    cost = max(costs, key=lambda each: (each.flops, each.bytes_read + each.bytes_written), default=NodeCost())
     if _name_of(node.target) in ("scan", "map_impl", "map") and (scanned := tensors_in(list(inputs))):
         rounds = _shape(scanned[0])[0] if _shape(scanned[0]) else 1
-        cost = NodeCost(cost.flops * rounds, cost.bytes_read * rounds, cost.bytes_written * rounds, cost.output_bytes)
+        return attrs.evolve(
+            cost,
+            flops=cost.flops * rounds,
+            bytes_read=cost.bytes_read * rounds,
+            bytes_written=cost.bytes_written * rounds,
+        )
     return cost
 
 
-def _is_body(node: Node, owner: GraphModule) -> bool:
+def _body_of(node: Node, owner: GraphModule) -> GraphModule | None:
     if node.op != "get_attr":
-        return False
+        return None
     value: Any = owner
     for name in str(node.target).split("."):
         value = getattr(value, name, None)
-    return isinstance(value, GraphModule)
+    return value if isinstance(value, GraphModule) else None
 
 
-def measure_node(node: Node) -> NodeCost:
+def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     """Count what one node does, from the fake values of its arguments and its result.
 
     Args:
         node: Any node; placeholders, attributes and outputs cost nothing.
+        sizes: How symbolic sizes count.
 
     Returns:
-        The cost. A node without a recorded value counts as free: run shape propagation first.
+        The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
-    if node.op in ("placeholder", "get_attr", "output"):
-        output_bytes = sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
-        return NodeCost(output_bytes=output_bytes if node.op != "output" else 0)
-    output = node.meta.get("val")
+    output = concrete_value(node.meta.get("val"), sizes)
     written = sum(map(tensor_bytes, tensors_in(output)))
+    if node.op in ("placeholder", "get_attr", "output"):
+        return NodeCost(output_bytes=written if node.op != "output" else 0)
     if node.op == "call_function" and _is_view(node.target):
         return NodeCost(output_bytes=written)
-    inputs = _values(node.args)
-    read = sum(map(tensor_bytes, tensors_in([list(inputs), dict(_values(node.kwargs))])))
+    inputs = concrete_value(_values(node.args), sizes)
+    named = concrete_value(_values(node.kwargs), sizes)
+    read = sum(map(tensor_bytes, tensors_in([list(inputs), dict(named)])))
+    constants = _attribute_bytes(node)
+    if node.op == "call_module":
+        constants = _state_bytes(node)
+        read += constants
+    dtype = _computing_dtype([*tensors_in(list(inputs)), *tensors_in(dict(named)), *tensors_in(output)])
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        body = _higher_order_cost(node, inputs)
-        return NodeCost(body.flops, max(read, body.bytes_read), max(written, body.bytes_written), written)
+        body = _higher_order_cost(node, inputs, sizes)
+        read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
+        return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
+    return NodeCost(_flops(node, inputs, output, sizes), read, written, written, constants, dtype)
+
+
+def _attribute_bytes(node: Node) -> int:
+    attributes = [used for used in node.all_input_nodes if used.op == "get_attr"]
+    return sum(tensor_bytes(tensor) for used in attributes for tensor in tensors_in(used.meta.get("val")))
+
+
+def _state_bytes(node: Node) -> int:
+    """Bytes of the parameters and buffers of a called module, tied ones once."""
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
+    return sum(map(tensor_bytes, (*module.parameters(), *module.buffers())))
+
+
+def _computing_dtype(tensors: Sequence[torch.Tensor]) -> str:
+    """The type of the first floating-point tensor, else of the first."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
+
+
+def _flops(node: Node, inputs: Sequence[Any], output: Any, sizes: Sizes) -> int:
     counter = _COUNTERS.get(_name_of(node.target))
     if node.op == "call_module":
-        flops = _module_flops(node, output)
-    elif counter is not None and len(tensors_in(list(inputs))) >= 2:
-        flops = counter(inputs, output)
-    else:
-        flops = _fallback_flops(node, inputs, output)
-    return NodeCost(int(flops), read, written, written)
+        return int(_module_flops(node, output, sizes))
+    if counter is not None and len(tensors_in(list(inputs))) >= 2:
+        return int(counter(inputs, output))
+    return int(_fallback_flops(node, inputs, output))
 
 
-def _module_flops(node: Node, output: Any) -> int:
+def _module_flops(node: Node, output: Any, sizes: Sizes) -> int:
     """A leaf module: what its weight does to each output position, or the nodes of its own graph."""
     owner = node.graph.owning_module
     module = owner.get_submodule(str(node.target)) if owner is not None else None
     if isinstance(module, GraphModule):
-        return sum(measure_node(inner).flops for inner in module.graph.nodes)
+        return sum(measure_node(inner, sizes=sizes).flops for inner in module.graph.nodes)
     elements = sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
     weight = getattr(module, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.dim() >= 2 and not isinstance(module, torch.nn.Embedding):
         return 2 * elements * math.prod(_shape(weight)[1:])
     return elements
+
+
+def require_value(node: Node) -> None:
+    """Refuse a node whose result somebody uses and nobody knows.
+
+    Raises:
+        MissingMetadataError: It has no recorded value; the message names the pass that records them.
+    """
+    if "val" in node.meta or node.op in ("get_attr", "output") or not node.users:
+        return
+    where = f" (from {line})" if (line := user_line(node)) else ""
+    raise MissingMetadataError(
+        f"node {node.name!r}{where} has no value to count a cost on; run MeasureCosts(example_inputs=...) first, or "
+        "export the model",
+        node=node,
+        reason="'val' is missing",
+    )
+
+
+def cost_of(node: Node) -> NodeCost:
+    """What ``MeasureCosts`` wrote, or else what :func:`measure_node` counts now.
+
+    Raises:
+        MissingMetadataError: Neither a cost nor a value is recorded; the message names the pass that writes them.
+    """
+    known = COST.get(node)
+    if known is None:
+        require_value(node)
+        return measure_node(node)
+    return known
+
+
+def seconds_of(node: Node, device: Device) -> float:
+    """Seconds of a node on a device: measured by ``ProfileCosts`` if it was, else by :func:`seconds_on`."""
+    measured = SECONDS.get(node, {}).get(device.name)
+    return seconds_on(cost_of(node), device) if measured is None else measured
 
 
 def seconds_on(cost: NodeCost, device: Device) -> float:
@@ -295,4 +386,4 @@ def seconds_on(cost: NodeCost, device: Device) -> float:
     if cost.flops == 0 and cost.bytes_written == 0:
         return 0.0
     moved = cost.bytes_read + cost.bytes_written
-    return device.overhead + max(cost.flops / device.flops, moved / device.bandwidth)
+    return device.overhead + max(cost.flops / device.peak_flops(cost.dtype), moved / device.bandwidth)

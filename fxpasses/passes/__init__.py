@@ -14,6 +14,7 @@ from fxpasses.passes.cleanup import (
 from fxpasses.passes.folding import FoldConstants
 from fxpasses.passes.fuse_conv_bn import FuseConvBN
 from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModule, InterpreterModuleDispatcher
+from fxpasses.passes.measuring import MeasureCosts, measure_graph
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.rewriting import (
@@ -47,6 +48,7 @@ __all__ = [
     "InterpreterModule",
     "InterpreterModuleDispatcher",
     "Match",
+    "MeasureCosts",
     "Outline",
     "PlaceOnDevices",
     "RemoveDetach",
@@ -65,6 +67,7 @@ __all__ = [
     "fuse_by_partitions",
     "get_CSE_banned_ops",
     "legalize_graph",
+    "measure_graph",
     "merge",
     "replace_pattern",
     "replace_pattern_with_filters",

@@ -71,7 +71,7 @@ def test_views_cost_nothing_but_have_a_size(exported: torch.export.ExportedProgr
 def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
     module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
 
-    assert NodeCost(12, 48, 48, 48) == costs_by_name(module)["aten::relu"]
+    assert NodeCost(12, 48, 48, 48, dtype="float32") == costs_by_name(module)["aten::relu"]
 
 
 def test_symbolic_sizes_count_at_their_hint() -> None:

@@ -1,0 +1,144 @@
+"""Costs as metadata: who writes them, what they count, and what happens where they cannot be known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import GraphModule, Node, symbolic_trace
+
+from fxpasses import PassManager, parse_pipeline, pipeline_text
+from fxpasses.errors import FakeValueError, MissingMetadataError, PassError
+from fxpasses.partitioners import COST, NodeCost, cost_of
+from fxpasses.passes import MeasureCosts, measure_graph
+from fxpasses.saving import load, save
+from fxpasses.values import propagate_values
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens)
+        return hidden @ self.head.weight.t()
+
+
+def named(graph_module: GraphModule, name: str) -> Node:
+    return next(node for node in graph_module.graph.nodes if node.name == name)
+
+
+def batched(module: nn.Module, width: int, most: int = 64) -> ExportedProgram:
+    return export(module, (torch.randn(2, width),), dynamic_shapes=({0: Dim("batch", min=1, max=most)},))
+
+
+def test_every_node_of_a_program_gets_a_cost_and_the_program_counts_as_unchanged() -> None:
+    program = batched(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), 8)
+
+    result = PassManager([MeasureCosts()])(program)
+
+    assert not result.modified
+    assert all(COST.has(node) for node in program.graph.nodes)
+    assert NodeCost(2 * 2 * 8 * 16, 64 + 512 + 64, 128, 128, 512 + 64, "float32") == COST.read(
+        named(program.graph_module, "linear")
+    )
+
+
+def test_symbolic_sizes_count_at_the_example_or_at_their_bound() -> None:
+    program = batched(nn.Linear(8, 16), 8)
+
+    MeasureCosts("upper")(program.graph_module)
+
+    assert 64 * 2 * 8 * 16 == COST.read(named(program.graph_module, "linear")).flops
+    assert 2 * 2 * 8 * 16 == measure_graph(program.graph_module)[named(program.graph_module, "linear")].flops
+
+
+def test_a_parameter_counts_however_it_is_viewed() -> None:
+    program = export(Tied(), (torch.tensor([1, 2]),))
+    module = program.module(check_guards=False)
+
+    costs = {node.name: cost for node, cost in measure_graph(module).items()}
+
+    assert [160, 160] == [costs["embedding"].parameter_bytes, costs["matmul"].parameter_bytes]
+    assert 0 == costs["t"].parameter_bytes
+
+
+def test_a_called_module_counts_its_own_parameters() -> None:
+    graph_module = symbolic_trace(nn.Sequential(nn.Linear(8, 16)))
+
+    MeasureCosts(example_inputs=(torch.randn(2, 8),))(graph_module)
+
+    assert NodeCost(2 * 2 * 8 * 16, 64 + 576, 128, 128, 576, "float32") == COST.read(named(graph_module, "_0"))
+
+
+def test_bodies_of_control_flow_are_measured_too() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda y: y @ y, lambda y: y + 1, (x,))
+
+    program = export(Branches(), (torch.randn(4, 4),))
+
+    MeasureCosts()(program.graph_module)
+
+    inner = [module for module in program.graph_module.modules() if isinstance(module, GraphModule)][1:]
+    assert 2 == len(inner)
+    assert all(COST.has(node) for module in inner for node in module.graph.nodes)
+
+
+def test_the_type_that_is_computed_in_is_part_of_the_cost() -> None:
+    program = export(nn.Linear(4, 4).bfloat16(), (torch.randn(2, 4, dtype=torch.bfloat16),))
+
+    MeasureCosts()(program.graph_module)
+
+    assert "bfloat16" == COST.read(named(program.graph_module, "linear")).dtype
+
+
+def test_a_graph_without_values_is_refused_and_the_pass_that_helps_is_named() -> None:
+    graph_module = symbolic_trace(nn.ReLU())
+
+    with pytest.raises(PassError) as failure:
+        MeasureCosts()(graph_module)
+    with pytest.raises(MissingMetadataError) as direct:
+        cost_of(named(graph_module, "relu"))
+
+    expected = "has no value to count a cost on; run MeasureCosts(example_inputs=...) first, or export the model"
+    assert f"node 'input_1' {expected}" in str(failure.value)
+    assert expected in str(direct.value)
+
+
+def test_examples_that_do_not_fit_the_inputs_are_refused() -> None:
+    with pytest.raises(FakeValueError) as failure:
+        propagate_values(symbolic_trace(nn.ReLU()), ())
+
+    assert "the graph takes 1 inputs (input_1), but got 0 examples" in str(failure.value)
+
+
+def test_costs_come_back_from_a_saved_program(tmp_path: Path) -> None:
+    program = batched(nn.Linear(8, 16), 8)
+    MeasureCosts()(program.graph_module)
+
+    save(program, tmp_path / "program.pt2")
+    loaded = load(tmp_path / "program.pt2")
+
+    linear = named(program.graph_module, "linear")
+    assert COST.read(linear) == COST.read(named(loaded.graph_module, "linear"))
+
+
+def test_the_pass_has_a_name_in_pipelines() -> None:
+    assert "measure-costs{sizes=upper}" == pipeline_text(parse_pipeline("measure-costs{sizes=upper}"))
+
+
+def test_a_value_that_changes_takes_its_cost_with_it() -> None:
+    graph_module = symbolic_trace(nn.ReLU())
+    MeasureCosts(example_inputs=(torch.randn(2, 8),))(graph_module)
+
+    propagate_values(graph_module, (torch.randn(2, 16),))
+
+    assert not COST.has(named(graph_module, "relu"))
+    assert 4 * 2 * 16 == cost_of(named(graph_module, "relu")).output_bytes
