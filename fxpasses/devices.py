@@ -181,7 +181,7 @@ class Topology:
         return devices if isinstance(devices, Topology) else cls(tuple(devices), tuple(links))
 
 
-_DEVICE_OPTIONS = ("memory", "flops", "flops.DTYPE", "bandwidth", "overhead", "backend")
+_DEVICE_OPTIONS = ("memory", "flops", "bandwidth", "overhead", "backend")
 
 
 def parse_device(text: str) -> Device:
@@ -205,7 +205,9 @@ def parse_device(text: str) -> Device:
         key, equals, value = (part.strip() for part in option.partition("="))
         known, _, dtype = key.partition(".")
         if known not in _DEVICE_OPTIONS or not equals or (dtype and known != "flops"):
-            raise InputError(f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)}.")
+            raise InputError(
+                f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)} and flops.DTYPE."
+            )
         if key == "memory":
             memory = parse_bytes(value)
         elif dtype:

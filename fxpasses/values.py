@@ -163,7 +163,9 @@ def propagate_values(graph_module: GraphModule, args: Sequence[Any]) -> None:
     mode = obtain_fake_mode(graph_module)
     values = [*args, *(node.args[0] for node in placeholders[len(args) :])]
     for node, given in zip(placeholders, values, strict=True):
-        set_value(node, pytree.tree_map_only(torch.Tensor, lambda tensor, at=node: fake_of(tensor, mode, at), given))
+        leaves, structure = pytree.tree_flatten(given)
+        fakes = [fake_of(leaf, mode, node) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        set_value(node, pytree.tree_unflatten(fakes, structure))
     refresh_values(node for node in graph_module.graph.nodes if node.op != "placeholder")
 
 

@@ -28,7 +28,11 @@ def test_a_link_is_read_from_the_command_line() -> None:
         (
             "a=cpu,colour=red",
             "--device 'a=cpu,colour=red' has an option 'colour=red'; there are memory, flops, bandwidth, overhead, "
-            "backend.",
+            "backend and flops.DTYPE.",
+        ),
+        (
+            "a=cpu,flops.float12=1e9",
+            "flops_by_dtype names 'float12', which is no type of torch's; write it like float16.",
         ),
         (
             "a=toaster",
@@ -78,3 +82,10 @@ def test_the_machine_has_at_least_its_cpu() -> None:
 
 def test_fake_devices_may_be_unequal() -> None:
     assert [device.available_mem_bytes for device in fake_devices(2, memory=[1, 2])] == [1, 2]
+
+
+def test_a_device_may_be_faster_in_one_type() -> None:
+    device = parse_device("a=cpu,flops=1e9,flops.bfloat16=4e9")
+
+    assert 4e9 == device.peak_flops("bfloat16")
+    assert 1e9 == device.peak_flops("float32")
