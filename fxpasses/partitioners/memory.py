@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -18,7 +19,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
 
-__all__ = ["DeviceMemory", "predict_memory"]
+__all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
 
 @attrs.frozen
@@ -43,13 +44,51 @@ class DeviceMemory:
 
 
 @attrs.define
-class _Life:
-    """From when to when a storage is on a device, in positions of the schedule."""
+class Life:
+    """From when to when a storage is on a device, in positions of the schedule, both included.
+
+    Args:
+        start: The position at which it comes.
+        stop: The last position at which it is there; the length of the schedule for what the model returns.
+        size: Bytes.
+        copied: Whether it was received from another device, or from the caller.
+    """
 
     start: int
     stop: int
     size: int
     copied: bool
+
+
+@attrs.frozen(eq=False)
+class MemoryCourse:
+    """What is on each device while the parts run one after the other.
+
+    Args:
+        schedule: The nodes of all parts in the order in which they run.
+        held: Bytes of parameters, buffers and constants on each device.
+        lives: What comes and goes on each device.
+    """
+
+    schedule: tuple[Node, ...]
+    held: Mapping[str, int]
+    lives: Mapping[str, tuple[Life, ...]]
+
+    def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
+        """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
+        end = len(self.schedule)
+        change = np.zeros(end + 2, dtype=np.int64)
+        for life in self.lives[device]:
+            if life.copied or not copies_only:
+                change[life.start] += life.size
+                change[min(life.stop, end) + 1] -= life.size
+        curve: NDArray[np.int64] = np.cumsum(change)[: end + 1]
+        return curve
+
+    def memory(self, device: str) -> DeviceMemory:
+        """The most of everything on one device."""
+        activations = int(self.curve(device).max(initial=0))
+        return DeviceMemory(self.held[device], activations, int(self.curve(device, copies_only=True).max(initial=0)))
 
 
 def predict_memory(
@@ -69,6 +108,17 @@ def predict_memory(
     Returns:
         For each device by name, in the order in which they first appear.
     """
+    course = follow_memory(graph_module, assignment, device_of, effects)
+    return {name: course.memory(name) for name in course.held}
+
+
+def follow_memory(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    effects: EffectAnalysis | None = None,
+) -> MemoryCourse:
+    """Follow what comes and goes on each device, position by position; the arguments are those of predict_memory."""
     effects = effects or analyze_effects(graph_module)
     schedule = [node for part in assignment.order for node in assignment.partitions[part]]
     position = {node: index for index, node in enumerate(schedule)}
@@ -79,7 +129,11 @@ def predict_memory(
     names = list(dict.fromkeys(device.name for device in device_of.values()))
     lives = _lives(graph_module, assignment, effects, position, part_end, home, len(schedule))
     held = _held(graph_module, effects, home)
-    return {name: _summed(held.get(name, {}), lives.get(name, {}), len(schedule)) for name in names}
+    return MemoryCourse(
+        tuple(schedule),
+        {name: sum(held.get(name, {}).values()) for name in names},
+        {name: tuple(lives.get(name, {}).values()) for name in names},
+    )
 
 
 def _held(
@@ -103,9 +157,9 @@ def _lives(
     part_end: Mapping[object, int],
     home: Mapping[Node, str],
     end: int,
-) -> dict[str, dict[int, _Life]]:
+) -> dict[str, dict[int, Life]]:
     """For each device the life of each storage on it."""
-    lives: dict[str, dict[int, _Life]] = {}
+    lives: dict[str, dict[int, Life]] = {}
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in effects.storages(node)}
     for node in graph_module.graph.nodes:
         tensors = tensors_in(node.meta.get("val")) if node.op not in ("get_attr", "output") else []
@@ -116,7 +170,7 @@ def _lives(
         for device, start, stop in _stays(node, assignment, position, part_end, home, end):
             for storage in storages:
                 life = lives.setdefault(device, {}).setdefault(
-                    storage, _Life(start, stop, size, home.get(node) != device)
+                    storage, Life(start, stop, size, home.get(node) != device)
                 )
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
@@ -151,14 +205,3 @@ def _stays(
         if own is not None and device != own:
             last[own] = max(last[own], position[user])
     return [(device, first[device], last[device]) for device in last]
-
-
-def _summed(held: Mapping[tuple[int, ...], int], lives: Mapping[int, _Life], end: int) -> DeviceMemory:
-    everything, received = np.zeros(end + 2, dtype=np.int64), np.zeros(end + 2, dtype=np.int64)
-    for life in lives.values():
-        for change in (everything, received) if life.copied else (everything,):
-            change[life.start] += life.size
-            change[min(life.stop, end) + 1] -= life.size
-    return DeviceMemory(
-        sum(held.values()), int(np.cumsum(everything).max(initial=0)), int(np.cumsum(received).max(initial=0))
-    )
