@@ -32,7 +32,7 @@ def test_a_link_is_read_from_the_command_line() -> None:
         ),
         (
             "a=cpu,flops.float12=1e9",
-            "flops_by_dtype names 'float12', which is no type of torch's; write it like float16.",
+            "flops_by_dtype names the type 'float12', which torch does not have; write it like float16.",
         ),
         (
             "a=toaster",
