@@ -17,6 +17,7 @@ from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModu
 from fxpasses.passes.measuring import MeasureCosts, measure_graph
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
+from fxpasses.passes.profiling import Measurements, ProfileCosts, profile_node
 from fxpasses.passes.rewriting import (
     Action,
     ApplyRules,
@@ -49,8 +50,10 @@ __all__ = [
     "InterpreterModuleDispatcher",
     "Match",
     "MeasureCosts",
+    "Measurements",
     "Outline",
     "PlaceOnDevices",
+    "ProfileCosts",
     "RemoveDetach",
     "RemoveNoOps",
     "ReplacedPatterns",
@@ -69,6 +72,7 @@ __all__ = [
     "legalize_graph",
     "measure_graph",
     "merge",
+    "profile_node",
     "replace_pattern",
     "replace_pattern_with_filters",
     "split",

@@ -1,0 +1,264 @@
+"""Measure how many seconds each node really takes on each device, once for all nodes that do the same, and keep it.
+
+A node runs on made-up inputs of the recorded shapes, layouts and types: warm, then several times, and the median
+counts. Nothing of the model runs on its own tensors, so no state changes and the random numbers stay where they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxpasses.devices import Device
+from fxpasses.errors import InputError, PlacementError
+from fxpasses.events import remark, statistic
+from fxpasses.partitioners.cost import SECONDS, concrete_value, cost_of, require_value
+from fxpasses.pass_base import PassBase, PassResult
+
+__all__ = ["Measurements", "ProfileCosts", "profile_node"]
+
+_FORMAT = 1
+_SHORTEST = 200e-6
+"""Seconds below which a clock says little: shorter calls are timed several at once."""
+_MOST_CALLS = 100
+
+
+def _describe(value: Any) -> str:
+    """All about an argument that its time can depend on."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}"
+    if isinstance(value, GraphModule):
+        state = [_describe(each) for each in (*value.parameters(), *value.buffers())]
+        return f"{value.code}{state}"
+    if isinstance(value, torch.nn.Module):
+        return f"{value!r}{[_describe(each) for each in (*value.parameters(), *value.buffers())]}"
+    return repr(value)
+
+
+def _arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The values of a node's arguments with numbers for symbols; bodies of control flow as they are."""
+    owner = node.graph.owning_module
+
+    def known(used: Node) -> Any:
+        if "val" not in used.meta and used.op == "get_attr" and owner is not None:
+            return owner.get_submodule(str(used.target))
+        return concrete_value(used.meta.get("val"))
+
+    taken = torch.fx.node.map_arg((tuple(node.args), dict(node.kwargs)), known)
+    args, kwargs = concrete_value(taken)
+    return args, kwargs
+
+
+def _module_of(node: Node) -> torch.nn.Module | None:
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+
+
+def _key(node: Node) -> str:
+    """Nodes of one key take the same time: same operator or module, same arguments."""
+    module = _module_of(node)
+    leaves, structure = pytree.tree_flatten(_arguments(node))
+    what = str(node.target) if module is None else _describe(module)
+    text = f"{node.op} {what} {structure} {[_describe(leaf) for leaf in leaves]}"
+    label = type(module).__name__ if module is not None else str(node.target)
+    return f"{label} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _made_up(value: Any, device: torch.device) -> Any:
+    """A real argument like a recorded one: random floats, zeros for numbers that may be indices."""
+    if isinstance(value, torch.device):
+        return device
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype, device=device)
+    if 0 in value.stride() or not (value.is_floating_point() or value.is_complex()):
+        return made.zero_()
+    return made.uniform_(0.1, 1.0) if value.is_floating_point() else made.fill_(0.5)
+
+
+def _call(node: Node, device: torch.device) -> Callable[[], Any]:
+    """The node as a function without arguments, on made-up inputs and copies of the state of a module."""
+    given = _arguments(node)
+    args, kwargs = pytree.tree_map(lambda leaf: _made_up(leaf, device), given)
+    if (module := _module_of(node)) is not None:
+        state = {
+            name: value.detach().to(device, copy=True)
+            for name, value in (*module.named_parameters(), *module.named_buffers())
+        }
+        return lambda: torch.func.functional_call(module, state, args, kwargs)
+    if node.op == "call_method":
+        return lambda: getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return lambda: target(*args, **kwargs)
+
+
+def _seconds(call: Callable[[], Any], device: torch.device, warmup: int, repeats: int) -> float:
+    """The median seconds of a call, after some that do not count."""
+    for _ in range(warmup):
+        call()
+    once = _timed(call, device, 1)
+    calls = max(1, min(_MOST_CALLS, int(_SHORTEST / max(once, 1e-9))))
+    return statistics.median(_timed(call, device, calls) for _ in range(repeats))
+
+
+def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:
+    _wait_for(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _wait_for(device)
+    return (time.perf_counter() - begin) / calls
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(device)
+
+
+def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int = 5) -> float:
+    """Run one node on a device and time it.
+
+    Args:
+        node: A call whose arguments have recorded values; a part of a split graph too.
+        torch_device: Where, as ``torch.device`` takes it.
+        warmup: Runs that do not count.
+        repeats: Runs whose median counts.
+
+    Returns:
+        Seconds of one run.
+
+    Raises:
+        PlacementError: The device cannot run the node on inputs of these shapes.
+    """
+    device = torch.device(torch_device)
+    accelerators = [device.index or 0] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=accelerators):
+        try:
+            return _seconds(_call(node, device), device, warmup, repeats)
+        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
+            raise PlacementError(f"{node.name} ({node.target}) does not run on {device}: {error}", node=node) from error
+
+
+def _fingerprint(torch_device: str) -> str:
+    """What seconds depend on besides the node: the hardware, torch, the number of threads."""
+    device = torch.device(torch_device)
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    chip = platform.processor() or platform.machine()
+    return f"{device.type} {chip}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+@attrs.define
+class Measurements:
+    """Measured seconds, by what was measured and on what hardware; a JSON file when saved.
+
+    Args:
+        seconds: For each kind of hardware the seconds by key of node.
+    """
+
+    seconds: dict[str, dict[str, float]] = attrs.field(factory=dict)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Measurements:
+        """Read a file; one that is not there yet holds nothing.
+
+        Raises:
+            InputError: It is no file of measurements.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return cls()
+        try:
+            found = json.loads(text)
+            seconds = {where: dict(known) for where, known in found["seconds"].items()}
+            version = found["format"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} holds no measured seconds ({error!r}); delete it, or name another file."
+            ) from error
+        if version != _FORMAT:
+            raise InputError(f"{path} is in format {version!r}, and this version reads {_FORMAT}; measure again.")
+        return cls(seconds)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, all at once."""
+        target = Path(path)
+        draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        text = json.dumps({"format": _FORMAT, **attrs.asdict(self)}, indent=1, sort_keys=True)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+
+
+def _as_devices(devices: Iterable[Device] | Device) -> tuple[Device, ...]:
+    return (devices,) if isinstance(devices, Device) else tuple(devices)
+
+
+@attrs.frozen
+class ProfileCosts(PassBase):
+    """Write each node's measured seconds on each device under :data:`~fxpasses.partitioners.SECONDS`.
+
+    Args:
+        devices: Where to measure; devices of one ``torch_device`` are measured once.
+        file: A JSON file of earlier measurements: what it holds is not measured again, what is new is added.
+        warmup: Runs that do not count.
+        repeats: Runs whose median counts.
+
+    A node that a device cannot run gets no seconds there: a remark says why, and the roofline of
+    :func:`~fxpasses.partitioners.seconds_on` counts for it.
+    """
+
+    visit_nested: ClassVar[bool] = False  # a body is measured within the operator that runs it
+
+    devices: tuple[Device, ...] = attrs.field(converter=_as_devices)
+    file: str | None = None
+    warmup: int = attrs.field(default=2, kw_only=True)
+    repeats: int = attrs.field(default=5, kw_only=True)
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Measure every call of the graph."""
+        measurements = Measurements() if self.file is None else Measurements.load(self.file)
+        for device in self.devices:
+            where = _fingerprint(device.torch_device)
+            self._profile(graph_module, device, measurements.seconds.setdefault(where, {}))
+        if self.file is not None:
+            measurements.save(self.file)
+        return PassResult(graph_module, False)
+
+    def _profile(self, graph_module: GraphModule, device: Device, known: dict[str, float]) -> None:
+        failed: dict[str, str] = {}
+        for node in graph_module.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            require_value(node)
+            cost = cost_of(node)
+            if not cost.flops and not cost.bytes_written:
+                seconds = 0.0  # a view
+            else:
+                key = _key(node)
+                if key not in known and key not in failed:
+                    self._measure(node, device, key, known, failed)
+                if key in failed:
+                    remark(node, f"not measured on {device.name}, counted by its roofline: {failed[key]}")
+                    continue
+                seconds = known[key]
+            SECONDS.write(node, {**SECONDS.get(node, {}), device.name: seconds})
+
+    def _measure(self, node: Node, device: Device, key: str, known: dict[str, float], failed: dict[str, str]) -> None:
+        try:
+            known[key] = profile_node(node, device.torch_device, warmup=self.warmup, repeats=self.repeats)
+        except PlacementError as error:
+            failed[key] = str(error.__cause__)
+        statistic("nodes measured")

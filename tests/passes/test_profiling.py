@@ -1,0 +1,145 @@
+"""Measured seconds: what is run, what is left alone, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from torch.fx import GraphModule, Node, symbolic_trace
+
+from fxpasses import Device, PassManager
+from fxpasses.errors import InputError, PlacementError
+from fxpasses.partitioners import SECONDS, seconds_of
+from fxpasses.passes import MeasureCosts, Measurements, ProfileCosts, profile_node
+
+CPU = Device("cpu")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.dropout(self.norm(self.second(self.first(x))).view(-1), 0.5, True)
+
+
+def exported() -> GraphModule:
+    module: GraphModule = export(Block(), (torch.randn(4, 8),)).module(check_guards=False)
+    return module
+
+
+def calls(graph_module: GraphModule) -> dict[str, Node]:
+    return {node.name: node for node in graph_module.graph.nodes if node.op.startswith("call")}
+
+
+def test_every_call_gets_seconds_and_views_get_none() -> None:
+    module = exported()
+
+    ProfileCosts(CPU, repeats=1)(module)
+
+    seconds = {name: SECONDS.read(node)["cpu"] for name, node in calls(module).items()}
+    assert 0.0 == seconds["view"]
+    assert all(value > 0 for name, value in seconds.items() if name != "view")
+    assert seconds["linear"] == seconds_of(calls(module)["linear"], CPU)
+
+
+def test_nodes_that_do_the_same_are_measured_once() -> None:
+    module = exported()
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    assert SECONDS.read(calls(module)["linear"]) == SECONDS.read(calls(module)["linear_1"])
+    assert len(calls(module)) - 2 == result.records[0].statistics["nodes measured"]
+
+
+def test_measuring_changes_neither_the_state_of_the_model_nor_the_random_numbers() -> None:
+    module = symbolic_trace(Block())
+    MeasureCosts(example_inputs=(torch.randn(4, 8),))(module)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    ProfileCosts(CPU, repeats=1)(module)
+
+    assert torch.equal(generator, torch.get_rng_state())
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in state.items())
+    assert SECONDS.read(calls(module)["norm"])["cpu"] > 0
+
+
+def test_control_flow_runs_with_its_bodies() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda y: y @ y, lambda y: y + 1, (x,))
+
+    module = export(Branches(), (torch.randn(4, 4),)).module(check_guards=False)
+
+    ProfileCosts(CPU, repeats=1)(module)
+
+    assert SECONDS.read(calls(module)["cond"])["cpu"] > 0
+
+
+def test_a_file_saves_measuring_again(tmp_path: Path) -> None:
+    file = tmp_path / "seconds.json"
+    ProfileCosts(CPU, str(file), repeats=1)(exported())
+    found = Measurements.load(file)
+    doubled = Measurements({where: dict.fromkeys(known, 2.0) for where, known in found.seconds.items()})
+    doubled.save(file)
+    module = exported()
+
+    result = PassManager([ProfileCosts(CPU, str(file))])(module)
+
+    assert 2.0 == SECONDS.read(calls(module)["linear"])["cpu"]
+    assert "nodes measured" not in result.records[0].statistics
+    assert ["seconds.json"] == [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "[1]",
+            "holds no measured seconds: TypeError('list indices must be integers or slices, not str'); delete",
+        ),
+        ('{"format": 9, "seconds": {}}', "is in format 9, and this version reads 1; measure again."),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+
+    with pytest.raises(InputError) as failure:
+        Measurements.load(file)
+
+    assert sentence in str(failure.value)
+
+
+def test_a_node_that_cannot_run_alone_falls_back_to_the_roofline_and_says_so() -> None:
+    class Index(nn.Module):
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            return torch.linalg.cholesky(x) + at
+
+    module = export(Index(), (torch.eye(3), torch.ones(3))).module(check_guards=False)
+    node = calls(module)["linalg_cholesky"]
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    assert SECONDS.get(node) is None or "cpu" not in SECONDS.read(node)
+    assert seconds_of(node, CPU) > 0
+    (said,) = result.records[0].remarks
+    assert said.text.startswith("not measured on cpu, counted by its roofline: linalg.cholesky")
+    with pytest.raises(PlacementError, match=r"linalg_cholesky \(aten.linalg_cholesky.default\) does not run on cpu: "):
+        profile_node(node, "cpu")
+
+
+def test_measured_seconds_are_plain_json(tmp_path: Path) -> None:
+    file = tmp_path / "seconds.json"
+
+    ProfileCosts(CPU, str(file), repeats=1)(exported())
+
+    (known,) = json.loads(file.read_text())["seconds"].values()
+    assert all(key.startswith("aten.") and value > 0 for key, value in known.items())
