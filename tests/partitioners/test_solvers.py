@@ -23,8 +23,8 @@ from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_pla
 from fxpasses.partitioners.solvers.contiguous import PipelineSearch
 from fxpasses.partitioners.solvers.cutting import CutFamily, all_ideals, linear_orders, prefixes
 from fxpasses.partitioners.solvers.pipelines import device_classes
-from fxpasses.partitioners.solvers.problem import tables_of
 from fxpasses.partitioners.solvers.reducing import reduce_problem
+from fxpasses.partitioners.solvers.tables import tables_of
 
 RANDOM_GRAPHS = examples(60)
 Placed = Mapping[Hashable, str]
@@ -369,9 +369,9 @@ def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> Non
     [
         (
             {"objective": "latency"},
-            "There is no solver for objective='latency' yet; there is one for throughput, memory.",
+            "There is no solver for objective='latency' yet; there is one for throughput, memory, devices.",
         ),
-        ({"objective": "speed"}, "There is no objective 'speed'; there is throughput, memory."),
+        ({"objective": "speed"}, "There is no objective 'speed'; there is throughput, memory, devices."),
         ({"contiguity": "free"}, "There is no solver for contiguity='free' yet; there is one for pipeline."),
         ({"contiguity": "convex"}, "There is no solver for contiguity='convex' yet; there is one for pipeline."),
         ({"time_budget": -1}, "The time budget is a number of seconds, not -1."),

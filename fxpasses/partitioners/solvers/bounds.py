@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxpasses.partitioners.solvers.problem import Floats
+from fxpasses.partitioners.solvers.tables import Floats
 from fxpasses.partitioners.solvers.reducing import Units
 
 __all__ = ["load_bound", "weights_of"]

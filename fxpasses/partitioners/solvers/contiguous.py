@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.cutting import CutFamily
-from fxpasses.partitioners.solvers.problem import Floats
+from fxpasses.partitioners.solvers.tables import Floats
 from fxpasses.partitioners.solvers.reducing import Units
 
 __all__ = ["DeviceClass", "Pipeline", "PipelineSearch"]

@@ -21,8 +21,9 @@ from fxpasses.partitioners.solvers.cutting import (
     prefixes,
     prefixes_near,
 )
-from fxpasses.partitioners.solvers.problem import CostTables, Floats, PlacementProblem, evaluate
+from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, evaluate
 
 __all__ = ["device_classes", "solve_pipeline"]
 

@@ -1,46 +1,56 @@
 """Make a placement problem smaller without losing its best answers: units that must share a device become one.
 
-For placements whose quotient is acyclic three rules are exact: nodes of a colocation class, or pinned to one device,
-are one unit; so is each strongly connected group of units (two on one device with a third between them force that
-third there); and a unit that costs nothing and has one neighbour goes where that neighbour goes.
+Nodes of a colocation class, nodes pinned to one device, and a backward node with its forward one are one unit. For
+placements whose quotient is acyclic so is each strongly connected group of units: two on one device with a third
+between them force that third there. (For convex sets that holds within one unit.) And a unit that costs nothing and has
+one neighbour goes where that neighbour goes.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterable
 
 import attrs
-import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.problem import CostTables, Floats, PlacementProblem
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
 
 __all__ = ["Units", "reduce_problem"]
 
 
 @attrs.frozen(eq=False)
 class Units:
-    """The reduced problem: ``m`` units, ``k`` devices, ``q`` values that may cross; the units form a DAG.
+    """The reduced problem: ``m`` units, ``k`` devices, ``q`` values that may cross, ``p`` keys that several units share.
+
+    For pipelines the units form a DAG, and are numbered in a topological order.
 
     Args:
         unit_of: The unit of each node, ``(n,)``.
-        members: The nodes of each unit, in topological order of the units.
+        members: The nodes of each unit.
         seconds: ``(m, k)``, ``inf`` where a device cannot run a unit.
-        kept: Bytes of each unit, ``(m,)``.
-        predecessors: The units that each unit needs.
+        kept: Bytes of each unit, with the shared keys that only it names, ``(m,)``.
+        live: Bytes alive while each unit runs, ``(m,)``.
+        shared: Bytes of each key that several units name, ``(p,)``.
+        shares: Pairs (key, unit that names it), sorted, ``(·, 2)``.
+        predecessors: The units that must not be on a later device than each unit.
         source: The unit that makes each value, ``(q,)``.
         uses: Pairs (value, unit that uses it), sorted by value, ``(u, 2)``; each value has at least one.
         makers: For each value the nodes whose outputs it stands for: same maker, same users.
     """
 
-    unit_of: NDArray[np.int64]
+    unit_of: Ints
     members: tuple[tuple[int, ...], ...]
     seconds: Floats
-    kept: NDArray[np.int64]
+    kept: Ints
+    live: Ints
+    shared: Ints
+    shares: Ints
     predecessors: tuple[tuple[int, ...], ...]
-    source: NDArray[np.int64]
-    uses: NDArray[np.int64]
+    source: Ints
+    uses: Ints
     makers: tuple[tuple[int, ...], ...]
 
     @property
@@ -51,82 +61,163 @@ class Units:
 
 def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
     """Apply the rules until none applies. Time O((nodes + edges) log nodes) and one sum per unit."""
-    parts = nx.utils.UnionFind(range(len(tables.nodes)))
+    part = _same_device(problem, tables)
+    if problem.contiguity == "pipeline":
+        part = _merged(part, part[tables.precedence], strong=True)
+    part = _fold_free(part, tables)
+    return _units(part, tables, problem.contiguity == "pipeline")
+
+
+def _merged(part: Ints, pairs: Ints, *, strong: bool = False) -> Ints:
+    """Join the parts that pairs of them connect; ``strong``: only those on a cycle. Parts are numbered from 0."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    size = int(part.max()) + 1
+    graph = coo_array((np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(size, size))
+    _count, label = connected_components(graph, directed=strong, connection="strong")
+    joined: Ints = label.astype(np.int64)[part]
+    return joined
+
+
+def _same_device(problem: PlacementProblem, tables: CostTables) -> Ints:
+    """Join what must share a device: colocation classes, nodes pinned to one device, backward and forward nodes."""
     position = {node: index for index, node in enumerate(tables.nodes)}
     pinned: dict[str, list[int]] = {}
     for node, device in problem.pinned.items():
         pinned.setdefault(device, []).append(position[node])
-    for group in (*([position[node] for node in group] for group in problem.colocate), *pinned.values()):
-        parts.union(*group)
-    _join_components(parts, tables)
-    _fold_free(parts, tables)
-    return _units(parts, tables)
+    groups = (*([position[node] for node in group] for group in problem.colocate), *pinned.values())
+    pairs = [pair for group in groups for pair in itertools.pairwise(group)]
+    backward = np.flatnonzero(tables.forward >= 0)
+    ties = np.stack([backward, tables.forward[backward]], axis=1)
+    return _merged(np.arange(len(tables.nodes)), np.concatenate([np.array(pairs, dtype=np.int64).reshape(-1, 2), ties]))
 
 
-def _quotient(parts: nx.utils.UnionFind[int], tables: CostTables) -> nx.DiGraph[int]:
-    quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(parts[index] for index in range(len(tables.nodes)))
-    ends = ((parts[a], parts[b]) for a, b in tables.edges.tolist())
-    quotient.add_edges_from((a, b) for a, b in ends if a != b)
-    return quotient
+def _between(part: Ints, pairs: Ints) -> Ints:
+    """Pairs of nodes as pairs of different parts, each once, sorted."""
+    ends = part[pairs]
+    ends = ends[ends[:, 0] != ends[:, 1]]
+    size = int(part.max()) + 1
+    found = np.unique(ends[:, 0] * size + ends[:, 1])
+    return np.stack([found // size, found % size], axis=1)
 
 
-def _join_components(parts: nx.utils.UnionFind[int], tables: CostTables) -> None:
-    for component in list(nx.strongly_connected_components(_quotient(parts, tables))):
-        parts.union(*sorted(component))
-
-
-def _fold_free(parts: nx.utils.UnionFind[int], tables: CostTables) -> None:
+def _fold_free(part: Ints, tables: CostTables) -> Ints:
     """Peel units that cost nothing and have one neighbour, as leaves are peeled off a tree."""
-    quotient = _quotient(parts, tables)
-    costly = (tables.seconds != 0).any(axis=1) | (tables.kept > 0)
-    free = dict.fromkeys(quotient, True)
-    for index in np.flatnonzero(costly).tolist():
-        free[parts[index]] = False
-    near = quotient.to_undirected()
-    waiting = [unit for unit in quotient if free[unit]]
+    costly = (tables.seconds != 0).any(axis=1) | (tables.kept > 0) | (tables.live > 0)
+    costly[tables.shares[:, 1]] = True
+    size = int(part.max()) + 1
+    free = np.ones(size, dtype=bool)
+    free[part[costly]] = False
+    if not free.any():
+        return part
+    pairs = np.sort(_between(part, tables.edges), axis=1)
+    pairs = np.unique(pairs, axis=0)
+    degree = np.bincount(pairs.ravel(), minlength=size)
+    near = np.zeros(size, dtype=np.int64)  # exclusive or of the neighbours: the neighbour itself once one is left
+    np.bitwise_xor.at(near, pairs[:, 0], pairs[:, 1])
+    np.bitwise_xor.at(near, pairs[:, 1], pairs[:, 0])
+    folds = []
+    waiting = np.flatnonzero(free & (degree == 1)).tolist()
     while waiting:
         unit = waiting.pop()
-        if unit in near and near.degree[unit] == 1:
-            (neighbour,) = near[unit]
-            near.remove_node(unit)
-            parts.union(neighbour, unit)
-            if free[neighbour]:
-                waiting.append(neighbour)
+        if degree[unit] != 1:
+            continue
+        neighbour = int(near[unit])
+        folds.append((unit, neighbour))
+        degree[unit], degree[neighbour] = 0, degree[neighbour] - 1
+        near[neighbour] ^= unit
+        if free[neighbour] and degree[neighbour] == 1:
+            waiting.append(neighbour)
+    return _merged(part, np.array(folds, dtype=np.int64).reshape(-1, 2))
 
 
-def _units(parts: nx.utils.UnionFind[int], tables: CostTables) -> Units:
-    quotient = _quotient(parts, tables)
-    first: dict[int, int] = {}
-    for index in range(len(tables.nodes)):
-        first.setdefault(parts[index], index)
-    order = list(nx.lexicographical_topological_sort(quotient, key=first.__getitem__))
-    number = {root: unit for unit, root in enumerate(order)}
-    unit_of = np.array([number[parts[index]] for index in range(len(tables.nodes))], dtype=np.int64)
-    members: list[list[int]] = [[] for _ in order]
-    for index, unit in enumerate(unit_of.tolist()):
-        members[unit].append(index)
-    seconds, kept = np.zeros((len(order), tables.seconds.shape[1])), np.zeros(len(order), dtype=np.int64)
-    np.add.at(seconds, unit_of, tables.seconds)
+def _numbered(part: Ints, pairs: Ints, *, is_acyclic: bool) -> Ints:
+    """Number parts in topological order, of those that may come next the one whose first node stands first."""
+    size = int(part.max()) + 1
+    first = np.full(size, len(part), dtype=np.int64)
+    np.minimum.at(first, part, np.arange(len(part)))
+    rank = np.empty(size, dtype=np.int64)
+    if not is_acyclic or (first[pairs[:, 0]] < first[pairs[:, 1]]).all():
+        rank[np.argsort(first)] = np.arange(size)
+        return rank[part]
+    missing = np.bincount(pairs[:, 1], minlength=size).tolist()
+    following = _grouped(pairs, size)
+    ready = [(int(first[unit]), unit) for unit in range(size) if not missing[unit]]
+    heapq.heapify(ready)
+    for number in range(size):
+        unit = heapq.heappop(ready)[1]
+        rank[unit] = number
+        for user in following[unit]:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (int(first[user]), user))
+    return rank[part]
+
+
+def _grouped(pairs: Ints, size: int) -> list[list[int]]:
+    """The second of each pair, by the first; in the order of the pairs."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    second = pairs[order, 1].tolist()
+    stops = np.cumsum(np.bincount(pairs[:, 0], minlength=size)).tolist()
+    return [second[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+
+def _sums(unit_of: Ints, seconds: Floats) -> Floats:
+    order = np.argsort(unit_of, kind="stable")
+    starts = np.flatnonzero(np.diff(unit_of[order], prepend=-1))
+    summed: Floats = np.add.reduceat(seconds[order], starts, axis=0)
+    return summed
+
+
+def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:
+    unit_of = _numbered(part, _between(part, tables.precedence), is_acyclic=is_acyclic)
+    size = int(unit_of.max()) + 1
+    before = _between(unit_of, tables.precedence)[:, ::-1]
+    kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     np.add.at(kept, unit_of, tables.kept)
-    predecessors = tuple(tuple(sorted(number[before] for before in quotient.predecessors(root))) for root in order)
+    np.maximum.at(live, unit_of, tables.live)
+    shared, shares = _shares(unit_of, tables, kept)
     source, uses, makers = _values(unit_of, tables)
-    return Units(unit_of, tuple(map(tuple, members)), seconds, kept, predecessors, source, uses, makers)
+    return Units(
+        unit_of,
+        _tuples(_grouped(np.stack([unit_of, np.arange(len(unit_of))], axis=1), size)),
+        _sums(unit_of, tables.seconds),
+        kept,
+        live,
+        shared,
+        shares,
+        _tuples(_grouped(before, size)),
+        source,
+        uses,
+        makers,
+    )
 
 
-def _values(
-    unit_of: NDArray[np.int64], tables: CostTables
-) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[tuple[int, ...], ...]]:
-    users: dict[int, set[int]] = {}
-    for maker, user in tables.edges.tolist():
-        costs = tables.output[maker] > 0 or tables.fixed[maker] > 0
-        if costs and unit_of[maker] != unit_of[user]:
-            users.setdefault(maker, set()).add(int(unit_of[user]))
+def _shares(unit_of: Ints, tables: CostTables, kept: Ints) -> tuple[Ints, Ints]:
+    """The keys that several units name; the bytes of the others are added to ``kept``."""
+    size = len(kept)
+    found = np.unique(tables.shares[:, 0] * size + unit_of[tables.shares[:, 1]])
+    key, unit = found // size, found % size
+    alone = np.bincount(key, minlength=len(tables.shared)) == 1
+    np.add.at(kept, unit[alone[key]], tables.shared[key[alone[key]]])
+    number = np.cumsum(~alone) - 1
+    own = ~alone[key]
+    return tables.shared[~alone], np.stack([number[key[own]], unit[own]], axis=1)
+
+
+def _values(unit_of: Ints, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:
+    """The values that cost something where they cross; those of one maker and the same users are one."""
+    size = int(unit_of.max()) + 1
+    maker, user = tables.edges[:, 0], unit_of[tables.edges[:, 1]]
+    crosses = ((tables.output > 0) | (tables.fixed > 0))[maker] & (unit_of[maker] != user)
+    found = np.unique(maker[crosses] * size + user[crosses])
+    users = _grouped(np.stack([found // size, found % size], axis=1), len(unit_of))
     alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for maker in sorted(users):
-        alike.setdefault((int(unit_of[maker]), tuple(sorted(users[maker]))), []).append(maker)
+    for node in np.unique(found // size).tolist():
+        alike.setdefault((int(unit_of[node]), tuple(users[node])), []).append(node)
     source = np.array([unit for unit, _users in alike], dtype=np.int64)
-    pairs = [(value, user) for value, (_unit, found) in enumerate(alike) for user in found]
+    pairs = [(value, each) for value, (_unit, named) in enumerate(alike) for each in named]
     return source, np.array(pairs, dtype=np.int64).reshape(-1, 2), _tuples(alike.values())
 
 

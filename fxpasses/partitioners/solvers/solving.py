@@ -7,14 +7,9 @@ from numpy.typing import NDArray
 
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
-from fxpasses.partitioners.solvers.problem import (
-    CostTables,
-    PlacementProblem,
-    PlacementSolution,
-    evaluate,
-    tables_of,
-)
+from fxpasses.partitioners.solvers.problem import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.tables import CostTables, evaluate, tables_of
 
 __all__ = ["solve_placement"]
 
