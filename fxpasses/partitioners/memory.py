@@ -52,12 +52,14 @@ class Life:
         stop: The last position at which it is there; the length of the schedule for what the model returns.
         size: Bytes.
         copied: Whether it was received from another device, or from the caller.
+        value: The first node whose value is in it.
     """
 
     start: int
     stop: int
     size: int
     copied: bool
+    value: Node
 
 
 @attrs.frozen(eq=False)
@@ -170,7 +172,7 @@ def _lives(
         for device, start, stop in _stays(node, assignment, position, part_end, home, end):
             for storage in storages:
                 life = lives.setdefault(device, {}).setdefault(
-                    storage, Life(start, stop, size, home.get(node) != device)
+                    storage, Life(start, stop, size, home.get(node) != device, node)
                 )
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
