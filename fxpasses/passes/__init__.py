@@ -18,6 +18,7 @@ from fxpasses.passes.measuring import MeasureCosts, measure_graph
 from fxpasses.passes.merging import merge
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.profiling import Measurements, ProfileCosts, profile_node
+from fxpasses.passes.replicating import replicate
 from fxpasses.passes.rewriting import (
     Action,
     ApplyRules,
@@ -75,6 +76,7 @@ __all__ = [
     "profile_node",
     "replace_pattern",
     "replace_pattern_with_filters",
+    "replicate",
     "split",
     "split_by_tags",
     "split_module",
