@@ -143,8 +143,8 @@ def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int
         PlacementError: The device cannot run the node on inputs of these shapes.
     """
     device = torch.device(torch_device)
-    accelerators = [device.index or 0] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=accelerators):
+    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
         try:
             return _seconds(_call(node, device), device, warmup, repeats)
         except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
