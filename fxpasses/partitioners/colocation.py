@@ -1,0 +1,140 @@
+"""Which operators of a graph must share a device, or lose nothing by it.
+
+What must: a tuple and what takes it apart; what touches a storage up to its last write; all users of state that the
+model writes; the inside of an autocast or grad-mode region. What loses nothing: a view that is no larger than its base
+goes where the base is made, and a view of a constant where its one user is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch.fx import Node
+
+from fxpasses.devices import Topology
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.cost import tensors_in
+from fxpasses.partitioners.graph_figures import GraphFigures, is_compute, value_bytes
+from fxpasses.partitioners.keep_together import region_groups
+from fxpasses.partitioners.support import module_paths
+
+__all__ = ["Selector", "backward_partners", "kept_together", "select"]
+
+Selector = Node | str
+"""A compute node, or the path of a module: all operators that come from it."""
+
+
+def kept_together(figures: GraphFigures) -> list[tuple[Node, ...]]:
+    """Groups of compute nodes that share a device; groups may overlap."""
+    found = [*_containers(figures), *_written(figures), *_views(figures)]
+    nodes = figures.dependencies.nodes
+    found += [tuple(nodes[index] for index in group.members) for group in region_groups(figures.dependencies)]
+    return [group for group in found if len(group) > 1]
+
+
+def _containers(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """A list or tuple never crosses: it stays with all that use it."""
+    for node in figures.nodes:
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            yield (node, *(user for user in node.users if is_compute(user)))
+
+
+def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """For each storage that is written, its users up to the last write; for state of the model, all of them."""
+    effects = figures.effects
+    written = {storage for storage in effects.written_storages if storage >= 0}
+    if not written:
+        return
+    users: dict[int, list[Node]] = {}
+    last: dict[int, int] = {}
+    for node, touched, constants in zip(figures.nodes, figures.touched, figures.constants, strict=True):
+        for storage in (*touched, *constants):
+            if storage in written:
+                users.setdefault(storage, []).append(node)
+                if storage in effects.of(node).writes or storage in constants:
+                    last[storage] = len(users[storage])
+    for storage, nodes in users.items():
+        yield tuple(nodes[: last.get(storage, 0)])
+
+
+def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    effects, position = figures.effects, figures.position
+    for index, node in enumerate(figures.nodes):
+        if figures.costs[index].bytes_written or not tensors_in(node.meta.get("val")):
+            continue
+        base, *others = node.all_input_nodes or [node]
+        if base in position and not figures.constants[index]:
+            shares = base is not node and effects.storages(node) == effects.storages(base) != ()
+            made_before = all(position.get(other, -1) < position[base] for other in others)
+            if shares and made_before and value_bytes(node) <= value_bytes(base):
+                yield base, node
+        elif figures.constants[index] and len(users := [user for user in node.users if is_compute(user)]) == 1:
+            yield node, users[0]
+
+
+def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
+    """The forward node of each backward node of a joint graph, where metadata tells.
+
+    Autograd gives a backward node the ``seq_nr`` of the forward call it belongs to; which of two nodes with one number
+    is backward is told by ``partitioner_tag`` or ``is_backward``, or else by the order.
+    """
+    forward: dict[int, Node] = {}
+    partners: dict[Node, Node] = {}
+    for node in figures.nodes:
+        if (number := node.meta.get("seq_nr")) is None:
+            continue
+        if not is_backward(node):
+            forward[number] = node
+        elif number in forward:
+            partners[node] = forward[number]
+    return partners
+
+
+def is_backward(node: Node) -> bool:
+    """Whether metadata says that a node belongs to the backward half of a joint graph."""
+    tag = str(node.meta.get("partitioner_tag", ""))
+    return "backward" in tag or bool(node.meta.get("is_backward") or node.meta.get("autograd_backward"))
+
+
+def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]:
+    """The compute nodes that a caller means.
+
+    Raises:
+        PlacementError: a node of another graph or one that computes nothing, or a path of which nothing comes.
+    """
+    if isinstance(selector, Node):
+        if selector not in figures.position:
+            raise PlacementError(
+                f"`{option}` names {selector.name}, which is no operator of this graph; inputs, attributes and the "
+                "output follow the operators that use them.",
+                node=selector,
+            )
+        return [selector]
+    paths = {node: module_paths(node) for node in figures.nodes}
+    inside = f"{selector}."  # a leaf module's own stack may leave its parents out
+    found = [node for node, own in paths.items() if any(path == selector or path.startswith(inside) for path in own)]
+    if not found:
+        known = list(dict.fromkeys(path for own in paths.values() for path in own))
+        near = difflib.get_close_matches(str(selector), known, n=3)
+        hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
+        raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
+    return found
+
+
+def select_each(
+    figures: GraphFigures, given: Mapping[Selector, object] | Iterable[Selector], option: str
+) -> dict[Node, Selector]:
+    """The compute nodes of several selectors, each with the last one that means it."""
+    return {node: selector for selector in given for node in select(figures, selector, option)}
+
+
+def check_device(topology: Topology, device: object, option: str) -> None:
+    """Refuse a name that is no device.
+
+    Raises:
+        PlacementError: it lists the devices there are.
+    """
+    names = [known.name for known in topology.devices]
+    if device not in names:
+        raise PlacementError(f"`{option}` names the device {device!r}; there are {', '.join(names)}.")

@@ -1,0 +1,92 @@
+"""Make an execution order of a placement: runs of operators on one device each, as few as a greedy walk finds."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+import attrs
+from torch.fx import Graph, GraphModule, Node
+
+from fxpasses.dependencies import Dependencies
+from fxpasses.errors import CycleError
+from fxpasses.partitioners.assignment import Assignment
+
+__all__ = ["Runs", "runs_of"]
+
+
+@attrs.frozen
+class Runs:
+    """Parts in execution order, and the name of the device of each."""
+
+    assignment: Assignment
+    device_of: Mapping[str, str]
+
+
+def runs_of(
+    graph_module: GraphModule | Graph, device_of: Mapping[Node, str], dependencies: Dependencies | None = None
+) -> Runs:
+    """Cut a placement into parts that can run one after the other.
+
+    Each device gets one part where that makes no cycle. Else a walk over the graph stays on a device as long as
+    something can run there, and goes on where the first waiting operator is: no part needs a later one.
+
+    Args:
+        graph_module: The graph.
+        device_of: The name of the device of each compute node.
+        dependencies: The data and order edges, if the caller has them already.
+
+    Returns:
+        Parts named ``left``, ``left_1`` (the second run of ``left``), ...; O((n + m) log n).
+    """
+    dependencies = dependencies or Dependencies.of(graph_module)
+    try:
+        whole = Assignment.of(graph_module, device_of, dependencies=dependencies)
+        return Runs(whole, {str(part): str(part) for part in whole.order})
+    except CycleError:
+        pass  # values flow back to a device: it takes several turns
+    names: dict[int, str] = {}
+    homes: dict[str, str] = {}
+    partition_of: dict[Node, str] = {}
+    for number, turn, device in _turns(dependencies, device_of):
+        if turn not in names:
+            names[turn] = _free_name(device, homes)
+            homes[names[turn]] = device
+        partition_of[dependencies.nodes[number]] = names[turn]
+    return Runs(Assignment.of(graph_module, partition_of, order=homes, dependencies=dependencies), homes)
+
+
+def _turns(dependencies: Dependencies, device_of: Mapping[Node, str]) -> Iterator[tuple[int, int, str]]:
+    """Each placed node by its number, in an order in which they can run, with the turn it runs in and its device."""
+    missing = [len(row) for row in dependencies.predecessor_lists]
+    homes = [device_of.get(node) for node in dependencies.nodes]
+    ready: dict[str, list[int]] = {name: [] for name in dict.fromkeys(device_of.values())}
+    done = [number for number, count in enumerate(missing) if not count and homes[number] is None]
+    for number, home in enumerate(homes):
+        if home is not None and not missing[number]:
+            heapq.heappush(ready[home], number)
+    turn, device = -1, None
+    while True:
+        while done:  # what is on no device (inputs, attributes, the output) is there at once
+            for user in dependencies.successor_lists[done.pop()]:
+                missing[user] -= 1
+                if not missing[user] and (home := homes[user]) is not None:
+                    heapq.heappush(ready[home], user)
+                elif not missing[user]:
+                    done.append(user)
+        if device is None or not ready[device]:
+            waiting = [(queue[0], name) for name, queue in ready.items() if queue]
+            if not waiting:
+                return
+            turn, device = turn + 1, min(waiting)[1]
+        number = heapq.heappop(ready[device])
+        yield number, turn, device
+        done.append(number)
+
+
+def _free_name(device: str, taken: Mapping[str, str]) -> str:
+    name, count = device, 0
+    while name in taken:
+        count += 1
+        name = f"{device}_{count}"
+    return name
