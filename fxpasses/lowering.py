@@ -13,25 +13,30 @@ from typing import Any
 import attrs
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxpasses.attributes import find_attribute
 from fxpasses.backends import compile_part
 from fxpasses.capture import capture
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import InputError
+from fxpasses.errors import InfeasibleError, InputError
 from fxpasses.input_contract import InputContract
+from fxpasses.lowered_module import LoweredModule, lowered_module
+from fxpasses.lowered_report import copy_rows, device_rows, predicted_figures, why_there
 from fxpasses.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import Objective, place_by_device, predict_times
-from fxpasses.partitioners.memory import DeviceMemory, predict_memory
+from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device, predict_times
+from fxpasses.partitioners.by_device_map import devices_of_map, place_by_device_map
+from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.memory import predict_memory
 from fxpasses.pass_manager import PassManager
-from fxpasses.passes.placement import COPY_OF, PlaceOnDevices
-from fxpasses.passes.splitting import Split, split
+from fxpasses.passes.placement import PlaceOnDevices
+from fxpasses.passes.splitting import split
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.registry import parse_pipeline
-from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, StepRow, Summary
+from fxpasses.report.summary import PassRow, StepRow, Summary
+from fxpasses.units import format_bytes
 from fxpasses.verification import compare_with_model
 
 __all__ = ["DEFAULT_PIPELINE", "LoweredModule", "lower", "lower_with_plan"]
@@ -39,41 +44,6 @@ __all__ = ["DEFAULT_PIPELINE", "LoweredModule", "lower", "lower_with_plan"]
 DEFAULT_PIPELINE = "remove-detach,remove-no-ops,eliminate-dead-code"
 
 Progress = Callable[[str], None]
-
-
-class LoweredModule(GraphModule):
-    """A model on its devices: call it like the model.
-
-    Attributes:
-        plan: Which operator runs where; a file when saved.
-        report: What each pass did, and seconds and bytes per device.
-        program: The captured program after the passes, before it was split.
-        qualified_names: The model's own name of each parameter and buffer, by its name here.
-        submodule_of: The submodule that holds each part of the plan.
-    """
-
-    plan: Plan
-    report: Summary
-    program: ExportedProgram
-    qualified_names: Mapping[str, str]
-    submodule_of: Mapping[str, str]
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Parameters and buffers under the model's own names."""
-        own = super().state_dict(*args, **kwargs)
-        names = self.qualified_names
-        renamed = type(own)((names.get(key, key), value) for key, value in own.items())
-        if hasattr(own, "_metadata"):
-            renamed._metadata = own._metadata
-        return renamed
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a checkpoint of the model; its own names are expected."""
-        own = super().state_dict()
-        names = {key: self.qualified_names.get(key, key) for key in own}
-        renamed = {key: state_dict[name] for key, name in names.items() if name in state_dict}
-        renamed |= {key: value for key, value in state_dict.items() if key not in set(names.values())}
-        return super().load_state_dict(renamed, strict=strict, assign=assign)
 
 
 @attrs.define
@@ -97,9 +67,10 @@ def lower(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    devices: Iterable[Device] | Topology,
+    devices: Iterable[Device] | Topology | None = None,
     links: Iterable[Link] = (),
     objective: Objective = "latency",
+    device_map: DeviceMap | None = None,
     pipeline: str | PassManager | Sequence[Any] = DEFAULT_PIPELINE,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -113,9 +84,11 @@ def lower(
         model: An ``nn.Module``, any ``GraphModule``, an ``ExportedProgram``, or the path of a saved one.
         args: Example inputs; not needed for a program.
         kwargs: Example keyword inputs.
-        devices: Where it may run; their memory is kept.
+        devices: Where it may run; their memory is kept. May be left out where a device map names torch devices.
         links: Connections between devices; pairs without one use the default.
         objective: ``latency``, ``throughput`` or ``memory``.
+        device_map: Which module runs where, as Hugging Face writes it: module path to the name of a device, a torch
+            device, or the number of a GPU. The longest path that covers an operator counts. Nothing is searched then.
         pipeline: The clean-up passes: a text, a manager, or a list of passes.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
         strict: Capture by bytecode instead of by running.
@@ -131,8 +104,11 @@ def lower(
         InputError: no device, two of one name, missing or unfitting inputs.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
+        PlacementError: the device map names a module or a device that is not there, or misses modules.
         InfeasibleError: the model does not fit the devices.
     """
+    if devices is None:
+        devices = () if device_map is None else devices_of_map(device_map)
     topology = Topology.of(devices, links)
     clock = _Clock(progress)
     with clock.step("capture"):
@@ -143,7 +119,7 @@ def lower(
         cleaned, rows = _run_passes(program, pipeline)
     with clock.step("place"):
         graph_module = _stateful(cleaned)
-        placement = place_by_device(graph_module, topology, objective=objective)
+        placement = _place(graph_module, topology, objective, device_map, _module_paths(model, program))
         plan = Plan.of(name or _name_of(model), objective, topology, placement.assignment, placement.device_of)
     reasons = dict(placement.reasons)
     lowered = _build(cleaned, graph_module, placement.assignment, plan, clock, rows, reasons)
@@ -170,6 +146,41 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
         graph_module = _stateful(program)
         assignment = plan.assign(graph_module)
     return _build(program, graph_module, assignment, plan, clock, (), {})
+
+
+def _place(
+    graph_module: GraphModule,
+    topology: Topology,
+    objective: Objective,
+    device_map: DeviceMap | None,
+    modules: Iterable[str],
+) -> DevicePlacement:
+    if device_map is None:
+        return place_by_device(graph_module, topology, objective=objective)
+    placement = place_by_device_map(graph_module, device_map, topology, modules=modules, objective=objective)
+    _refuse_too_small(graph_module, placement)
+    return placement
+
+
+def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement) -> None:
+    for name, held in predict_memory(graph_module, placement.assignment, placement.device_of).items():
+        budget = placement.topology[name].memory
+        if held.peak > budget:
+            raise InfeasibleError(
+                f"The device map puts {format_bytes(held.peak)} on {name} (parameters {format_bytes(held.parameters)}, "
+                f"activations {format_bytes(held.activations)}), which has {format_bytes(budget)}; give some of its "
+                "modules to another device.",
+                missing_bytes=int(held.peak - budget),
+                reason=f"the device map does not fit {name}",
+            )
+
+
+def _module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:
+    """The modules of a model, those included that leave no operator behind."""
+    names = [entry.fqn.partition("@")[0] for entry in program.module_call_graph]
+    if isinstance(model, torch.nn.Module):
+        names += [name for name, _ in model.named_modules()]
+    return dict.fromkeys(names)
 
 
 def _name_of(model: Any) -> str:
@@ -241,7 +252,7 @@ def _build(
     """Split, place and describe; the one way from an assignment to a lowered module."""
     device_of = plan.device_of
     keys = stable_keys(graph_module)
-    why = {key: _why(node, assignment, device_of, reasons) for node, key in keys.items()}
+    why = {key: why_there(node, assignment, device_of, reasons) for node, key in keys.items()}
     memory = predict_memory(graph_module, assignment, device_of)
     seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
     nodes = {str(part): len(members) for part, members in assignment.partitions.items()}
@@ -251,21 +262,21 @@ def _build(
     with clock.step("move and copy"):
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
         PlaceOnDevices(by_submodule)(parts.graph_module)
-    lowered = _lowered_module(parts, program)
+    lowered = lowered_module(parts, program)
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
     if compiled:
         with clock.step("compile"):
             for name, backend in compiled.items():
                 compile_part(lowered, name, backend)
-    copies = _copy_rows(lowered, plan.topology)
-    rows = _device_rows(plan, nodes, memory, load)
+    copies = copy_rows(lowered, plan.topology)
+    rows = device_rows(plan, nodes, memory, load)
     lowered.program = program
     lowered.plan = attrs.evolve(
         plan,
         copies=tuple(
             attrs.asdict(row, filter=lambda a, _v: a.name in ("value", "source", "target", "size")) for row in copies
         ),
-        predicted={"seconds": seconds, "devices": {row.name: _predicted(row) for row in rows}},
+        predicted={"seconds": seconds, "devices": {row.name: predicted_figures(row) for row in rows}},
     )
     lowered.report = Summary(
         plan.model,
@@ -307,88 +318,3 @@ def _where_constants_live(
 def _attribute_name(part: object) -> str:
     """A part is held under its own name, unless every module has an attribute of that name (``cpu``, ``half``)."""
     return f"on_{part}" if hasattr(GraphModule, str(part)) else str(part)
-
-
-def _predicted(row: DeviceRow) -> dict[str, float]:
-    return {"seconds": row.estimated_ms / 1e3, "parameter_bytes": row.parameter_bytes, "peak_bytes": row.peak_bytes}
-
-
-def _why(node: Node, assignment: Assignment, device_of: Mapping[str, Device], reasons: Mapping[str, str]) -> str:
-    part = assignment.partition_of.get(node)
-    if part is None:
-        return f"outside of all parts: {assignment.why(node)}"
-    reason = reasons.get(str(part))
-    return f"{part} on {device_of[str(part)].name}" + (f": {reason}" if reason else "")
-
-
-def _lowered_module(parts: Split, program: ExportedProgram) -> LoweredModule:
-    placed = parts.graph_module
-    lowered = LoweredModule(placed, placed.graph, "LoweredModule")
-    _keep_persistence(placed, lowered)
-    lowered.meta.update(placed.meta)
-    lowered.qualified_names = parts.original_names
-    lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
-    contract = InputContract.of(program)
-    lowered.register_forward_pre_hook(lambda _module, args, kwargs: contract.bind(args, kwargs), with_kwargs=True)
-    return lowered
-
-
-def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
-    """``GraphModule(root, graph)`` registers every buffer as persistent; keep out of checkpoints what was out."""
-    holders = dict(target.named_modules())
-    for name, module in source.named_modules():
-        if name in holders and (temporary := module._non_persistent_buffers_set):
-            holders[name]._non_persistent_buffers_set |= temporary & set(holders[name]._buffers)
-
-
-def _device_rows(
-    plan: Plan, nodes: Mapping[str, int], memory: Mapping[str, DeviceMemory], load: Mapping[str, float]
-) -> tuple[DeviceRow, ...]:
-    rows = []
-    for device in plan.devices:
-        parts = tuple(part.name for part in plan.parts if part.device == device.name)
-        held = memory.get(device.name, DeviceMemory())
-        rows.append(
-            DeviceRow(
-                device.name,
-                device.torch_device,
-                sum(nodes.get(part, 0) for part in parts),
-                held.parameters,
-                held.activations,
-                held.copies,
-                held.peak,
-                device.available_mem_bytes,
-                load.get(device.name, 0.0) * 1e3,
-                parts,
-            )
-        )
-    return tuple(rows)
-
-
-def _copy_rows(lowered: GraphModule, topology: Topology) -> tuple[CopyRow, ...]:
-    rows = []
-    for node in lowered.graph.nodes:
-        if not COPY_OF.has(node):
-            continue
-        sent = COPY_OF.read(node)
-        users = ", ".join(str(user.target) for user in node.users if user.op == "call_module")
-        value = node.meta.get("val")
-        rows.append(
-            CopyRow(
-                sent.value,
-                sent.source,
-                sent.target,
-                sent.size,
-                "x".join(str(size) for size in getattr(value, "shape", ())),
-                _transfer_seconds(topology, sent.source, sent.target, sent.size) * 1e3,
-                f"{users} uses it" if users else "the result is wanted there",
-            )
-        )
-    return tuple(rows)
-
-
-def _transfer_seconds(topology: Topology, source: str, target: str, size: int) -> float:
-    known = {device.name for device in topology.devices}
-    if source not in known or target not in known:
-        return 0.0
-    return topology.seconds(source, target, size)

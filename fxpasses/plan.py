@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlanError
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.device_maps import map_of_operators
 
 __all__ = ["PartPlan", "Plan", "module_path", "stable_keys"]
 
@@ -173,6 +174,19 @@ class Plan:
                 "place it again, or take these lines out."
             )
         return Assignment.of(graph_module, found, order=[name for name in parts if name in set(found.values())])
+
+    def device_map(self, *, strict: bool = True) -> dict[str, str]:
+        """Which module runs where, as the dict that ``lower(..., device_map=...)`` takes: the longest path counts.
+
+        Args:
+            strict: Refuse a module whose own operators sit on several devices; otherwise the device with most gets it.
+
+        Raises:
+            PlanError: ``strict``, and there is such a module.
+        """
+        return map_of_operators(
+            ((entry.rpartition("/")[0], part.device) for part in self.parts for entry in part.ops), strict=strict
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, in a stable order."""

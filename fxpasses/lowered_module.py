@@ -1,0 +1,72 @@
+"""A model on its devices as one callable ``GraphModule`` with the model's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.input_contract import InputContract
+from fxpasses.passes.splitting import Split
+from fxpasses.plan import Plan
+from fxpasses.report.summary import Summary
+
+__all__ = ["LoweredModule", "lowered_module"]
+
+
+class LoweredModule(GraphModule):
+    """A model on its devices: call it like the model.
+
+    Attributes:
+        plan: Which operator runs where; a file when saved.
+        report: What each pass did, and seconds and bytes per device.
+        program: The captured program after the passes, before it was split.
+        qualified_names: The model's own name of each parameter and buffer, by its name here.
+        submodule_of: The submodule that holds each part of the plan.
+    """
+
+    plan: Plan
+    report: Summary
+    program: ExportedProgram
+    qualified_names: Mapping[str, str]
+    submodule_of: Mapping[str, str]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Parameters and buffers under the model's own names."""
+        own = super().state_dict(*args, **kwargs)
+        names = self.qualified_names
+        renamed = type(own)((names.get(key, key), value) for key, value in own.items())
+        if hasattr(own, "_metadata"):
+            renamed._metadata = own._metadata
+        return renamed
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a checkpoint of the model; its own names are expected."""
+        own = super().state_dict()
+        names = {key: self.qualified_names.get(key, key) for key in own}
+        renamed = {key: state_dict[name] for key, name in names.items() if name in state_dict}
+        renamed |= {key: value for key, value in state_dict.items() if key not in set(names.values())}
+        return super().load_state_dict(renamed, strict=strict, assign=assign)
+
+
+def lowered_module(parts: Split, program: ExportedProgram) -> LoweredModule:
+    """Make the module that users call from a split whose parts are on their devices."""
+    placed = parts.graph_module
+    lowered = LoweredModule(placed, placed.graph, "LoweredModule")
+    _keep_persistence(placed, lowered)
+    lowered.meta.update(placed.meta)
+    lowered.qualified_names = parts.original_names
+    lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
+    contract = InputContract.of(program)
+    lowered.register_forward_pre_hook(lambda _module, args, kwargs: contract.bind(args, kwargs), with_kwargs=True)
+    return lowered
+
+
+def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
+    """``GraphModule(root, graph)`` registers every buffer as persistent; keep out of checkpoints what was out."""
+    holders = dict(target.named_modules())
+    for name, module in source.named_modules():
+        if name in holders and (temporary := module._non_persistent_buffers_set):
+            holders[name]._non_persistent_buffers_set |= temporary & set(holders[name]._buffers)

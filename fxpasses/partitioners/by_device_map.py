@@ -1,0 +1,219 @@
+"""Follow a device map: a dict that says for each module, by its path, on which device its operators run.
+
+The form is the one of Hugging Face: ``{"model.layers.0": "left", "": "right"}``. The longest path that covers an
+operator counts. Operators are cut into runs in the order that the graph has, so the parts never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.effects import analyze_effects
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import DevicePlacement, GraphFigures, Objective, predict_times
+from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
+from fxpasses.partitioners.support import module_paths
+
+__all__ = ["devices_of_map", "module_of", "place_by_device_map"]
+
+
+def module_of(node: Node) -> str:
+    """The path of the innermost module that a node comes from; ``""`` for the model itself."""
+    return (module_paths(node) or [""])[-1]
+
+
+def devices_of_map(device_map: DeviceMap) -> tuple[Device, ...]:
+    """Make a device, without a limit, for each place that a map names.
+
+    >>> [device.torch_device for device in devices_of_map({"first": "cpu", "": 0})]
+    ['cpu', 'cuda:0']
+
+    Raises:
+        PlacementError: a place is no torch device.
+    """
+    places = dict.fromkeys(_torch_device(module, place) for module, place in device_map.items())
+    return tuple(Device(place.replace(":", ""), torch_device=place) for place in places)
+
+
+def place_by_device_map(
+    graph_module: GraphModule,
+    device_map: DeviceMap,
+    topology: Topology,
+    *,
+    modules: Iterable[str] = (),
+    objective: Objective = "latency",
+) -> DevicePlacement:
+    """Give each operator the device that the map gives its module.
+
+    An operator of a module that only holds other modules of the map, and is in no other way covered, runs where the
+    operator before it runs. What must stay together (a tuple and its elements, a storage up to the last write to it)
+    stays where it begins. Linear in nodes times the depth of modules.
+
+    Args:
+        graph_module: A graph whose nodes carry ``val`` and ``nn_module_stack``.
+        device_map: Module paths and devices; a parameter or buffer may be named as well, and stands for its module.
+        topology: The devices.
+        modules: Module paths that exist although no operator comes from them.
+        objective: What the proposal says that it is for.
+
+    Raises:
+        PlacementError: the map is empty, names a module or a device that is not there, or misses modules.
+        InfeasibleError: a device of the map does not support an operator that it gets.
+    """
+    nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    paths = [module_of(node) for node in nodes]
+    known = _known_paths(graph_module, paths, modules)
+    places = _places(device_map, topology, known, graph_module)
+    chosen = [covering(path, places) for path in paths]
+    _refuse_missing(paths, chosen, places)
+    devices = _filled([None if key is None else places[key] for key in chosen], topology)
+    glued = GraphFigures.of(graph_module, analyze_effects(graph_module)).glued
+    for index in range(1, len(nodes)):
+        if glued[index]:
+            devices[index] = devices[index - 1]
+    _refuse_unsupported(graph_module, nodes, devices)
+    return _placement(graph_module, nodes, devices, topology, objective)
+
+
+def _torch_device(module: str, place: Any) -> str:
+    try:
+        return str(torch.device(place))
+    except (RuntimeError, TypeError):
+        raise PlacementError(
+            f"The device map puts {_quoted(module)} on {place!r}, which is no torch device; write cpu, cuda:0 or 0, or "
+            "give devices=[...] and use their names."
+        ) from None
+
+
+def _quoted(module: str) -> str:
+    return repr(module) if module else "the whole model ('')"
+
+
+def _resolve(module: str, place: Any, topology: Topology) -> Device:
+    """The device of a place: by its name, or by the torch device that only it has."""
+    names = {device.name: device for device in topology.devices}
+    if isinstance(place, Device):
+        place = place.name
+    if isinstance(place, str) and place in names:
+        return names[place]
+    try:
+        wanted = torch.device(place)
+    except (RuntimeError, TypeError):
+        wanted = None
+    found = [device for device in topology.devices if wanted is not None and _same(device.torch_device, wanted)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{device.name} ({device.torch_device})" for device in topology.devices)
+    if found:
+        raise PlacementError(
+            f"The device map puts {_quoted(module)} on {place!r}, which {len(found)} devices are: {there}; use a name."
+        )
+    raise PlacementError(f"The device map puts {_quoted(module)} on {place!r}, which is no device; there are {there}.")
+
+
+def _same(text: str, wanted: torch.device) -> bool:
+    device = torch.device(text)
+    return device.type == wanted.type and (device.index or 0) == (wanted.index or 0)
+
+
+def _known_paths(graph_module: GraphModule, paths: Iterable[str], modules: Iterable[str]) -> dict[str, None]:
+    tensors = (name.rpartition(".")[0] for name in _tensor_names(graph_module))
+    return dict.fromkeys(step for path in (*paths, *modules, *tensors) for step in holders(path))
+
+
+def _tensor_names(graph_module: GraphModule) -> list[str]:
+    parameters = graph_module.named_parameters(remove_duplicate=False)
+    buffers = graph_module.named_buffers(remove_duplicate=False)
+    return [name for name, _ in (*parameters, *buffers)]
+
+
+def _places(
+    device_map: DeviceMap, topology: Topology, known: Mapping[str, None], graph_module: GraphModule
+) -> dict[str, Device]:
+    if not device_map:
+        raise PlacementError('The device map is empty; {"": device} puts the whole model on one device.')
+    tensors = set(_tensor_names(graph_module))
+    places: dict[str, Device] = {}
+    for module, place in device_map.items():
+        device = _resolve(module, place, topology)
+        if module in known:
+            places[module] = device
+        elif module in tensors:
+            places.setdefault(module.rpartition(".")[0], device)
+        else:
+            raise PlacementError(
+                f"The device map names {module!r}, which the model does not have{_nearest(module, known)}."
+            )
+    return places
+
+
+def _nearest(module: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(module, [path for path in known if path], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _refuse_missing(paths: Sequence[str], chosen: Sequence[str | None], places: Mapping[str, Device]) -> None:
+    """A module that holds others of the map may be left out; one that the map says nothing about may not."""
+    containers = {step for key in places for step in holders(key)}
+    missing: dict[str, None] = {}
+    for path, key in zip(paths, chosen, strict=True):
+        if key is None and path not in containers:
+            outermost = next(step for step in reversed(holders(path)) if step not in containers)
+            missing[outermost] = None
+    if missing:
+        raise PlacementError(
+            f"The device map says nothing about {', '.join(map(repr, missing))}; add them, or add '' for all the rest."
+        )
+
+
+def _filled(given: Sequence[Device | None], topology: Topology) -> list[Device]:
+    """Who has no device stays with the one before; at the beginning, with the first one that has."""
+    current = next((device for device in given if device is not None), topology.devices[0])
+    filled = []
+    for device in given:
+        current = device or current
+        filled.append(current)
+    return filled
+
+
+def _refuse_unsupported(graph_module: GraphModule, nodes: Sequence[Node], devices: Sequence[Device]) -> None:
+    submodules = dict(graph_module.named_modules())
+    for node, device in zip(nodes, devices, strict=True):
+        if device.supports is not None and not device.runs(submodules, node):
+            raise InfeasibleError(
+                f"The device map puts {node.name} ({node.target}, of module {module_of(node)!r}) on {device.name}, "
+                "which does not support it; give that module another device.",
+                node=node,
+                reason=f"{device.name} does not support {node.target}",
+            )
+
+
+def _placement(
+    graph_module: GraphModule,
+    nodes: Sequence[Node],
+    devices: Sequence[Device],
+    topology: Topology,
+    objective: Objective,
+) -> DevicePlacement:
+    partition_of: dict[Node, str] = {}
+    device_of: dict[str, Device] = {}
+    taken: dict[str, int] = {}
+    part, before = "", None
+    for node, device in zip(nodes, devices, strict=True):
+        if device is not before:
+            count = taken[device.name] = taken.get(device.name, -1) + 1
+            part, before = f"{device.name}_{count}" if count else device.name, device
+            device_of[part] = device
+        partition_of[node] = part
+    assignment = Assignment.of(graph_module, partition_of, order=list(device_of))
+    seconds, load = predict_times(graph_module, assignment, device_of, topology)
+    reasons = dict.fromkeys(device_of, "the device map says so")
+    return DevicePlacement(assignment, device_of, topology, objective, seconds, load, reasons)
