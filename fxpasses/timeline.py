@@ -62,6 +62,14 @@ def _curves(given: Mapping[str, Iterable[tuple[float, int]]]) -> dict[str, Memor
     return {track: tuple((float(second), int(size)) for second, size in steps) for track, steps in given.items()}
 
 
+def _spans(given: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple(given)
+
+
+def _names(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
 @attrs.frozen
 class Timeline:
     """Spans of work on tracks, and what each track holds in memory while they run.
@@ -76,10 +84,10 @@ class Timeline:
         InputError: a memory curve whose seconds go back.
     """
 
-    spans: tuple[Span, ...] = attrs.field(converter=tuple)
+    spans: tuple[Span, ...] = attrs.field(converter=_spans)
     memory: Mapping[str, MemoryCurve] = attrs.field(factory=dict, converter=_curves)
     budgets: Mapping[str, int | None] = attrs.field(factory=dict)
-    tracks: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    tracks: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
     def __attrs_post_init__(self) -> None:
         for track, steps in self.memory.items():

@@ -1,0 +1,196 @@
+"""A run on paper agrees with what placing predicts, and shows what overlaps and what waits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering_models import Mlp
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology
+from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.memory import predict_memory
+from fxpasses.simulation import simulate
+from fxpasses.timeline import Span
+
+
+class Branches(nn.Module):
+    """Two branches that need nothing from each other, and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(64, 64)
+        self.right = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x).relu() + self.right(x).sigmoid().view(-1, 64)
+
+
+def graph_of(model: nn.Module) -> GraphModule:
+    return torch.export.export(model.eval(), (torch.randn(8, 64),)).module(check_guards=False)
+
+
+BRANCHES = graph_of(Branches())
+TWO = Topology.of(
+    [Device("a", 1 << 20), Device("b", overhead=1e-5, flops=50e9)], [Link("a", "b", bandwidth=1e9, latency=2e-6)]
+)
+
+
+def by_name(graph: GraphModule, **parts: str) -> tuple[Assignment, dict[str, Device]]:
+    """``part=node,node``: the part's device is its first letter."""
+    nodes = {node.name: node for node in graph.graph.nodes}
+    grouping = {nodes[name]: part for part, names in parts.items() for name in names.split(",")}
+    return Assignment.of(graph, grouping), {part: TWO[part[0]] for part in parts}
+
+
+@pytest.fixture
+def branches() -> tuple[Assignment, dict[str, Device]]:
+    return by_name(BRANCHES, a="linear,relu", b="linear_1,sigmoid,view,add")
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_one_sample_takes_what_is_predicted_and_holds_what_is_predicted(data: st.DataObject) -> None:
+    graph = data.draw(st.sampled_from([BRANCHES, MLP]))
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    parts = data.draw(st.lists(st.sampled_from(["a", "b", "a_1", "b_1"]), min_size=len(nodes), max_size=len(nodes)))
+    try:
+        assignment = Assignment.of(graph, dict(zip(nodes, parts, strict=True)))
+    except CycleError:
+        return
+    device_of = {part: TWO[part[0]] for part in dict.fromkeys(parts)}
+
+    run = simulate(graph, assignment, device_of, TWO)
+    seconds, load = predict_times(graph, assignment, device_of, TWO)
+
+    assert pytest.approx(seconds) == run.seconds
+    assert pytest.approx(load) == {name: run.timeline.busy(name) for name in load}
+    for name, held in predict_memory(graph, assignment, device_of).items():
+        assert held.peak == run.timeline.peak(name)
+    for overlap in ("devices", "copies"):
+        assert simulate(graph, assignment, device_of, TWO, overlap=overlap).seconds <= run.seconds * (1 + 1e-9)
+
+
+MLP = graph_of(Mlp(3))
+
+
+def test_parts_that_need_nothing_from_each_other_overlap(branches: tuple[Assignment, dict[str, Device]]) -> None:
+    one_by_one = simulate(BRANCHES, *branches, TWO)
+    overlapping = simulate(BRANCHES, *branches, TWO, overlap="devices")
+    first, second, copied = (
+        next(span for span in overlapping.timeline.spans if span.name == name) for name in ("a", "b", "relu")
+    )
+
+    assert overlapping.seconds <= one_by_one.seconds
+    assert copied.start == first.end
+    assert second.start == pytest.approx(copied.end)
+
+
+def test_copies_run_beside_the_work_of_both_ends_where_asked() -> None:
+    split = by_name(MLP, a="linear", b="relu,linear_1,relu_1", a_1="linear_2,relu_2")
+    blocking = simulate(MLP, *split, TWO, samples=6, overlap="devices")
+    beside = simulate(MLP, *split, TWO, samples=6, overlap="copies")
+
+    assert beside.seconds < blocking.seconds
+    assert all(span.kind == "compute" for span in beside.timeline.on("a"))
+    assert beside.timeline.peak("b") >= simulate(MLP, *split, TWO).timeline.peak("b")
+
+
+def test_the_period_of_a_filled_pipeline_is_the_load_of_the_busiest_device() -> None:
+    split = by_name(MLP, a="linear,relu", b="linear_1,relu_1,linear_2,relu_2")
+    _seconds, load = predict_times(MLP, *split, TWO)
+
+    run = simulate(MLP, *split, TWO, samples=20)
+
+    assert pytest.approx(1 / max(load.values()), rel=1e-6) == run.samples_per_second
+    assert run.samples == len(run.ends) == 20
+    assert sorted(run.ends) == list(run.ends)
+
+
+def test_several_samples_in_flight_hold_more_than_one_and_the_parameters_once() -> None:
+    split = by_name(MLP, a="linear,relu", b="linear_1,relu_1,linear_2,relu_2")
+    held = predict_memory(MLP, *split)["b"]
+
+    timeline = simulate(MLP, *split, TWO, samples=8, overlap="copies").timeline
+
+    assert timeline.peak("b") > held.peak
+    assert held.parameters == min(size for _, size in timeline.memory["b"])
+
+
+def test_the_critical_path_has_no_gap_and_says_what_each_step_waited_for(
+    branches: tuple[Assignment, dict[str, Device]],
+) -> None:
+    path = simulate(BRANCHES, *branches, TWO, overlap="devices").critical_path
+
+    assert 0 == path[0].start
+    for step, following in itertools.pairwise(path):
+        assert pytest.approx(step.start + step.seconds) == following.start
+    assert [("a", "compute", ""), ("relu", "copy", "needs a"), ("b", "compute", "needs relu")] == [
+        (step.name, step.kind, step.waited_for) for step in path
+    ]
+
+
+def test_a_busy_device_is_named_as_what_was_waited_for() -> None:
+    split = by_name(BRANCHES, a="linear,relu", a_1="linear_1,sigmoid,view", b="add")
+
+    path = simulate(BRANCHES, *split, TWO, overlap="devices").critical_path
+
+    assert "a was busy with a" in [step.waited_for for step in path]
+
+
+def test_spans_are_operators_where_asked(branches: tuple[Assignment, dict[str, Device]]) -> None:
+    run = simulate(BRANCHES, *branches, TWO, detail="ops")
+
+    assert ["linear", "relu", "relu", "relu", "relu", "linear_1", "sigmoid", "add"] == [
+        span.name for span in run.timeline.spans
+    ]
+    assert run.timeline.makespan == pytest.approx(simulate(BRANCHES, *branches, TWO).seconds)
+
+
+def test_a_device_that_does_nothing_is_shown_too() -> None:
+    split = by_name(MLP, a=",".join(node.name for node in MLP.graph.nodes if node.op == "call_function"))
+
+    run = simulate(MLP, *split, TWO)
+
+    assert ("a", "b") == run.timeline.tracks
+    assert run.timeline.idle("b") == run.seconds
+    assert [Span("a", "a", 0.0, run.seconds)] == list(run.timeline.spans)
+
+
+def test_the_figures_are_plain_data(branches: tuple[Assignment, dict[str, Device]]) -> None:
+    facts = simulate(BRANCHES, *branches, TWO).to_json()
+
+    assert {"seconds", "samples", "overlap", "samples_per_second", "tracks", "critical_path"} == facts.keys()
+    assert ["a", "b", "a → b"] == list(facts["tracks"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"samples": 0}, "A simulation takes 1 sample or more, not 0."),
+        ({"overlap": "all"}, "There is no overlap 'all'; there is none, devices, copies."),
+        ({"detail": "all"}, "There is no detail 'all'; there is parts, ops."),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, object], sentence: str, branches: tuple[Assignment, dict[str, Device]]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        simulate(BRANCHES, *branches, TWO, **options)
+
+    assert sentence == str(caught.value)
+
+
+def test_a_node_without_costs_names_the_pass_that_writes_them() -> None:
+    graph = torch.fx.symbolic_trace(Branches())
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
+    assignment = Assignment.of(graph, dict.fromkeys(nodes, "a"))
+
+    with pytest.raises(MissingMetadataError, match=r"run MeasureCosts\(example_inputs=\.\.\.\) first"):
+        simulate(graph, assignment, {"a": TWO["a"]}, TWO)
