@@ -1,0 +1,92 @@
+"""Open what ``torch.export`` closed: autocast and grad-mode regions become markers in the graph around them.
+
+Export puts the nodes of ``with torch.autocast(...)`` and ``with torch.no_grad()`` into a body of their own, which is
+one node of the graph. To cut between two of those nodes, they have to stand in the graph itself; the splitter enters
+the region again in each part (:mod:`fxpasses.regions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.attributes import find_attribute
+from fxpasses.submodules import inline_submodule
+
+__all__ = ["body_of_region", "is_region", "open_regions"]
+
+_BODY_AT = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
+
+
+def is_region(node: Node) -> bool:
+    """Whether a node runs a body under autocast or a grad mode."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _BODY_AT
+
+
+def body_of_region(node: Node) -> GraphModule | None:
+    """The graph that a region node runs; None if it is not an attribute of the module that owns the graph."""
+    body = node.args[_BODY_AT[node.target.name()]]  # type: ignore[union-attr]  # is_region
+    root = node.graph.owning_module
+    if root is None or not isinstance(body, Node) or body.op != "get_attr":
+        return None
+    found = find_attribute(root, str(body.target)).value
+    return found if isinstance(found, GraphModule) else None
+
+
+def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_region) -> int:
+    """Replace region nodes by markers and the nodes of their bodies; nested ones too.
+
+    Args:
+        graph_module: The graph, which is changed in place.
+        wanted: Asked for each region node, those that come out of bodies included.
+
+    Returns:
+        How many regions were opened. A body that several nodes run stays closed.
+    """
+    mode_at: dict[Node, bool] = {}
+    waiting = [node for node in graph_module.graph.nodes if is_region(node)]
+    opened = 0
+    while waiting:
+        node = waiting.pop()
+        if not wanted(node) or body_of_region(node) is None or _is_shared(node):
+            continue
+        mode = mode_at.get(node)
+        sets_mode = len(node.args) > 0 and node.target.name() == "wrap_with_set_grad_enabled"  # type: ignore[union-attr]
+        made = _open(node, mode)
+        inner = bool(node.args[0]) if sets_mode else mode
+        if inner is not None:
+            mode_at.update(dict.fromkeys(made, inner))
+        waiting.extend(each for each in made if is_region(each))
+        opened += 1
+    return opened
+
+
+def _is_shared(node: Node) -> bool:
+    body = node.args[_BODY_AT[node.target.name()]]  # type: ignore[union-attr]
+    same = [each for each in node.graph.find_nodes(op="get_attr") if each.target == body.target]  # type: ignore[union-attr]
+    return sum(len(each.users) for each in same) > 1
+
+
+def _open(node: Node, mode: bool | None) -> list[Node]:
+    """Write the markers, and the body between them; ``mode`` is the grad mode around, None if it is the caller's."""
+    graph = node.graph
+    at = _BODY_AT[node.target.name()]  # type: ignore[union-attr]
+    body: Node = node.args[at]  # type: ignore[assignment]
+    with graph.inserting_before(node):
+        if at == 1:
+            opener = graph.call_function(torch._C._set_grad_enabled, (node.args[0],))
+        else:
+            opener = graph.call_function(torch.amp.autocast_mode._enter_autocast, node.args[:at])
+        call = graph.create_node("call_module", str(body.target), tuple(node.args[at + 1 :]))
+        if at == 1:
+            graph.call_function(torch._C._set_grad_enabled, (mode if mode is not None else not node.args[0],))
+        else:
+            graph.call_function(torch.amp.autocast_mode._exit_autocast, (opener,))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    graph.erase_node(node)
+    if not body.users:
+        graph.erase_node(body)
+    return inline_submodule(call)
