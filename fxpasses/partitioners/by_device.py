@@ -1,38 +1,33 @@
-"""Propose which device runs which node: capability, memory and speed, on the order that the graph already has.
+"""Propose which device runs which node: capability, memory and speed, for any fx graph whose nodes carry values.
 
-The nodes keep their order; each device takes runs of consecutive nodes, so the parts can never wait for each other.
-What must stay together (a tuple and its ``getitem``, all that touches a storage up to its last write) is never cut.
+The graph becomes a problem for :func:`~fxpasses.partitioners.solve_placement`; its answer is checked against the memory
+that is predicted, and comes back as parts that can run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.errors import InfeasibleError, PlacementError, user_line
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.cost import (
-    NodeCost,
-    measure_node,
-    seconds_on,
-    storage_bytes,
-    tensor_bytes,
-    tensors_in,
-)
-from fxpasses.partitioners.linear_cuts import ChainProblem, Run, solve_chain
-from fxpasses.units import format_bytes
+from fxpasses.partitioners.colocation import Selector
+from fxpasses.partitioners.cost import seconds_of
+from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
+from fxpasses.partitioners.device_search import Found, Wish, search
+from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
 
-__all__ = ["DevicePlacement", "Objective", "place_by_device", "predict_times"]
+__all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
-Objective = Literal["latency", "throughput", "memory"]
-_OBJECTIVES = ("latency", "throughput", "memory")
+Objective = Literal["latency", "throughput", "memory", "devices"]
+Contiguity = Literal["pipeline", "convex", "free"]
+_OBJECTIVES = ("latency", "throughput", "memory", "devices")
+_CONTIGUITIES = ("pipeline", "convex", "free")
 
 
 @attrs.frozen(eq=False)
@@ -44,9 +39,13 @@ class DevicePlacement:
         device_of: The device of each part.
         topology: Devices and links.
         objective: What was made small.
-        seconds: Predicted seconds of one run, transfers included.
+        seconds: Predicted seconds of one run, one part after the other, transfers included.
         load: Predicted busy seconds of each device.
         reasons: For each part, why it is where it is and why it ends where it ends.
+        contiguity: What a device may take: one run of a pipeline, a convex part, or anything.
+        objective_value: What the objective is, as the solver predicts it: seconds of the busiest device
+            (``throughput``), seconds from the first node to the last (``latency``), bytes (``memory``), devices.
+        bound: No placement of this kind can be below it; 0 where nobody asked.
     """
 
     assignment: Assignment
@@ -56,164 +55,21 @@ class DevicePlacement:
     seconds: float
     load: Mapping[str, float]
     reasons: Mapping[str, str]
+    contiguity: Contiguity = "pipeline"
+    objective_value: float = math.nan
+    bound: float = 0.0
 
+    @property
+    def gap(self) -> float:
+        """How far above the bound it is at most, as a share of the bound: 0 is proven optimal."""
+        if self.objective_value <= self.bound:
+            return 0.0
+        return self.objective_value / self.bound - 1 if self.bound > 0 else math.inf
 
-@attrs.frozen(eq=False)
-class GraphFigures:
-    """The numbers of a graph that placing needs, one entry per compute node in graph order.
-
-    Args:
-        nodes: The compute nodes.
-        costs: What each does.
-        constants: For each node, the storages of the parameters, buffers and constants it uses, with their bytes.
-        live: Bytes of activations that are alive while each node runs (counted over the whole graph).
-        crossing: Bytes that a cut right before each node would send.
-        glued: Whether a cut right before a node is forbidden.
-        needs: Bytes that must be on a device while one node runs there: what it reads and what it makes.
-    """
-
-    nodes: Sequence[Node]
-    costs: Sequence[NodeCost]
-    constants: Sequence[Mapping[int, int]]
-    live: NDArray[np.int64]
-    crossing: NDArray[np.int64]
-    glued: NDArray[np.bool_]
-    needs: Sequence[int]
-
-    @classmethod
-    def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> GraphFigures:
-        """Measure a graph in one walk over its nodes and edges."""
-        effects = effects or analyze_effects(graph_module)
-        nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-        sizes = _constant_sizes(graph_module, effects)
-        position = {node: index for index, node in enumerate(nodes)}
-        costs = [measure_node(node) for node in nodes]
-        constants = [_constants_of(node, effects, sizes) for node in nodes]
-        return cls(
-            nodes,
-            costs,
-            constants,
-            _live_bytes(graph_module, nodes, position, effects, sizes),
-            _crossing_bytes(nodes, position),
-            _glued(nodes, position, effects),
-            [
-                _read_bytes(node, effects, sizes) + sum(held.values()) + cost.bytes_written
-                for node, cost, held in zip(nodes, costs, constants, strict=True)
-            ],
-        )
-
-
-def _constant_sizes(graph_module: GraphModule, effects: EffectAnalysis) -> dict[int, int]:
-    """Bytes of each storage that parameters, buffers and constants live in; tied tensors share a storage."""
-    sizes: dict[int, int] = {}
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        if tensors := tensors_in(node.meta.get("val")):
-            for storage in effects.storages(node):
-                sizes[storage] = max(sizes.get(storage, 0), storage_bytes(tensors[0]))
-    return sizes
-
-
-def _constants_of(node: Node, effects: EffectAnalysis, sizes: Mapping[int, int]) -> dict[int, int]:
-    """The constants that a node reads, directly or through a view."""
-    return {
-        storage: sizes[storage]
-        for used in node.all_input_nodes
-        for storage in effects.storages(used)
-        if storage in sizes
-    }
-
-
-def _read_bytes(node: Node, effects: EffectAnalysis, constants: Mapping[int, int]) -> int:
-    """Bytes of the activations that a node reads."""
-    return sum(
-        tensor_bytes(tensor)
-        for used in node.all_input_nodes
-        if not any(storage in constants for storage in effects.storages(used))
-        for tensor in tensors_in(used.meta.get("val"))
-    )
-
-
-def _last_use(node: Node, position: Mapping[Node, int], end: int) -> int:
-    return max((position.get(user, end) for user in node.users), default=-1)
-
-
-def _live_bytes(
-    graph_module: GraphModule,
-    nodes: Sequence[Node],
-    position: Mapping[Node, int],
-    effects: EffectAnalysis,
-    constants: Mapping[int, int],
-) -> NDArray[np.int64]:
-    """Bytes alive while each node runs: a storage lives from its first value to the last use of its last alias."""
-    end = len(nodes)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    size: dict[int, int] = {}
-    for node in graph_module.graph.nodes:
-        if node.op in ("get_attr", "output"):
-            continue
-        tensors = tensors_in(node.meta.get("val"))
-        if not tensors:
-            continue
-        here = position.get(node, 0)
-        storages = [storage for storage in effects.storages(node) if storage not in constants]
-        share = max(1, len(storages))
-        for storage in storages:
-            first.setdefault(storage, here)
-            last[storage] = max(last.get(storage, here), here, _last_use(node, position, end))
-            size[storage] = max(size.get(storage, 0), sum(map(tensor_bytes, tensors)) // share)
-    change = np.zeros(end + 2, dtype=np.int64)
-    for storage, start in first.items():
-        change[start] += size[storage]
-        change[min(last[storage], end) + 1] -= size[storage]
-    return np.cumsum(change)[:end]
-
-
-def _crossing_bytes(nodes: Sequence[Node], position: Mapping[Node, int]) -> NDArray[np.int64]:
-    """What a cut right before each node would send: values made before it and used at or after it."""
-    end = len(nodes)
-    change = np.zeros(end + 2, dtype=np.int64)
-    for index, node in enumerate(nodes):
-        last = min(_last_use(node, position, -1), end - 1)
-        if last > index:
-            size = sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
-            change[index + 1] += size
-            change[last + 1] -= size
-    return np.cumsum(change)[:end]
-
-
-def _glued(nodes: Sequence[Node], position: Mapping[Node, int], effects: EffectAnalysis) -> NDArray[np.bool_]:
-    """Where a cut would separate what belongs together: spans from a first to a last member are never cut."""
-    spans: list[tuple[int, int]] = []
-    touched: dict[int, int] = {}
-    last_write: dict[int, int] = {}
-    for index, node in enumerate(nodes):
-        for storage in (*effects.storages(node), *effects.of(node).reads, *effects.of(node).writes):
-            touched.setdefault(storage, index)
-        for storage in effects.of(node).writes:
-            last_write[storage] = index
-        if not tensors_in(node.meta.get("val")) or isinstance(node.meta.get("val"), (tuple, list)):
-            last = _last_use(node, position, -1)
-            spans.append((index, min(last, len(nodes) - 1)) if _is_container(node) else (index, index))
-        opened = effects.region_stack(node)
-        if opened and opened[-1] in position:
-            spans.append((position[opened[-1]], index))
-    spans += [(touched[storage], index) for storage, index in last_write.items() if _holds_data(storage, effects)]
-    change = np.zeros(len(nodes) + 2, dtype=np.int64)
-    for start, stop in spans:
-        if stop > start:
-            change[start + 1] += 1
-            change[stop + 1] -= 1
-    return np.cumsum(change)[: len(nodes)] > 0
-
-
-def _is_container(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))
-
-
-def _holds_data(storage: int, effects: EffectAnalysis) -> bool:
-    """Whether a storage id stands for memory; the random generator and the outside world are no reason to glue."""
-    return storage >= 0
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the bound proves that no placement of this kind is better, up to rounding."""
+        return self.gap <= 1e-9
 
 
 def place_by_device(
@@ -222,170 +78,104 @@ def place_by_device(
     links: Iterable[Link] = (),
     *,
     objective: Objective = "latency",
+    contiguity: Contiguity | None = None,
     supports: Callable[[Device, Node], bool] | None = None,
+    pinned: Mapping[Selector, str] | None = None,
+    forbidden: Mapping[Selector, Collection[str]] | None = None,
+    colocate: Iterable[Iterable[Selector]] = (),
+    time_budget: float = 0.5,
+    seed: int = 0,
 ) -> DevicePlacement:
-    """Cut a graph into runs of consecutive nodes and give each run a device.
+    """Give each operator of a graph a device.
 
     Args:
-        graph_module: A graph whose nodes carry ``val``.
+        graph_module: A graph whose nodes carry ``val``: exported, traced with values, from ``make_fx`` or dynamo.
         devices: Where it may run.
         links: Connections; pairs without one use the default.
-        objective: ``latency`` (one sample through all devices), ``throughput`` (the busiest device) or ``memory`` (as
-            few devices as hold it, then balanced).
+        objective: ``latency`` (one sample from its first operator to its last), ``throughput`` (the busiest device),
+            ``memory`` (the fullest device) or ``devices`` (as few as hold it).
+        contiguity: ``pipeline`` (each device has one turn), ``convex`` or ``free`` (a device may have several). By
+            default a pipeline; where some device cannot run everything, the better of ``pipeline`` and ``free``.
         supports: Whether a device can run a node; by default each device answers for itself.
+        pinned: The device of a node, or of all operators of a module, given by its path.
+        forbidden: The devices that a node or a module must not be on.
+        colocate: Groups of nodes and modules that share a device.
+        time_budget: About how many seconds the search may take; more may find better, or prove that nothing is.
+        seed: For what the search draws; the same seed gives the same proposal.
 
     Returns:
-        The proposal. It never mutates the graph.
+        The proposal, every budget kept as :func:`~fxpasses.partitioners.memory.predict_memory` predicts it. It never
+        mutates the graph.
 
     Raises:
-        PlacementError: an unknown objective.
+        PlacementError: an option that makes no sense; or no placement was found, and none is proven not to exist.
         InfeasibleError: an op too large for every device, or a model too large for all of them.
+        MissingMetadataError: a node has neither a value nor a cost.
     """
     topology = Topology.of(devices, links)
-    if objective not in _OBJECTIVES:
-        raise PlacementError(f"There is no objective {objective!r}; there are {', '.join(_OBJECTIVES)}.")
-    effects = analyze_effects(graph_module)
-    figures = GraphFigures.of(graph_module, effects)
-    allowed = _allowed(graph_module, figures.nodes, topology, supports)
-    _refuse_oversized(figures, topology, allowed)
-    problem = ChainProblem(
-        seconds=np.array([[seconds_on(cost, device) for cost in figures.costs] for device in topology.devices]),
-        allowed=allowed,
-        constants=figures.constants,
-        live=figures.live,
-        crossing=figures.crossing,
-        glued=figures.glued,
-        memory=[device.memory for device in topology.devices],
-        transfer=[[_transfer(topology, a, b) for b in topology.devices] for a in topology.devices],
-        objective=objective,
+    _check_option("objective", objective, _OBJECTIVES)
+    if contiguity is not None:
+        _check_option("contiguity", contiguity, _CONTIGUITIES)
+    figures = GraphFigures.of(graph_module)
+    everywhere = refuse_impossible(figures, topology, supports)
+    wish = Wish(
+        topology,
+        objective,
+        supports,
+        [tuple(group) for group in colocate],
+        dict(pinned or {}),
+        dict(forbidden or {}),
+        time_budget,
+        seed,
     )
-    solution = solve_chain(problem)
-    if solution is None:
-        raise _does_not_fit(figures, topology)
-    return _as_placement(graph_module, figures, topology, objective, solution.runs, solution.seconds, solution.load)
+    kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
+    found = _best(figures, wish, kinds if contiguity is None else (contiguity,))
+    return _as_placement(figures, wish, found)
 
 
-def _transfer(topology: Topology, source: Device, target: Device) -> tuple[float, float]:
-    """Seconds of latency and seconds per byte between two devices."""
-    if source.name == target.name:
-        return 0.0, 0.0
-    link = topology.link(source.name, target.name)
-    return link.latency, 1.0 / link.bandwidth
+def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise PlacementError(f"There is no {name} {value!r}; there are {', '.join(known)}.")
 
 
-def _allowed(
-    graph_module: GraphModule,
-    nodes: Sequence[Node],
-    topology: Topology,
-    supports: Callable[[Device, Node], bool] | None,
-) -> NDArray[np.bool_]:
-    submodules: dict[str, Any] = dict(graph_module.named_modules())
-    allowed = np.ones((len(topology.devices), len(nodes)), dtype=bool)
-    for row, device in enumerate(topology.devices):
-        if device.supports is not None or supports is not None:
-            for column, node in enumerate(nodes):
-                answer = supports(device, node) if supports is not None else device.runs(submodules, node)
-                allowed[row, column] = answer
-    nowhere = np.flatnonzero(~allowed.any(axis=0))
-    if nowhere.size:
-        node = nodes[int(nowhere[0])]
-        raise InfeasibleError(
-            f"No device supports {node.name} ({node.target}); allow it on one of "
-            f"{', '.join(device.name for device in topology.devices)}, or add a device that runs everything.",
-            node=node,
-        )
-    return allowed
+def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...]) -> Found:
+    """The best answer over several kinds of placements; the first of those that are as good."""
+    answers: list[Found] = []
+    failures: list[PlacementError] = []
+    for kind in kinds:
+        try:
+            if wish.objective == "latency" or kind != "pipeline":
+                from fxpasses.partitioners.linear_placement import linear_search
+
+                return linear_search(figures, wish)
+            answers.append(search(figures, wish, kind))
+        except InfeasibleError as error:
+            failures.append(does_not_fit(figures, wish.topology, error, kind))
+        except PlacementError as error:
+            failures.append(error)
+    if not answers:
+        raise failures[-1]
+    return min(answers, key=lambda found: found.solution.objective_value)
 
 
-def _refuse_oversized(figures: GraphFigures, topology: Topology, allowed: NDArray[np.bool_]) -> None:
-    memory = np.array([device.memory for device in topology.devices])
-    for index, node in enumerate(figures.nodes):
-        need = figures.needs[index]
-        largest = float(memory[allowed[:, index]].max())
-        if need > largest:
-            line = user_line(node)
-            raise InfeasibleError(
-                f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for what it reads and makes, "
-                f"but the largest device that can run it has {format_bytes(largest)}"
-                + (f"; it comes from {line}." if line else "."),
-                node=node,
-                missing_bytes=int(need - largest),
-                reason="a single op is too large for every device",
-            )
-
-
-def _does_not_fit(figures: GraphFigures, topology: Topology) -> InfeasibleError:
-    unique: dict[int, int] = {}
-    for constants in figures.constants:
-        unique.update(constants)
-    need = sum(unique.values()) + int(figures.live.max(initial=0))
-    have = sum(device.memory for device in topology.devices)
-    budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
-    if need > have:
-        return InfeasibleError(
-            f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
-            f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing.",
-            missing_bytes=int(need - have),
-            reason="the model is too large for all devices together",
-        )
-    return InfeasibleError(
-        f"The model needs {format_bytes(need)} and all devices together have {format_bytes(have)} ({budgets}), but no "
-        "cut into runs of consecutive operators keeps every budget; give one device more memory.",
-        reason="no cut keeps every budget",
+def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
+    assignment, topology = found.runs.assignment, wish.topology
+    device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
+    seconds, load = _times(figures.measured, assignment, device_of, topology)
+    is_optimal = found.solution.objective_value <= found.bound * (1 + 1e-9)
+    reasons = reasons_of(figures, assignment, device_of, wish.objective, is_optimal)
+    return DevicePlacement(
+        assignment,
+        device_of,
+        topology,
+        wish.objective,
+        seconds,
+        load,
+        dict(zip(device_of, reasons, strict=True)),
+        found.contiguity,
+        found.solution.objective_value,
+        found.bound,
     )
-
-
-def _as_placement(
-    graph_module: GraphModule,
-    figures: GraphFigures,
-    topology: Topology,
-    objective: Objective,
-    runs: Sequence[Run],
-    seconds: float,
-    load: Sequence[float],
-) -> DevicePlacement:
-    partition_of: dict[Node, str] = {}
-    device_of: dict[str, Device] = {}
-    taken: dict[str, int] = {}
-    for run in runs:
-        device = topology.devices[run.device]
-        count = taken.get(device.name, 0)
-        taken[device.name] = count + 1
-        part = device.name if count == 0 else f"{device.name}_{count}"
-        device_of[part] = device
-        partition_of.update((node, part) for node in figures.nodes[run.start : run.stop])
-    assignment = Assignment.of(graph_module, partition_of, order=list(device_of))
-    loads = {device.name: load[index] for index, device in enumerate(topology.devices)}
-    reasons = dict(zip(device_of, _reasons(figures, topology, objective, runs), strict=True))
-    return DevicePlacement(assignment, device_of, topology, objective, seconds, loads, reasons)
-
-
-def _bytes_of(figures: GraphFigures, start: int, stop: int) -> int:
-    """Constants of a run of nodes, each storage once, and the most bytes alive during it."""
-    constants: dict[int, int] = {}
-    for uses in figures.constants[start:stop]:
-        constants.update(uses)
-    return sum(constants.values()) + int(figures.live[start:stop].max(initial=0))
-
-
-def _reasons(figures: GraphFigures, topology: Topology, objective: str, runs: Sequence[Run]) -> Iterator[str]:
-    """A sentence for each run: what forced the cut, or what it saves."""
-    whole = _bytes_of(figures, 0, len(figures.nodes))
-    for index, run in enumerate(runs):
-        device = topology.devices[run.device]
-        if len(runs) == 1:
-            yield f"the whole model fits {device.name}, and no other choice has a smaller {objective}"
-        elif whole > device.memory:
-            end = _cut_text(figures, runs[index + 1]) if index + 1 < len(runs) else "it ends with the model"
-            yield f"the whole model ({format_bytes(whole)}) does not fit {device.name}; {end}"
-        else:
-            end = _cut_text(figures, runs[index + 1]) if index + 1 < len(runs) else "it ends with the model"
-            yield f"{device.name} runs these operators for the smallest {objective}; {end}"
-
-
-def _cut_text(figures: GraphFigures, following: Run) -> str:
-    sent = int(figures.crossing[following.start])
-    return f"it ends before {figures.nodes[following.start].name}, where {format_bytes(sent)} cross"
 
 
 def predict_times(
@@ -400,24 +190,31 @@ def predict_times(
         topology: Devices and links.
 
     Returns:
-        Seconds of one run with all transfers, and seconds by device; a transfer keeps both ends busy.
+        Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
+        value that leaves it, once, over the slowest link that it takes.
     """
+    return _times(seconds_of, assignment, device_of, topology)
+
+
+def _times(
+    seconds_on: Callable[[Node, Device], float],
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+) -> tuple[float, dict[str, float]]:
     load = {device.name: 0.0 for device in topology.devices}
     total = 0.0
-    sent: dict[tuple[Node, str], None] = {}
+    home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     for node, part in assignment.partition_of.items():
-        device = device_of[str(part)]
-        busy = seconds_on(measure_node(node), device)
-        load[device.name] += busy
+        busy = seconds_on(node, device_of[str(part)])
+        load[home[node]] += busy
         total += busy
-        for used in node.all_input_nodes:
-            source = assignment.partition_of.get(used)
-            if source is None or device_of[str(source)].name == device.name or (used, device.name) in sent:
-                continue
-            sent[used, device.name] = None
-            size = sum(map(tensor_bytes, tensors_in(used.meta.get("val"))))
-            seconds = topology.seconds(device_of[str(source)].name, device.name, size)
-            load[device.name] += seconds
-            load[device_of[str(source)].name] += seconds
+        targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
+        if not targets or not (size := value_bytes(node)):
+            continue
+        taken = {target: topology.seconds(home[node], target, size) for target in targets}
+        load[home[node]] += max(taken.values())
+        for target, seconds in taken.items():
+            load[target] += seconds
             total += seconds
     return total, load

@@ -13,11 +13,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Topology
-from fxpasses.effects import analyze_effects
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import DevicePlacement, GraphFigures, Objective, predict_times
+from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_times
+from fxpasses.partitioners.colocation import uncuttable
 from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
+from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.support import module_paths
 
 __all__ = ["devices_of_map", "module_of", "place_by_device_map"]
@@ -73,7 +74,7 @@ def place_by_device_map(
     chosen = [covering(path, places) for path in paths]
     _refuse_missing(paths, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
-    glued = GraphFigures.of(graph_module, analyze_effects(graph_module)).glued
+    glued = uncuttable(GraphFigures.of(graph_module))
     for index in range(1, len(nodes)):
         if glued[index]:
             devices[index] = devices[index - 1]

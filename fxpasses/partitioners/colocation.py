@@ -8,8 +8,10 @@ goes where the base is made, and a view of a constant where its one user is.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.fx import Node
 
 from fxpasses.devices import Topology
@@ -19,7 +21,16 @@ from fxpasses.partitioners.graph_figures import GraphFigures, is_compute, value_
 from fxpasses.partitioners.keep_together import region_groups
 from fxpasses.partitioners.support import module_paths
 
-__all__ = ["Selector", "backward_partners", "kept_together", "select"]
+__all__ = [
+    "Selector",
+    "backward_partners",
+    "check_device",
+    "is_backward",
+    "kept_together",
+    "must_share",
+    "select",
+    "uncuttable",
+]
 
 Selector = Node | str
 """A compute node, or the path of a module: all operators that come from it."""
@@ -27,10 +38,24 @@ Selector = Node | str
 
 def kept_together(figures: GraphFigures) -> list[tuple[Node, ...]]:
     """Groups of compute nodes that share a device; groups may overlap."""
-    found = [*_containers(figures), *_written(figures), *_views(figures)]
+    return [group for group in (*must_share(figures), *_views(figures)) if len(group) > 1]
+
+
+def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
+    """The groups of these that no placement may cut, whatever it costs."""
     nodes = figures.dependencies.nodes
-    found += [tuple(nodes[index] for index in group.members) for group in region_groups(figures.dependencies)]
-    return [group for group in found if len(group) > 1]
+    regions = [tuple(nodes[index] for index in group.members) for group in region_groups(figures.dependencies)]
+    return [group for group in (*_containers(figures), *_written(figures), *regions) if len(group) > 1]
+
+
+def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:
+    """For each compute node, whether a cut of the graph's own order right before it would tear such a group."""
+    change = np.zeros(len(figures.nodes) + 1, dtype=np.int64)
+    for group in must_share(figures):
+        places = [figures.position[node] for node in group]
+        change[min(places) + 1] += 1
+        change[max(places) + 1] -= 1
+    return np.cumsum(change)[: len(figures.nodes)] > 0
 
 
 def _containers(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
@@ -120,13 +145,6 @@ def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]
         hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
         raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
     return found
-
-
-def select_each(
-    figures: GraphFigures, given: Mapping[Selector, object] | Iterable[Selector], option: str
-) -> dict[Node, Selector]:
-    """The compute nodes of several selectors, each with the last one that means it."""
-    return {node: selector for selector in given for node in select(figures, selector, option)}
 
 
 def check_device(topology: Topology, device: object, option: str) -> None:

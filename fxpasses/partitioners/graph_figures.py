@@ -136,6 +136,11 @@ class GraphFigures:
             held.update(self.held(index))
         return sum(held.values()) + int(self.live[np.asarray(indices, dtype=np.int64)].max(initial=0))
 
+    def measured(self, node: Node, device: Device) -> float:
+        """Seconds of one compute node on a device, without measuring it again."""
+        known: float | None = SECONDS.get(node, {}).get(device.name)
+        return seconds_on(self.costs[self.position[node]], device) if known is None else known
+
     def seconds(self, devices: Sequence[Device], support: Support | None = None) -> Iterator[dict[str, float]]:
         """For each node its seconds by device, without the devices that cannot run it.
 
