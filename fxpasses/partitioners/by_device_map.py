@@ -19,6 +19,7 @@ from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_
 from fxpasses.partitioners.colocation import uncuttable
 from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.support import module_paths
 
 __all__ = ["devices_of_map", "module_of", "place_by_device_map"]
@@ -67,7 +68,7 @@ def place_by_device_map(
         PlacementError: the map is empty, names a module or a device that is not there, or misses modules.
         InfeasibleError: a device of the map does not support an operator that it gets.
     """
-    nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
     paths = [module_of(node) for node in nodes]
     known = _known_paths(graph_module, paths, modules)
     places = _places(device_map, topology, known, graph_module)
