@@ -23,6 +23,7 @@ from .matching import (
     SubgraphMatcher,
     SubgraphMatcherWithNameNodeMap,
 )
+from .memory import DeviceMemory, predict_memory
 from .proposing import CapabilityOptions
 from .small_parts import TransferCost
 from .solvers import PlacementProblem, PlacementSolution, solve_placement
@@ -35,15 +36,20 @@ from .support import (
     create_op_support,
     create_pattern_support,
 )
+from .training_memory import Training, predict_training_memory
 
 __all__ = [
+    "COST",
+    "SECONDS",
     "Assignment",
     "BackendAssignment",
     "CapabilityBasedPartitioner",
     "CapabilityOptions",
     "Coverage",
+    "DeviceMemory",
     "GroupBasedPartitioner",
     "InternalMatch",
+    "NodeCost",
     "OpSupports",
     "OperatorSupport",
     "OperatorSupportBase",
@@ -53,12 +59,14 @@ __all__ = [
     "SourcePartition",
     "SubgraphMatcher",
     "SubgraphMatcherWithNameNodeMap",
+    "Training",
     "Transfer",
     "TransferCost",
     "any_chain",
     "chain",
     "check_subgraphs_connected",
     "constants_by_size",
+    "cost_of",
     "create_op_support",
     "create_pattern_support",
     "fuse_by_partitions",
@@ -68,10 +76,15 @@ __all__ = [
     "get_module_partitions",
     "get_source_partitions",
     "measure_coverage",
+    "measure_node",
     "partition_by_capability",
     "partition_by_pattern",
     "partition_by_source",
     "partition_for_backends",
+    "predict_memory",
+    "predict_training_memory",
+    "seconds_of",
+    "seconds_on",
     "solve_placement",
     "topo_sort",
     "validate_partition",

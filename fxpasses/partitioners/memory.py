@@ -30,17 +30,20 @@ class DeviceMemory:
         parameters: Parameters, buffers and constants; tied ones once.
         activations: Most bytes of values alive at one time, copies included.
         copies: Most bytes of received copies alive at one time.
-        peak: ``parameters + activations``: what has to fit the budget.
+        gradients: Gradients of the parameters, in training.
+        optimizer_state: What the optimizer keeps, in training.
     """
 
     parameters: int = 0
     activations: int = 0
     copies: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
 
     @property
     def peak(self) -> int:
-        """The most bytes held at one time."""
-        return self.parameters + self.activations
+        """The most bytes held at one time: what has to fit the budget."""
+        return self.parameters + self.activations + self.gradients + self.optimizer_state
 
 
 @attrs.define

@@ -6,33 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from allocations import AllocatedBytes
 from lowering_models import KeyValueCache, Mlp, Tied
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import Device, LoweredModule, lower
 from fxpasses.partitioners.memory import DeviceMemory
-
-
-class AllocatedBytes(TorchDispatchMode):
-    """Follows every storage that operators make until it is freed; ``peak`` is the most bytes at one time."""
-
-    def __init__(self, known: set[int]) -> None:
-        super().__init__()
-        self.known = known
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = function(*args, **(kwargs or {}))
-        self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
-        for leaf in torch.utils._pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self.known:
-                storage = leaf.untyped_storage()
-                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
-        return result
 
 
 class Widening(nn.Module):
