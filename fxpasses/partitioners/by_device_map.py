@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_times
-from fxpasses.partitioners.colocation import uncuttable
+from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
-from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.support import module_paths
 
@@ -55,7 +55,7 @@ def place_by_device_map(
 
     An operator of a module that only holds other modules of the map, and is in no other way covered, runs where the
     operator before it runs. What must stay together (a tuple and its elements, a storage up to the last write to it)
-    stays where it begins. Linear in nodes times the depth of modules.
+    goes where its first operator is. Linear in nodes times the depth of modules.
 
     Args:
         graph_module: A graph whose nodes carry ``val`` and ``nn_module_stack``.
@@ -75,10 +75,7 @@ def place_by_device_map(
     chosen = [covering(path, places) for path in paths]
     _refuse_missing(paths, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
-    glued = uncuttable(GraphFigures.of(graph_module))
-    for index in range(1, len(nodes)):
-        if glued[index]:
-            devices[index] = devices[index - 1]
+    _keep_together(GraphFigures.of(graph_module), devices)
     _refuse_unsupported(graph_module, nodes, devices)
     return _placement(graph_module, nodes, devices, topology, objective)
 
@@ -184,6 +181,16 @@ def _filled(given: Sequence[Device | None], topology: Topology) -> list[Device]:
         current = device or current
         filled.append(current)
     return filled
+
+
+def _keep_together(figures: GraphFigures, devices: list[Device]) -> None:
+    """Who must share a device goes where the first of them is."""
+    together: UnionFind[Node] = UnionFind(figures.nodes)
+    for group in must_share(figures):
+        together.union(*group)
+    first: dict[Node, Device] = {}
+    for index, node in enumerate(figures.nodes):
+        devices[index] = first.setdefault(together[node], devices[index])
 
 
 def _refuse_unsupported(graph_module: GraphModule, nodes: Sequence[Node], devices: Sequence[Device]) -> None:
