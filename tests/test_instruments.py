@@ -244,3 +244,35 @@ def test_rich_and_graphviz_are_imported_only_where_they_are_used():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]" == done.stdout.strip()
+
+
+def calls_of_watchers(size):
+    """How often a run without instruments enters the modules that watch."""
+    watchers = ("fxpasses/instruments.py", "fxpasses/events.py")
+    counted = 0
+
+    def count(frame, event, _argument):
+        nonlocal counted
+        counted += event == "call" and frame.f_code.co_filename.endswith(watchers)
+
+    def deep(x):
+        for _ in range(size):
+            x = torch.relu(x)
+        return x
+
+    graph_module = fx.symbolic_trace(deep)
+    manager = PassManager([nothing, nothing])
+    sys.setprofile(count)
+    try:
+        manager(graph_module)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_without_instruments_a_run_pays_the_same_few_calls_however_large_the_graph_is():
+    """Complaint 15: watching costs nothing when it is off: no call for a node, less than 20 for a pass."""
+    few = calls_of_watchers(3)
+
+    assert few == calls_of_watchers(300)
+    assert few < 2 * 20
