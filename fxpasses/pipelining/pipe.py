@@ -19,10 +19,10 @@ from fxpasses.errors import StageError
 from fxpasses.input_contract import InputContract
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes.splitting import Split, split
+from fxpasses.pipelining.balancing import Balance, balanced_stages
 from fxpasses.pipelining.split_points import (
     SplitPoint,
     annotations_of,
-    balanced_stages,
     check_spec,
     compute_nodes,
     cuts_at_modules,
@@ -76,7 +76,12 @@ class Pipe(torch.nn.Module):
     Args:
         program: The captured model.
         cut: The split of its graph; its parts are the stages.
+
+    Attributes:
+        balance: Loads of an automatic cut, and how far the slowest stage may be from the best; None for other cuts.
     """
+
+    balance: Balance | None = None
 
     def __init__(self, program: ExportedProgram, cut: Split) -> None:
         super().__init__()
@@ -285,17 +290,22 @@ def pipeline(
         spec.update(split_spec)
     program = capture(module, mb_args, mb_kwargs)
     source: Any = program.module(check_guards=False)
-    stage_of = _stage_of(source, spec, split_spec == "auto", split_policy, num_stages, devices)
-    return _split_into_stages(program, source, stage_of)
+    balance: Balance | None = None
+    if split_spec == "auto":
+        take_markers(source)
+        balance = balanced_stages(source, num_stages, devices)
+        stage_of = dict(balance.stage_of)
+    else:
+        stage_of = _stage_of(source, spec, split_policy)
+    pipe = _split_into_stages(program, source, stage_of)
+    pipe.balance = balance
+    return pipe
 
 
 def _stage_of(
     source: GraphModule,
     spec: Mapping[str, SplitPoint],
-    is_automatic: bool,
     split_policy: SplitPolicy | None,
-    num_stages: int | None,
-    devices: Sequence[Device] | None,
 ) -> dict[Node, int]:
     if split_policy is not None:
         given = split_policy(source)
@@ -306,11 +316,7 @@ def _stage_of(
             )
     marked = take_markers(source)
     nodes = compute_nodes(source)
-    if is_automatic:
-        stage_of = balanced_stages(source, num_stages, devices)
-    else:
-        stage_of = stages_from_cuts(nodes, [*marked, *cuts_at_modules(nodes, spec)])
-    return stage_of
+    return stages_from_cuts(nodes, [*marked, *cuts_at_modules(nodes, spec)])
 
 
 def _what(given: Any) -> str:

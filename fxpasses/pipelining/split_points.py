@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError, user_line
-from fxpasses.partitioners.by_device import place_by_device
 
 __all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
 
@@ -146,37 +144,6 @@ def stages_from_cuts(nodes: Sequence[Node], cuts: Sequence[int]) -> dict[Node, i
         stage += stage < len(bounds) and position == bounds[stage]
         stage_of[node] = stage
     return stage_of
-
-
-def balanced_stages(
-    graph_module: GraphModule, num_stages: int | None, devices: Sequence[Device] | None
-) -> dict[Node, int]:
-    """The stage of each node such that the slowest stage is as fast as can be.
-
-    Raises:
-        StageError: Neither a number nor devices, or more stages than can be cut.
-        InfeasibleError: The devices' memory does not suffice.
-    """
-    if devices is None:
-        if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 1:
-            raise StageError(f'split_spec="auto" needs num_stages, a number from 1 on, or devices; not {num_stages!r}')
-        devices = [Device(f"stage{index}") for index in range(num_stages)]
-    elif num_stages not in (None, len(devices)):
-        raise StageError(f"num_stages is {num_stages}, but there are {len(devices)} devices; leave one of them out")
-    wanted = len(devices)
-    possible = len(compute_nodes(graph_module))
-    if wanted > possible:
-        raise StageError(f"the model has {possible} operators and cannot be cut into {wanted} stages")
-    names = [device.name for device in devices]
-    links = [Link(a, b, bandwidth=1e12, latency=0.0) for at, a in enumerate(names) for b in names[at + 1 :]]
-    assignment = place_by_device(graph_module, Topology.of(devices, links), objective="throughput").assignment
-    if len(assignment.order) < wanted:
-        raise StageError(
-            f"the model can be cut into {len(assignment.order)} stages, not into {wanted}: "
-            "what writes in place, and tuples, stay in one stage, and a stage more would not make the slowest faster"
-        )
-    number = {part: index for index, part in enumerate(assignment.order)}
-    return {node: number[part] for node, part in assignment.partition_of.items()}
 
 
 def where(node: Node) -> str:
