@@ -72,22 +72,108 @@ def test_a_hand_edit_that_makes_parts_wait_for_each_other_is_refused(plan: Plan)
         swapped.assign(exported())
 
 
+GOOD = {
+    "version": 2,
+    "model": "m",
+    "objective": "latency",
+    "devices": [{"name": "left", "available_mem_bytes": "40KiB"}, {"name": "right"}],
+    "links": [{"first": "left", "second": "right", "bandwidth": 1e9}],
+    "parts": [{"name": "left", "device": "left", "ops": ["layers.0/*"]}],
+}
+
+
+def edited(**entries: object) -> dict[str, object]:
+    return {**GOOD, **entries}
+
+
+def part(**entries: object) -> dict[str, object]:
+    return edited(parts=[{"name": "left", "device": "left", "ops": ["layers.0/*"], **entries}])
+
+
+def test_a_budget_may_be_written_as_people_write_it() -> None:
+    assert 40 * KiB == Plan.from_json(GOOD).devices[0].available_mem_bytes
+
+
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("data", "sentence"),
     [
-        ("{", "is not JSON: "),
-        ("[]", "This is not a plan of version 1; write one with fxpasses lower --out."),
-        ('{"version": 9}', "This is not a plan of version 1; write one with fxpasses lower --out."),
-        ('{"version": 1}', "This plan lacks or misspells an entry: 'model'."),
+        ([], "This is no plan; write one with fxpasses place --out."),
+        ({"model": {}}, "This is no plan; write one with fxpasses place --out."),
+        (
+            edited(version=9),
+            "This plan has version 9, and this fxpasses reads 1 to 2: take a newer fxpasses, or write one with "
+            "fxpasses place --out.",
+        ),
+        (edited(version="2"), "This plan has the version '2'; there are 1 to 2; write one with fxpasses place --out."),
+        ({"version": 1}, "In this plan devices is missing."),
+        (edited(model=3), "In this plan model is a number; write a text."),
+        (edited(devices="left"), "In this plan devices is a text; write a list."),
+        (edited(devices=["left"]), "In this plan devices[0] is a text; write an object."),
+        (edited(devices=[{"flops": 1e9}]), "In this plan devices[0].name is missing."),
+        (
+            edited(devices=[{"name": "left", "flop": 1e9}]),
+            "In this plan devices[0] has an entry 'flop'; there are name, available_mem_bytes, logical_id, "
+            "torch_device, flops, bandwidth, overhead, backend, flops_by_dtype; did you mean 'flops'?",
+        ),
+        (
+            edited(devices=[{"name": "left", "available_mem_bytes": -1}]),
+            "In this plan devices[0] (left): A device's memory is a number of bytes, not -1; leave it out for "
+            "'no limit'.",
+        ),
+        (
+            edited(devices=[{"name": "left", "available_mem_bytes": "lots"}]),
+            "In this plan devices[0] (left): 'lots' is not a size in bytes; write it like 40MiB or 2GB.",
+        ),
+        (
+            edited(devices=[{"name": "left"}, {"name": "left"}]),
+            "In this plan two devices are called 'left'; give each its own name.",
+        ),
+        (edited(devices=[], parts=[]), "In this plan: There is no device to place the model on; give at least one"),
+        (
+            edited(links=[{"first": "left", "second": "top"}]),
+            "In this plan: The link left:top names the device 'top', which is not among left, right.",
+        ),
+        (edited(links=[{"first": "left"}]), "In this plan links[0].second is missing."),
+        (
+            edited(links=[{"first": "left", "second": "right", "bandwidth": 0}]),
+            "In this plan links[0]: A device's link bandwidth must be a positive number, not 0.",
+        ),
+        (
+            part(device="lefd"),
+            "In this plan parts[0] (left) is on the device 'lefd', which is not among its devices left, right; did you "
+            "mean 'left'?",
+        ),
+        (part(ops="layers.0/*"), "In this plan parts[0].ops is a text; write a list of texts."),
+        (
+            part(ops=["layers.0"]),
+            "In this plan parts[0].ops names 'layers.0', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for "
+            "a whole module write 'layers.0/*'.",
+        ),
+        (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops."),
+        (
+            edited(parts=[*GOOD["parts"], *GOOD["parts"]]),  # type: ignore[misc]
+            "In this plan two parts are called 'left'; give each its own name.",
+        ),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(text)
-
+def test_a_file_that_is_no_plan_or_was_misspelled_is_refused_with_the_place(data: object, sentence: str) -> None:
     with pytest.raises(PlanError) as caught:
+        Plan.from_json(data)  # type: ignore[arg-type]
+
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{")
+
+    with pytest.raises(PlanError, match=r"plan\.json' is not JSON: "):
         Plan.load(tmp_path / "plan.json")
 
-    assert sentence in str(caught.value)
+
+def test_a_plan_of_the_first_version_is_read(plan: Plan) -> None:
+    old = {key: value for key, value in plan.to_json().items() if key not in ("pipeline", "contiguity")}
+
+    assert attrs.evolve(plan, pipeline=None, contiguity=None) == Plan.from_json({**old, "version": 1})
 
 
 def test_a_missing_plan_file_is_refused(tmp_path: Path) -> None:

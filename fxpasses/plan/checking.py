@@ -1,0 +1,216 @@
+"""Say what keeps a plan from running a model as it is now: operators without a part, budgets passed, devices gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.errors import CycleError, PartitionError, user_line
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.memory import follow_memory
+from fxpasses.plan.fitting import Fit, assignment_of, fit, hints, misfit, torn_apart
+from fxpasses.plan.keys import graph_of, listed, stable_keys
+from fxpasses.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from fxpasses.plan.plans import Plan
+
+__all__ = ["Violation", "check_plan"]
+
+
+@attrs.frozen
+class Violation:
+    """One thing that keeps a plan from running a model.
+
+    Args:
+        kind: ``another model``, ``no part``, ``not there``, ``two parts``, ``order``, ``cycle``, ``torn apart``,
+            ``no device``, ``no torch device``, ``unsupported`` or ``budget``.
+        message: What, where and what to do.
+        device: The device it is about.
+        op: The operator it is about, by its key, or the entry of the plan.
+        missing_bytes: By how much a budget is passed.
+    """
+
+    kind: str
+    message: str
+    device: str | None = None
+    op: str | None = None
+    missing_bytes: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_json(self) -> dict[str, Any]:
+        """The violation as plain data, without what is not known."""
+        return attrs.asdict(self, filter=lambda _attribute, value: value is not None)
+
+
+def check_plan(
+    plan: Plan,
+    model: GraphModule | ExportedProgram,
+    *,
+    devices: Topology | Iterable[Device] | None = None,
+    on_this_machine: bool = False,
+) -> list[Violation]:
+    """Find everything that keeps a plan from running a model.
+
+    Args:
+        plan: The plan.
+        model: The model as it is now, after the passes that the plan names.
+        devices: The devices as they are now: their budgets and what they support count, not those in the plan.
+        on_this_machine: Also ask whether each torch device that the plan uses is here.
+
+    Returns:
+        What was found; nothing if the plan can be replayed and keeps all budgets.
+
+    Raises:
+        MissingMetadataError: a node has no value to count bytes on.
+    """
+    graph_module = graph_of(model)
+    found, now = _devices(plan, devices, on_this_machine)
+    keys = stable_keys(graph_module)
+    given = fit(plan.parts, keys)
+    found += _misfits(plan, given)
+    if not given.is_complete:
+        return found
+    found += _unsupported(plan, graph_module, given, now)
+    found += _torn(plan, graph_module, given)
+    try:
+        assignment = assignment_of(plan, graph_module, given)
+    except PartitionError as error:
+        return [
+            *found,
+            Violation("order", f"The parts of the plan stand in an order in which they cannot run: {error}"),
+        ]
+    except CycleError as error:
+        return [*found, Violation("cycle", f"The parts of the plan would wait for each other: {error}")]
+    return [*found, *_budgets(plan, graph_module, given, assignment, now)]
+
+
+def _devices(
+    plan: Plan, devices: Topology | Iterable[Device] | None, on_this_machine: bool
+) -> tuple[list[Violation], dict[str, Device]]:
+    """The devices as they are now, by the names of the plan."""
+    now = {device.name: device for device in (plan.devices if devices is None else Topology.of(devices).devices)}
+    found = []
+    for device in plan.devices:
+        parts = [part.name for part in plan.parts if part.device == device.name]
+        if parts and device.name not in now:
+            found.append(
+                Violation(
+                    "no device",
+                    f"The plan puts {listed(parts)} on {device.name}, which is not among the devices "
+                    f"{', '.join(now)}; add it, or place the model again.",
+                    device.name,
+                )
+            )
+        if parts and on_this_machine and not _is_here(now.get(device.name, device).torch_device):
+            found.append(
+                Violation(
+                    "no torch device",
+                    f"The plan runs {listed(parts)} on {device.name}, which is the torch device "
+                    f"{now.get(device.name, device).torch_device}; this machine has none.",
+                    device.name,
+                )
+            )
+    return found, {device.name: now.get(device.name, device) for device in plan.devices}
+
+
+def _is_here(torch_device: str) -> bool:
+    import torch
+
+    device = torch.device(torch_device)
+    if device.type in ("cpu", "meta"):
+        return True
+    backend = getattr(torch, device.type, None)
+    if backend is None or not getattr(backend, "is_available", bool)():
+        return False
+    return (device.index or 0) < int(getattr(backend, "device_count", lambda: 1)())
+
+
+def _misfits(plan: Plan, given: Fit) -> list[Violation]:
+    if given.fits_nothing:
+        return [Violation("another model", misfit(plan, given))]
+    found = []
+    tips = "".join(f" ({tip})" for tip in hints(plan, given))
+    by_module: dict[str, list[str]] = {}
+    for key in given.homeless:
+        by_module.setdefault(key.rpartition("/")[0], []).append(key)
+    for module, keys in by_module.items():
+        count = f"{len(keys)} operators of {module or 'the model itself'} have" if len(keys) > 1 else f"{keys[0]} has"
+        which = f" ({listed(keys)})" if len(keys) > 1 else ""
+        found.append(Violation("no part", f"{count} no part{which}; add them to a part, or place again.", op=keys[0]))
+    for entry, part in given.unused:
+        message = f"{part} names {entry}, which the model does not have; take it out, or place again."
+        found.append(Violation("not there", message, op=entry))
+    for entry, first, second in given.doubled:
+        message = f"{entry} stands in two parts, {first} and {second}; take it out of one."
+        found.append(Violation("two parts", message, op=entry))
+    if found and tips:
+        found[0] = attrs.evolve(found[0], message=f"{found[0].message[:-1]}{tips}.")
+    return found
+
+
+def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping[str, Device]) -> list[Violation]:
+    submodules = dict(graph_module.named_modules())
+    device_of = {part.name: now[part.device] for part in plan.parts}
+    found = []
+    for node, part in given.part_of.items():
+        device = device_of[part]
+        if device.supports is not None and not device.runs(submodules, node):
+            message = f"{device.name} does not support {given.keys[node]} ({node.target}); move it to another device."
+            found.append(Violation("unsupported", message, device.name, given.keys[node]))
+    return found
+
+
+def _torn(plan: Plan, graph_module: GraphModule, given: Fit) -> list[Violation]:
+    device_of = {part.name: part.device for part in plan.parts}
+    home = {node: device_of[part] for node, part in given.part_of.items()}
+    return [
+        Violation(
+            "torn apart",
+            f"{given.keys[torn.first]} is on {home[torn.first]} and {given.keys[torn.second]} on {home[torn.second]}, "
+            f"but {torn.why}; keep them on one device.",
+            home[torn.second],
+            given.keys[torn.second],
+        )
+        for torn in torn_apart(graph_module, home)
+    ]
+
+
+def _budgets(
+    plan: Plan, graph_module: GraphModule, given: Fit, assignment: Assignment, now: Mapping[str, Device]
+) -> list[Violation]:
+    device_of = {part.name: now[part.device] for part in plan.parts}
+    course = follow_memory(graph_module, assignment, device_of)
+    found = []
+    for name in course.held:
+        held, budget = course.memory(name), now[name].memory
+        if held.peak <= budget:
+            continue
+        at = _fullest(course.schedule, int(np.argmax(course.curve(name))))
+        line = user_line(at) if at is not None else None
+        where = f" at {given.keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
+        found.append(
+            Violation(
+                "budget",
+                f"{name} holds {format_bytes(held.peak)}{where}, {format_bytes(held.peak - budget)} over its budget of "
+                f"{format_bytes(budget)} (parameters {format_bytes(held.parameters)}, activations and copies "
+                f"{format_bytes(held.activations)}).",
+                name,
+                given.keys[at] if at is not None else None,
+                int(held.peak - budget),
+            )
+        )
+    return found
+
+
+def _fullest(schedule: tuple[Node, ...], position: int) -> Node | None:
+    return schedule[min(position, len(schedule) - 1)] if schedule else None

@@ -1,0 +1,223 @@
+"""What differs between two plans: where operators run, devices and budgets, what crosses, what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from fxpasses.devices import Device
+from fxpasses.partitioners.device_maps import holders
+from fxpasses.plan.keys import listed, stable_keys
+from fxpasses.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from fxpasses.plan.plans import Plan
+
+__all__ = ["Change", "Move", "PlanDiff", "diff"]
+
+
+@attrs.frozen
+class Move:
+    """An operator, or a whole module (``path/*``), that runs on another device; None where only one plan has it."""
+
+    op: str
+    before: str | None
+    after: str | None
+
+
+@attrs.frozen
+class Change:
+    """A fact that differs: of what, which one, and the two values; None where only one plan has it."""
+
+    what: str
+    field: str
+    before: Any
+    after: Any
+
+    def sentence(self) -> str:
+        """The change in words."""
+        if self.field == "":
+            return f"{self.what} is {'new' if self.before is None else 'gone'}"
+        return f"{self.what}: {self.field} {_worded(self.field, self.before)} → {_worded(self.field, self.after)}"
+
+
+@attrs.frozen
+class PlanDiff:
+    """How one plan differs from another.
+
+    Args:
+        moves: Operators and modules that run elsewhere.
+        settings: Model, objective, and other facts about the whole.
+        devices: Devices and links that came, went or changed.
+        copies: Values that cross in only one of the two, or with other sizes.
+        predicted: Predicted seconds and bytes that differ.
+    """
+
+    moves: tuple[Move, ...] = ()
+    settings: tuple[Change, ...] = ()
+    devices: tuple[Change, ...] = ()
+    copies: tuple[Change, ...] = ()
+    predicted: tuple[Change, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.moves, self.settings, self.devices, self.copies, self.predicted))
+
+    def to_json(self) -> dict[str, Any]:
+        """The differences as plain data."""
+        return attrs.asdict(self, recurse=True)
+
+    def lines(self) -> Iterator[str]:
+        """The differences as lines of text, one group after the other."""
+        for change in (*self.settings, *self.devices):
+            yield change.sentence()
+        for (before, after), ops in self._grouped().items():
+            if before is None or after is None:
+                where = f"only in the {'second' if before is None else 'first'} plan, on {after or before}"
+                yield f"{listed(ops, 8)}: {where}"
+            else:
+                yield f"{before} → {after}: {listed(ops, 8)}"
+        for change in (*self.copies, *self.predicted):
+            yield change.sentence()
+
+    def _grouped(self) -> dict[tuple[str | None, str | None], list[str]]:
+        groups: dict[tuple[str | None, str | None], list[str]] = {}
+        for move in self.moves:
+            groups.setdefault((move.before, move.after), []).append(move.op)
+        return groups
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines()) or "The plans are the same."
+
+
+def diff(first: Plan, second: Plan, graph_module: GraphModule | None = None) -> PlanDiff:
+    """Compare two plans.
+
+    Args:
+        first: The plan before.
+        second: The plan after.
+        graph_module: The model. With it every operator is looked up; without it entries are compared with entries,
+            which misses operators that only one of the plans covers.
+    """
+    moves = _moved_entries(first, second) if graph_module is None else _moved_operators(first, second, graph_module)
+    facts = [
+        (key, getattr(first, key), getattr(second, key)) for key in ("model", "objective", "contiguity", "pipeline")
+    ]
+    return PlanDiff(
+        tuple(moves),
+        tuple(Change("plan", key, before, after) for key, before, after in facts if before != after),
+        tuple(_changed_devices(first, second)),
+        tuple(_changed_copies(first, second)),
+        tuple(_changed_figures(first, second)),
+    )
+
+
+def _owners(plan: Plan) -> dict[str, str]:
+    return {entry: part.device for part in plan.parts for entry in part.ops}
+
+
+def _lookup(entry: str, owners: Mapping[str, str]) -> str | None:
+    """The device of an entry in another plan, from the entry that counts for all of it."""
+    if entry in owners:
+        return owners[entry]
+    path = entry.rpartition("/")[0]
+    return next((owners[f"{step}/*"] for step in holders(path) if f"{step}/*" in owners), None)
+
+
+def _is_cut_finer(entry: str, owners: Mapping[str, str]) -> bool:
+    """Whether a plan has entries below one, so that these are compared instead."""
+    if not entry.endswith("/*"):
+        return False
+    path = entry.removesuffix("/*")
+    return any(path in holders(other.rpartition("/")[0]) for other in owners if other != entry)
+
+
+def _moved_entries(first: Plan, second: Plan) -> Iterator[Move]:
+    before, after = _owners(first), _owners(second)
+    for entry in dict.fromkeys([*before, *after]):
+        here, there = _lookup(entry, before), _lookup(entry, after)
+        if here == there or (here is None and _is_cut_finer(entry, before)):
+            continue
+        if there is None and _is_cut_finer(entry, after):
+            continue
+        yield Move(entry, here, there)
+
+
+def _moved_operators(first: Plan, second: Plan, graph_module: GraphModule) -> Iterator[Move]:
+    before, after = _owners(first), _owners(second)
+    for key in stable_keys(graph_module).values():
+        here, there = _lookup(key, before), _lookup(key, after)
+        if here != there:
+            yield Move(key, here, there)
+
+
+def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:
+    yield from _changed_objects(_by_name(first.devices, "device"), _by_name(second.devices, "device"))
+    yield from _changed_objects(
+        {f"link {link.first}:{link.second}": attrs.asdict(link) for link in first.links},
+        {f"link {link.first}:{link.second}": attrs.asdict(link) for link in second.links},
+    )
+
+
+def _by_name(devices: tuple[Device, ...], what: str) -> dict[str, dict[str, Any]]:
+    return {
+        f"{what} {device.name}": attrs.asdict(device, filter=lambda attribute, _: attribute.name != "supports")
+        for device in devices
+    }
+
+
+def _changed_objects(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Change]:
+    for name in dict.fromkeys([*before, *after]):
+        if name not in before or name not in after:
+            yield Change(name, "", before.get(name), after.get(name))
+            continue
+        for key, value in before[name].items():
+            if value != after[name][key]:
+                yield Change(name, key, value, after[name][key])
+
+
+def _changed_copies(first: Plan, second: Plan) -> Iterator[Change]:
+    before, after = _copies(first), _copies(second)
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            yield Change(f"copy of {name}", "size", before.get(name), after.get(name))
+    if sum(before.values()) != sum(after.values()):
+        yield Change("copies", "total size", sum(before.values()), sum(after.values()))
+
+
+def _copies(plan: Plan) -> dict[str, int]:
+    return {f"{copy['value']} from {copy['source']} to {copy['target']}": copy["size"] for copy in plan.copies}
+
+
+def _changed_figures(first: Plan, second: Plan) -> Iterator[Change]:
+    before, after = dict(_figures(first.predicted)), dict(_figures(second.predicted))
+    for what, key in dict.fromkeys([*before, *after]):
+        here, there = before.get((what, key)), after.get((what, key))
+        if here != there:
+            yield Change(what, key, here, there)
+
+
+def _figures(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    for key, value in predicted.items():
+        if key != "devices":
+            yield ("predicted", key), value
+    for device, facts in predicted.get("devices", {}).items():
+        for key, value in facts.items():
+            yield (f"predicted for {device}", key), value
+
+
+def _worded(field: str, value: Any) -> str:
+    if value is None:
+        return {"available_mem_bytes": "no limit", "size": "nothing"}.get(field, "not known")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if "bytes" in field or "size" in field:
+            return format_bytes(value)
+        if field in ("seconds", "latency", "overhead", "bound", "objective_value"):
+            return format_seconds(value)
+        return f"{value:.4g}/s" if field in ("bandwidth", "flops") else f"{value:g}"
+    return repr(value) if isinstance(value, str) else str(value)

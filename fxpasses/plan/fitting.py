@@ -1,0 +1,262 @@
+"""Lay a plan over a graph: which operator gets which part, what does not fit, and what is nearest to it.
+
+An entry that names an operator counts before one that names a module, and an inner module before an outer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import attrs
+from torch.fx import GraphModule, Node
+
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.device_maps import holders
+from fxpasses.plan.keys import listed
+
+if TYPE_CHECKING:
+    from fxpasses.plan.plans import PartPlan, Plan
+
+__all__ = ["Fit", "Torn", "assignment_of", "fit", "guess_renames", "hints", "misfit", "renamed_entry", "torn_apart"]
+
+MOST_RENAMES = 8
+
+
+@attrs.frozen(eq=False)
+class Fit:
+    """What became of the entries of a plan, and of the operators of a graph.
+
+    Args:
+        keys: The stable key of each operator.
+        part_of: The part of each operator that has one.
+        homeless: Keys of operators that no entry names.
+        unused: Entries that name nothing that the graph has, with their parts.
+        doubled: Entries that stand in two parts, with both.
+    """
+
+    keys: Mapping[Node, str]
+    part_of: Mapping[Node, str]
+    homeless: tuple[str, ...]
+    unused: tuple[tuple[str, str], ...]
+    doubled: tuple[tuple[str, str, str], ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every operator has one part, and every entry an operator."""
+        return not (self.homeless or self.unused or self.doubled)
+
+    @property
+    def fits_nothing(self) -> bool:
+        """Whether the plan is for another model altogether."""
+        return bool(self.keys) and not self.part_of
+
+
+def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
+    """Lay parts over operators. Linear in operators times the depth of modules.
+
+    Args:
+        parts: The parts of a plan.
+        keys: The operators of a graph, as :func:`~fxpasses.plan.keys.stable_keys` names them.
+    """
+    owner: dict[str, str] = {}
+    given = [(entry, part.name) for part in parts for entry in part.ops]
+    doubled = [(entry, owner[entry], part) for entry, part in given if owner.setdefault(entry, part) != part]
+    part_of: dict[Node, str] = {}
+    homeless = []
+    names_something: set[str] = set()
+    for node, key in keys.items():
+        matching = [entry for entry in (key, *(f"{path}/*" for path in holders(_path(key)))) if entry in owner]
+        names_something.update(matching)  # one that finer entries leave nothing is no mistake
+        if matching:
+            part_of[node] = owner[matching[0]]
+        else:
+            homeless.append(key)
+    unused = tuple((entry, part) for entry, part in owner.items() if entry not in names_something)
+    return Fit(keys, part_of, tuple(homeless), unused, tuple(doubled))
+
+
+def assignment_of(plan: Plan, graph_module: GraphModule, given: Fit) -> Assignment:
+    """Make a fit without gaps an Assignment, parts in the order of the plan.
+
+    Raises:
+        PartitionError: the parts stand in an order in which they cannot run.
+        CycleError: parts would wait for each other.
+    """
+    used = set(given.part_of.values())
+    return Assignment.of(graph_module, given.part_of, order=[part.name for part in plan.parts if part.name in used])
+
+
+def _path(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _stem(key: str) -> str:
+    return key.rpartition("#")[0]
+
+
+def renamed_entry(entry: str, old: str, new: str) -> str:
+    """An entry after a module was renamed; ``""`` stands for the model itself.
+
+    >>> renamed_entry("layers.0/linear#0", "layers", "blocks")
+    'blocks.0/linear#0'
+    """
+    path, _, rest = entry.rpartition("/")
+    if old not in holders(path):
+        return entry
+    steps = [step for step in (new, path[len(old) :].strip(".")) if step]
+    return f"{'.'.join(steps)}/{rest}"
+
+
+def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
+    """Which modules seem to have another name now: renaming them lets more of the plan fit.
+
+    Args:
+        parts: The parts of the plan.
+        given: How they fit without renaming.
+
+    Returns:
+        New name by old name, the one that explains most first.
+    """
+    keys = given.keys
+    renames: dict[str, str] = {}
+    while len(renames) < MOST_RENAMES and given.homeless and given.unused:
+        before = len(given.homeless) + len(given.unused)
+        best = None
+        for old, new in _candidates(given):
+            tried = _renamed(parts, old, new)
+            outcome = fit(tried, keys)
+            left = len(outcome.homeless) + len(outcome.unused)
+            if left < before:
+                best, before = (old, new, tried, outcome), left
+        if best is None:
+            break
+        old, new, parts, given = best
+        renames[old] = new
+    return renames
+
+
+def _renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
+    return [attrs.evolve(part, ops=tuple(renamed_entry(op, old, new) for op in part.ops)) for part in parts]
+
+
+def _candidates(given: Fit, most: int = 6) -> list[tuple[str, str]]:
+    """Pairs of module paths that differ in one step, or by steps in front, ordered by how often they occur."""
+    votes: dict[tuple[str, str], int] = {}
+    gone = dict.fromkeys(_path(entry) for entry, _part in given.unused)
+    come = dict.fromkeys(path for key in given.homeless for path in holders(_path(key)))
+    for old in list(gone)[:60]:
+        for new in list(come)[:400]:
+            if (pair := _difference(old, new)) is not None:
+                votes[pair] = votes.get(pair, 0) + 1
+    return sorted(votes, key=lambda pair: (-votes[pair], pair))[:most]
+
+
+def _difference(old: str, new: str) -> tuple[str, str] | None:
+    """The prefixes that differ between two paths, if that is all that differs."""
+    if new.endswith(f".{old}") and old:
+        return "", new.removesuffix(f".{old}")
+    if old.endswith(f".{new}") and new:
+        return old.removesuffix(f".{new}"), ""
+    was, now = old.split("."), new.split(".")
+    differing = [index for index, (a, b) in enumerate(zip(was, now, strict=False)) if a != b]
+    if len(was) != len(now) or len(differing) != 1 or not old or not new:
+        return None
+    at = differing[0] + 1
+    if was[at - 1].isdigit() and now[at - 1].isdigit():
+        return None  # another layer, not a renamed one
+    return ".".join(was[:at]), ".".join(now[:at])
+
+
+def hints(plan: Plan, given: Fit) -> list[str]:
+    """What may have happened to the model since, as sentences."""
+    if renames := guess_renames(plan.parts, given):
+        said = ", ".join(
+            f"{old or 'the model'!r} seems to be called {new or 'the model'!r} now" for old, new in renames.items()
+        )
+        return [f"{said}: plan.rename_modules({renames!r}) adapts the plan"]
+    found = []
+    for key in given.homeless[:1]:
+        counted = sum(_stem(other) == _stem(key) for other in given.keys.values())
+        known = [op for part in plan.parts for op in part.ops if _stem(op) == _stem(key)]
+        if known:
+            operator = _stem(key).rpartition("/")[2]
+            found.append(f"{_path(key) or 'the model'} has {counted} x {operator} now, the plan knows {len(known)}")
+        elif close := get_close_matches(key, [op for part in plan.parts for op in part.ops], n=2, cutoff=0.5):
+            found.append(f"nearest to {key} in the plan: {', '.join(close)}")
+    for entry, _part in given.unused[:1]:
+        there = dict.fromkeys(
+            [*given.keys.values(), *(f"{path}/*" for key in given.keys.values() for path in holders(_path(key)))]
+        )
+        if close := get_close_matches(entry, list(there), n=2, cutoff=0.5):
+            found.append(f"nearest to {entry} in the model: {', '.join(close)}")
+    return found
+
+
+@attrs.frozen(eq=False)
+class Torn:
+    """Operators that must share a device and do not: a value's parts, or all that touches a storage that is written."""
+
+    first: Node
+    second: Node
+    why: str
+
+
+def torn_apart(
+    graph_module: GraphModule, home: Mapping[Node, str], effects: EffectAnalysis | None = None
+) -> list[Torn]:
+    """Find what a placement must not separate: copies would get the writes, or a tuple would be sent whole.
+
+    Args:
+        graph_module: The graph.
+        home: The device of each operator.
+        effects: The effects of the graph, if they are known already.
+    """
+    effects = effects or analyze_effects(graph_module)
+    nodes = list(home)
+    position = {node: index for index, node in enumerate(nodes)}
+    last_write: dict[int, Node] = {}
+    for node in nodes:
+        last_write.update({storage: node for storage in effects.of(node).writes if storage >= 0})
+    torn = []
+    for node in nodes:
+        for storage in dict.fromkeys((*effects.storages(node), *effects.of(node).reads, *effects.of(node).writes)):
+            writer = last_write.get(storage)
+            if writer is not None and position[node] < position[writer] and home[node] != home[writer]:
+                torn.append(Torn(node, writer, f"{writer.name} writes to what {node.name} uses"))
+                break
+        torn += [
+            Torn(used, node, f"{node.name} takes an element of the results of {used.name}")
+            for used in node.all_input_nodes
+            if used in home and home[used] != home[node] and isinstance(used.meta.get("val"), (tuple, list))
+        ]
+    return torn
+
+
+def misfit(plan: Plan, given: Fit) -> str:
+    """One message about all that does not fit: what, and what may have happened."""
+    if given.fits_nothing:
+        shown = listed([op for part in plan.parts for op in part.ops])
+        there = listed(given.keys.values())
+        return (
+            f"This is a plan for {plan.model}, another model: it names {shown}, and this model has {there}. "
+            "Place this model, or take the plan that was written for it."
+        )
+    said = []
+    if given.homeless:
+        said.append(
+            f"has no part for {listed(given.homeless)}; the model changed since: place it again, or add "
+            f"{'the operator' if len(given.homeless) == 1 else 'the operators'} to a part"
+        )
+    if given.unused:
+        it = "this line" if len(given.unused) == 1 else "these lines"
+        entries = listed(entry for entry, _part in given.unused)
+        said.append(
+            f"names {entries}, which the model does not have; it changed since: place it again, or take {it} out"
+        )
+    for entry, first, second in given.doubled[:1]:
+        said.append(f"gives {entry} to two parts, {first} and {second}; take it out of one")
+    tips = "".join(f" ({tip})" for tip in hints(plan, given))
+    return f"The plan for {plan.model} " + ", and ".join(said) + tips + "."

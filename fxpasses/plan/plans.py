@@ -1,0 +1,266 @@
+"""A placement as a file: JSON that can be read, diffed, edited by hand and replayed after the model is exported again.
+
+Operators are named by what survives an export: the path of the module they come from, the operator, and its ordinal
+there (``model.layers.0.mlp/linear#1``). Where all operators of a module sit in one part, the plan says
+``model.layers.0/*``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch.fx import GraphModule
+
+from fxpasses.devices import Device, Link, Topology
+from fxpasses.errors import InputError, PlanError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.device_maps import map_of_operators
+from fxpasses.plan.fitting import assignment_of, fit, misfit, renamed_entry, torn_apart
+from fxpasses.plan.keys import condensed, graph_of, stable_keys
+from fxpasses.plan.reading import VERSION, read_devices, read_links, read_parts, read_version, text
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from fxpasses.plan.checking import Violation
+    from fxpasses.plan.comparing import PlanDiff
+    from fxpasses.simulation import Detail, Overlap, Simulation
+
+__all__ = ["PartPlan", "Plan"]
+
+
+@attrs.frozen
+class PartPlan:
+    """One part: its name, its device, and the operators or whole modules in it."""
+
+    name: str
+    device: str
+    ops: tuple[str, ...]
+
+
+@attrs.frozen
+class Plan:
+    """Which operator runs where.
+
+    Args:
+        model: What the model is called.
+        objective: What was made small.
+        devices: The devices.
+        links: The links that were given.
+        parts: The parts in execution order.
+        copies: Values that cross, with bytes.
+        predicted: Seconds, and per device seconds and bytes.
+        pipeline: The clean-up passes that ran before, as text; a plan fits the graph that they leave.
+        contiguity: Of what shape the parts of a device are, as the search was asked.
+    """
+
+    model: str
+    objective: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    parts: tuple[PartPlan, ...]
+    copies: tuple[Mapping[str, Any], ...] = ()
+    predicted: Mapping[str, Any] = attrs.field(factory=dict)
+    pipeline: str | None = attrs.field(default=None, kw_only=True)
+    contiguity: str | None = attrs.field(default=None, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        objective: str,
+        topology: Topology,
+        assignment: Assignment,
+        device_of: Mapping[str, Device],
+    ) -> Plan:
+        """Write a proposal down."""
+        keys = stable_keys(assignment.graph)
+        owner = {key: str(assignment.partition_of.get(node, "")) for node, key in keys.items()}
+        parts = [
+            PartPlan(str(name), device_of[str(name)].name, tuple(condensed([keys[node] for node in nodes], owner)))
+            for name, nodes in assignment.partitions.items()
+        ]
+        return cls(model, objective, topology.devices, topology.links, tuple(parts))
+
+    @property
+    def topology(self) -> Topology:
+        """The devices and links."""
+        return Topology(self.devices, self.links)
+
+    @property
+    def device_of(self) -> dict[str, Device]:
+        """The device of each part."""
+        topology = self.topology
+        return {part.name: topology[part.device] for part in self.parts}
+
+    def assign(self, graph_module: GraphModule) -> Assignment:
+        """Apply the plan to a graph.
+
+        Args:
+            graph_module: The model, exported again or the same.
+
+        Returns:
+            The Assignment that the plan describes.
+
+        Raises:
+            PlanError: an operator has no part, or the plan names what is not there: the model changed.
+        """
+        given = fit(self.parts, stable_keys(graph_module))
+        if not given.is_complete:
+            node = next((node for node, key in given.keys.items() if key in given.homeless), None)
+            raise PlanError(misfit(self, given), node=node)
+        device_of = {part.name: part.device for part in self.parts}
+        home = {node: device_of[part] for node, part in given.part_of.items()}
+        for torn in torn_apart(graph_module, home):
+            raise PlanError(
+                f"The plan for {self.model} puts {given.keys[torn.first]} on {home[torn.first]} and "
+                f"{given.keys[torn.second]} on {home[torn.second]}, but {torn.why}; keep them on one device.",
+                node=torn.second,
+            )
+        return assignment_of(self, graph_module, given)
+
+    def rename_modules(self, renames: Mapping[str, str]) -> Plan:
+        """Follow modules that have another name now.
+
+        >>> from fxpasses.devices import Device
+        >>> plan = Plan("m", "latency", (Device("cpu"),), (), (PartPlan("cpu", "cpu", ("layers.0/*",)),))
+        >>> plan.rename_modules({"layers": "blocks"}).parts[0].ops
+        ('blocks.0/*',)
+
+        Args:
+            renames: New path by old path; ``""`` is the model itself.
+        """
+        parts = []
+        for part in self.parts:
+            ops = part.ops
+            for old, new in renames.items():
+                ops = tuple(renamed_entry(entry, old, new) for entry in ops)
+            parts.append(attrs.evolve(part, ops=ops))
+        return attrs.evolve(self, parts=tuple(parts))
+
+    def check(
+        self,
+        model: GraphModule | ExportedProgram,
+        *,
+        devices: Topology | Iterable[Device] | None = None,
+        on_this_machine: bool = False,
+    ) -> list[Violation]:
+        """Find everything that keeps the plan from running a model; see :func:`fxpasses.plan.check_plan`."""
+        from fxpasses.plan.checking import check_plan
+
+        return check_plan(self, model, devices=devices, on_this_machine=on_this_machine)
+
+    def diff(self, other: Plan, model: GraphModule | ExportedProgram | None = None) -> PlanDiff:
+        """Compare with a later plan; see :func:`fxpasses.plan.diff`."""
+        from fxpasses.plan.comparing import diff
+
+        return diff(self, other, None if model is None else graph_of(model))
+
+    def simulate(
+        self,
+        model: GraphModule | ExportedProgram,
+        *,
+        samples: int = 1,
+        overlap: Overlap | None = None,
+        detail: Detail = "parts",
+    ) -> Simulation:
+        """Run the plan on paper; no device of it is needed. See :func:`fxpasses.simulation.simulate`.
+
+        Args:
+            model: The program the plan was made for, or the same model exported again.
+            samples: How many samples go through.
+            overlap: What goes on at the same time.
+            detail: Whether a span is a part or an operator.
+
+        Raises:
+            PlanError: the plan does not fit the model.
+        """
+        from fxpasses.simulation import simulate
+
+        graph_module = graph_of(model)
+        assignment = self.assign(graph_module)
+        return simulate(
+            graph_module, assignment, self.device_of, self.topology, samples=samples, overlap=overlap, detail=detail
+        )
+
+    def device_map(self, *, strict: bool = True) -> dict[str, str]:
+        """Which module runs where, as the dict that ``lower(..., device_map=...)`` takes: the longest path counts.
+
+        Args:
+            strict: Refuse a module whose own operators sit on several devices; otherwise the device with most gets it.
+
+        Raises:
+            PlanError: ``strict``, and there is such a module.
+        """
+        return map_of_operators(
+            ((entry.rpartition("/")[0], part.device) for part in self.parts for entry in part.ops), strict=strict
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, in a stable order."""
+        return {
+            "version": VERSION,
+            "model": self.model,
+            "objective": self.objective,
+            "contiguity": self.contiguity,
+            "pipeline": self.pipeline,
+            "devices": [_device_json(device) for device in self.devices],
+            "links": [attrs.asdict(link) for link in self.links],
+            "parts": [{"name": p.name, "device": p.device, "ops": list(p.ops)} for p in self.parts],
+            "copies": [dict(each) for each in self.copies],
+            "predicted": dict(self.predicted),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Read plain data, which may have been edited by hand.
+
+        Raises:
+            PlanError: it is no plan, one of another version, or an entry is missing, misspelled or makes no sense; the
+                message says which one.
+        """
+        data = read_version(data)
+        devices, links = read_devices(data), read_links(data)
+        try:
+            Topology(devices, links)
+        except InputError as error:
+            raise PlanError(f"In this plan: {error}") from error
+        return cls(
+            text(data, "model", ""),
+            text(data, "objective", ""),
+            devices,
+            links,
+            tuple(PartPlan(*facts) for facts in read_parts(data, devices)),
+            tuple(data.get("copies", ())),
+            dict(data.get("predicted", {})),
+            pipeline=data.get("pipeline"),
+            contiguity=data.get("contiguity"),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file.
+
+        Raises:
+            PlanError: there is no such file, or it is no plan.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError(f"There is no plan file {str(path)!r}.") from error
+        except ValueError as error:
+            raise PlanError(f"{str(path)!r} is not JSON: {error}.") from error
+        return cls.from_json(data)
+
+
+def _device_json(device: Device) -> dict[str, Any]:
+    return attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports")

@@ -1,0 +1,163 @@
+"""Read a plan that somebody may have edited by hand: what is wrong is said with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from fxpasses.devices import Device, Link
+from fxpasses.errors import InputError, PlanError
+from fxpasses.units import parse_bytes
+
+__all__ = ["OLDEST", "VERSION", "read_devices", "read_links", "read_parts", "read_version"]
+
+VERSION, OLDEST = 2, 1
+"""The version that is written, and the oldest that is read."""
+
+_ADVICE = "write one with fxpasses place --out"
+
+
+def read_version(data: Any) -> Mapping[str, Any]:
+    """Refuse what is no plan, or one of a version that is not known.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if not isinstance(data, Mapping) or not {"version", "parts"} & data.keys():
+        raise PlanError(f"This is no plan; {_ADVICE}.")
+    version = data.get("version")
+    if isinstance(version, bool) or not isinstance(version, int) or version < OLDEST:
+        raise PlanError(f"This plan has the version {version!r}; there are {OLDEST} to {VERSION}; {_ADVICE}.")
+    if version > VERSION:
+        raise PlanError(
+            f"This plan has version {version}, and this fxpasses reads {OLDEST} to {VERSION}: take a newer fxpasses, "
+            f"or {_ADVICE}."
+        )
+    return data
+
+
+def text(data: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    """Read an entry that is a text.
+
+    Raises:
+        PlanError: it is missing, or something else.
+    """
+    value = _entry(data, key, where) if default is None else data.get(key, default)
+    if not isinstance(value, str):
+        raise PlanError(f"In this plan {where}{key} is {_shown(value)}; write a text.")
+    return value
+
+
+def read_devices(data: Mapping[str, Any]) -> tuple[Device, ...]:
+    """Read ``devices``; a budget may be written as a number of bytes or like ``"40MiB"``.
+
+    Raises:
+        PlanError: an entry that is missing, misspelled or makes no sense.
+    """
+    known = [each.name for each in attrs.fields(Device) if each.name != "supports"]
+    devices = []
+    for where, entry in _objects(data, "devices"):
+        _refuse_unknown(entry, known, where)
+        facts = {**entry, "name": text(entry, "name", f"{where}.")}
+        try:
+            if isinstance(facts.get("available_mem_bytes"), str):
+                facts["available_mem_bytes"] = parse_bytes(facts["available_mem_bytes"])
+            devices.append(Device(**facts))
+        except (InputError, TypeError) as error:
+            raise PlanError(f"In this plan {where} ({facts['name']}): {error}") from error
+    names = [device.name for device in devices]
+    _refuse_twice(names, "devices are called")
+    return tuple(devices)
+
+
+def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
+    """Read ``links``.
+
+    Raises:
+        PlanError: an entry that is missing, misspelled or makes no sense.
+    """
+    known = [each.name for each in attrs.fields(Link)]
+    links = []
+    for where, entry in _objects(data, "links"):
+        _refuse_unknown(entry, known, where)
+        try:
+            links.append(Link(**{**entry, **{end: text(entry, end, f"{where}.") for end in ("first", "second")}}))
+        except (InputError, TypeError) as error:
+            raise PlanError(f"In this plan {where}: {error}") from error
+    return tuple(links)
+
+
+def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Read ``parts`` as name, device and operators.
+
+    Raises:
+        PlanError: an entry that is missing, misspelled, of another type, or names a device that is not there.
+    """
+    names = [device.name for device in devices]
+    parts = []
+    for where, entry in _objects(data, "parts"):
+        _refuse_unknown(entry, ("name", "device", "ops"), where)
+        name, device = text(entry, "name", f"{where}."), text(entry, "device", f"{where}.")
+        if device not in names:
+            raise PlanError(
+                f"In this plan {where} ({name}) is on the device {device!r}, which is not among its devices "
+                f"{', '.join(names)}{nearest(device, names)}."
+            )
+        ops = _entry(entry, "ops", f"{where}.")
+        if isinstance(ops, str) or not isinstance(ops, Sequence) or not all(isinstance(op, str) for op in ops):
+            raise PlanError(f"In this plan {where}.ops is {_shown(ops)}; write a list of texts.")
+        for op in ops:
+            if "/" not in op:
+                raise PlanError(
+                    f"In this plan {where}.ops names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
+                    f"for a whole module write {op + '/*'!r}."
+                )
+        parts.append((name, device, tuple(ops)))
+    _refuse_twice([name for name, _, _ in parts], "parts are called")
+    return parts
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """``; did you mean ...?`` where something is near."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _entry(data: Mapping[str, Any], key: str, where: str) -> Any:
+    if key not in data:
+        raise PlanError(f"In this plan {where}{key} is missing.")
+    return data[key]
+
+
+def _objects(data: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The entries of a list of objects, each with its place."""
+    values = _entry(data, key, "")
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise PlanError(f"In this plan {key} is {_shown(values)}; write a list.")
+    for index, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise PlanError(f"In this plan {key}[{index}] is {_shown(value)}; write an object.")
+    return [(f"{key}[{index}]", value) for index, value in enumerate(values)]
+
+
+def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in entry:
+        if key not in known:
+            raise PlanError(
+                f"In this plan {where} has an entry {key!r}; there are {', '.join(known)}{nearest(key, known)}."
+            )
+
+
+def _refuse_twice(names: Sequence[str], what: str) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise PlanError(f"In this plan two {what} {name!r}; give each its own name.")
+
+
+def _shown(value: Any) -> str:
+    kinds = {str: "a text", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
+    return kinds.get(type(value), "a list" if isinstance(value, Sequence) else "an object")
