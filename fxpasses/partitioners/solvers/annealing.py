@@ -11,13 +11,11 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.loads import Ints, LoadModel
-from fxpasses.partitioners.solvers.tables import Floats
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.tables import Floats, Ints
 
 __all__ = ["Annealer", "Best"]
 
-SQUARINGS = 4
-"""The norm is of order ``2 ** SQUARINGS``."""
 PENALTY = 2.0
 """What a device that needs twice its budget adds to the energy."""
 
@@ -53,8 +51,8 @@ class _Near:
 class Annealer:
     """Assignments of one model, their loads and needs, kept up to date move by move."""
 
-    def __init__(self, model: LoadModel, homes: Ints, scale: float, draw: np.random.Generator) -> None:
-        self.model, self.scale, self.draw = model, scale or 1.0, draw
+    def __init__(self, model: LoadModel, homes: Ints, scale: float, draw: np.random.Generator, squarings: int = 4) -> None:
+        self.model, self.scale, self.draw, self.squarings = model, scale or 1.0, draw, squarings
         self.rows = np.arange(len(homes))
         self.homes = homes.copy()
         self.near = _neighbourhoods(model)
@@ -111,8 +109,16 @@ class Annealer:
         """The norm of the loads and the penalty, ``(p,)``."""
         need = self.bytes + self.live
         over = (np.maximum(need - self.model.memory, 0.0) * self.per_byte).sum(axis=1) if self.tight else 0.0
-        energy: Floats = _norm(self.load / self.scale) + over
+        energy: Floats = self._norm(self.load) + over
         return energy
+
+    def _norm(self, loads: Floats) -> Floats:
+        """The norm of order ``2 ** squarings`` along the last axis."""
+        power = np.minimum(loads / self.scale, 1e4)
+        for _ in range(self.squarings):
+            power *= power
+        norm: Floats = power.sum(axis=-1) ** (0.5**self.squarings)
+        return norm
 
     def _step(self, unit: int, noise: Floats) -> None:
         near, model, rows = self.near[unit], self.model, self.rows
@@ -120,7 +126,7 @@ class Annealer:
         adds = self._adds(unit, near, home)  # (p, device of the unit, device)
         without = self.load - adds[rows, home]
         loads = without[:, None, :] + adds
-        energy = _norm(loads / self.scale)
+        energy = self._norm(loads)
         energy[:, model.banned[unit]] = np.inf
         if self.tight:
             energy += self._penalty(unit, near, home)
@@ -204,15 +210,6 @@ class Annealer:
         if len(near.used):
             self.users[moved[:, None], near.used[None, :], home[:, None]] -= 1
             self.users[moved[:, None], near.used[None, :], target[:, None]] += 1
-
-
-def _norm(loads: Floats) -> Floats:
-    """The norm of order 16 along the last axis."""
-    power = loads * loads
-    for _ in range(SQUARINGS - 1):
-        power *= power
-    norm: Floats = power.sum(axis=-1) ** (0.5**SQUARINGS)
-    return norm
 
 
 def _neighbourhoods(model: LoadModel) -> list[_Near]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxpasses.partitioners.solvers.loads import Ints, LoadModel
-from fxpasses.partitioners.solvers.problem import Floats
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.tables import Floats, Ints
 
 __all__ = ["clustered"]
 

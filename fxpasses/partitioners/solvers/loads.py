@@ -10,12 +10,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.tables import CostTables, Floats
 from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
 
-__all__ = ["Ints", "LoadModel"]
-
-Ints = NDArray[np.int64]
+__all__ = ["LoadModel"]
 
 
 @attrs.frozen(eq=False)
@@ -56,6 +54,14 @@ class LoadModel:
         """The number of devices."""
         return len(self.memory)
 
+    @property
+    def links_alike(self) -> bool:
+        """Whether no value sees which link it takes."""
+        if self.devices < 2:
+            return True
+        apart = ~np.eye(self.devices, dtype=bool)
+        return bool((self.send[:, apart] == self.send[:, 0, 1, None]).all())
+
     @classmethod
     def of(cls, units: Units, tables: CostTables, objective: str = "throughput") -> LoadModel:
         """Take the costs of a reduced problem; under another objective than seconds no value costs anything."""
@@ -68,9 +74,9 @@ class LoadModel:
             np.where(allowed, weight, 0.0),
             ~allowed,
             units.kept.astype(np.float64),
-            np.zeros(units.size),
-            np.zeros(0),
-            (np.zeros(0, dtype=np.int64),) * units.size,
+            units.live.astype(np.float64),
+            units.shared.astype(np.float64),
+            tuple(units.shares[units.shares[:, 1] == unit, 0] for unit in range(units.size)),
             tables.memory,
             source,
             uses,

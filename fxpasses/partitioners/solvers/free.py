@@ -1,0 +1,157 @@
+"""Free placement: any unit on any device, so that the busiest device has the least to do.
+
+Free means that a device may be visited several times by one sample; over many samples the devices still work side by
+side, and the busiest one says how many go through in a second. Running it needs each device's units cut into runs whose
+order has no cycle; there always is one, at worst a run for each unit.
+
+The search goes in cycles: join units into clusters that the best assignment does not cut, anneal many assignments of
+the clusters, then of smaller ones, then of the units. An integer program proves small problems. Budgets are counted in
+steps, not in seconds, so the answer is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.annealing import Annealer, Best
+from fxpasses.partitioners.solvers.coarsening import clustered
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
+from fxpasses.partitioners.solvers.tables import Floats, Ints
+
+__all__ = ["FreeAnswer", "FreeSearch"]
+
+ROWS = 16
+"""Assignments that are annealed together."""
+SWEEPS = 20
+"""Temperatures of one annealing."""
+HOT = (0.0007, 0.006)
+"""Where the first temperature lies, as a share of the bound; the last is a tenth of it."""
+SMALL_PROGRAM = 600
+"""Variables up to which the integer program is tried whatever the budget."""
+VARIABLES_A_SECOND = 300
+NODES_A_SECOND = 200
+WORSE = 1.003
+"""How much worse than the best the assignment may be that the next cycle starts from."""
+
+
+@attrs.frozen(eq=False)
+class FreeAnswer:
+    """An assignment of units (None: none was found), and what no assignment can be below (``inf``: there is none)."""
+
+    home: Ints | None
+    value: float
+    bound: float
+
+
+@attrs.frozen(eq=False)
+class FreeSearch:
+    """A search for the assignment of the smallest largest load.
+
+    Args:
+        model: What units and values cost.
+        bound: No assignment has a smaller largest load.
+        budget: About how many seconds the search may take on a machine of 2024.
+        seed: For everything that is drawn.
+    """
+
+    model: LoadModel
+    bound: float
+    budget: float
+    seed: int
+
+    def run(self, starts: Sequence[Ints]) -> FreeAnswer:
+        """Search from some assignments (of units) and from the greedy one."""
+        draw = np.random.default_rng(self.seed)
+        best = Best(math.inf, np.zeros(self.model.size, dtype=np.int64))
+        first = np.stack([*starts, self.greedy()])
+        best.offer(self.model.loads(first), self.model.legal(first), first)
+        self._cycles(best, draw, SEARCH_FIRST)
+        bound = max(self.bound, self._proven(best))
+        if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
+            self._cycles(best, draw, self.budget)
+        return FreeAnswer(best.home if math.isfinite(best.value) else None, best.value, min(bound, best.value))
+
+    def greedy(self) -> Ints:
+        """The longest unit first, each where the least is on it then, transfers left out (Graham 1969)."""
+        model = self.model
+        load, need = np.zeros(model.devices), np.zeros(model.devices)
+        home = np.zeros(model.size, dtype=np.int64)
+        for unit in np.argsort(-model.weight.max(axis=1) - model.kept / (model.kept.sum() + 1), kind="stable").tolist():
+            after = load + model.weight[unit]
+            after[model.banned[unit]] = np.inf
+            full = need + model.kept[unit] + model.live[unit] > model.memory
+            home[unit] = target = int(np.argmin(np.where(full & np.isfinite(after), after + 1e9 * (1 + load.sum()), after)))
+            load[target] += model.weight[unit, target]
+            need[target] += model.kept[unit]
+        return home
+
+    def _proven(self, best: Best) -> float:
+        """What the integer program proves, when it is small enough; it may find a better assignment, too."""
+        size = program_size(self.model)
+        if size > max(SMALL_PROGRAM, VARIABLES_A_SECOND * self.budget) or best.value <= self.bound:
+            return 0.0
+        nodes = int(NODES_A_SECOND * (1 + self.budget))
+        proof = least_load(self.model, below=best.value, nodes=nodes)
+        return self.settle(proof, best)
+
+    def settle(self, proof: Proof, best: Best) -> float:
+        """Take what a program found; the bound is the value itself when they agree up to the program's rounding."""
+        if proof.home is not None:
+            found = proof.home[None]
+            best.offer(self.model.loads(found), self.model.legal(found), found)
+        return best.value if proof.bound >= best.value * (1 - ROUNDING) else max(proof.bound * (1 - ROUNDING), 0.0)
+
+    def _cycles(self, best: Best, draw: np.random.Generator, seconds: float) -> None:
+        scale = self.bound or 1.0
+        current = best.home
+        spent = 0.0
+        while spent < seconds and best.value > self.bound * (1 + 1e-9):
+            hot = math.exp(draw.uniform(math.log(HOT[0]), math.log(HOT[1])))
+            squarings = int(draw.integers(3, 7))
+            for cluster in self._levels(current, draw):
+                model = self.model.merged(cluster)
+                first = np.unique(cluster, return_index=True)[1]
+                homes = np.repeat(current[None, first], ROWS, axis=0)
+                spent += SWEEPS * model.size * _step_seconds(model)
+                current = _annealed(Annealer(model, homes, scale, draw, squarings), hot)[cluster]
+                best.offer(self.model.loads(current[None]), self.model.legal(current[None]), current[None])
+            if not self._is_near(current, best):
+                current = best.home
+
+    def _is_near(self, home: Ints, best: Best) -> bool:
+        if math.isinf(best.value):
+            return True
+        return bool(self.model.legal(home[None])[0]) and float(self.model.loads(home[None]).max()) <= best.value * WORSE
+
+    def _levels(self, home: Ints, draw: np.random.Generator) -> Iterator[Ints]:
+        """Clusters of two sizes, then the units; none cuts what ``home`` keeps together."""
+        kinds = self.model.devices
+        average = float(self.model.weight.mean(axis=1).sum()) / kinds
+        for share in np.sort(np.exp(draw.uniform(math.log(0.08), 0.0, 2))).tolist():
+            count = max(2 * kinds, int(share * self.model.size))
+            if count < self.model.size:
+                yield clustered(self.model, home[None], count, average * draw.uniform(0.1, 0.7), draw)
+        yield np.arange(self.model.size)
+
+
+SEARCH_FIRST = 0.05
+"""Seconds of search before the integer program is asked."""
+
+
+def _annealed(annealer: Annealer, hot: float) -> Ints:
+    """The best legal assignment of one annealing, or the one of the least energy where none is legal."""
+    best = Best(math.inf, annealer.homes[0])
+    for temperature in np.geomspace(hot, hot / 10, SWEEPS).tolist():
+        annealer.sweep(temperature, best)
+        annealer.resample(0.1)
+    return best.home if math.isfinite(best.value) else annealer.homes[int(np.argmin(annealer.energy()))]
+
+
+def _step_seconds(model: LoadModel) -> float:
+    """About how long one step takes."""
+    return 45e-6 + ROWS * model.devices**2 * 30e-9

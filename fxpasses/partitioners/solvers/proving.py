@@ -1,0 +1,174 @@
+"""Free placement as an integer program: the best assignment of small problems, proven, or that there is none.
+
+``x[u, d]`` says that a device runs a unit, ``enters[v, d]`` and ``leaves[v, d]`` that a value comes or goes there. Where
+links differ, ``sent[v, a, b]`` says over which one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.programs import Program
+from fxpasses.partitioners.solvers.tables import Floats, Ints
+
+__all__ = ["Proof", "fewest_devices", "least_bytes", "least_load", "missing_bytes", "program_size"]
+
+ROUNDING = 1e-6
+"""HiGHS keeps rows up to about 1e-7; a value within this share of a bound counts as proven."""
+
+
+@attrs.frozen(eq=False)
+class Proof:
+    """The best assignment that the program found (None: none) and what no assignment can be below."""
+
+    home: Ints | None
+    bound: float
+
+
+def program_size(model: LoadModel) -> int:
+    """About how many variables the program has."""
+    per_value = 2 * model.devices if model.links_alike else model.devices**2
+    return int(model.size * model.devices + len(model.source) * per_value)
+
+
+def least_load(model: LoadModel, *, below: float, nodes: int) -> Proof:
+    """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
+    program, runs = _assignments(model)
+    scale = float(model.weight.max(initial=0.0)) or 1.0
+    top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
+    _budgets(program, model, runs)
+    each = np.broadcast_to(top, model.devices)
+    terms = [(model.weight.T / scale, runs.T), (-1.0, each), *_transfers(program, model, runs, scale)]
+    program.at_most(np.zeros(model.devices), *terms)
+    return _answer(program, (1.0, top), runs, scale, nodes)
+
+
+def least_bytes(model: LoadModel, *, nodes: int) -> Proof:
+    """The smallest largest need of a device, under the budgets."""
+    program, runs = _assignments(model)
+    scale = _unit_bytes(model)
+    top = program.add(1, 0.0, np.inf)
+    _budgets(program, model, runs, top=(-1.0, top))
+    _budgets(program, model, runs)
+    return _answer(program, (1.0, top), runs, scale, nodes)
+
+
+def missing_bytes(model: LoadModel, *, nodes: int) -> Proof:
+    """The fewest bytes more on every device with which there is an assignment; the bound is 0 or less when none lack."""
+    program, runs = _assignments(model)
+    more = program.add(1, 0.0, np.inf)
+    _budgets(program, model, runs, more=(-1.0, more))
+    return _answer(program, (1.0, more), runs, _unit_bytes(model), nodes)
+
+
+def fewest_devices(model: LoadModel, *, nodes: int) -> Proof:
+    """The assignment that uses the fewest devices."""
+    program, runs = _assignments(model)
+    used = program.add(model.devices, 0.0, 1.0, whole=True)
+    for device in range(model.devices):
+        program.at_most(np.zeros(model.size), (1.0, runs[:, device]), (-1.0, np.full(model.size, used[device])))
+    _budgets(program, model, runs)
+    proof = _answer(program, (1.0, used), runs, 1.0, nodes)
+    return Proof(proof.home, math.ceil(proof.bound - 1e-4) if math.isfinite(proof.bound) else proof.bound)
+
+
+def _assignments(model: LoadModel) -> tuple[Program, Ints]:
+    program = Program()
+    runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, 1.0), whole=True)
+    program.equal(np.ones(model.size), (1.0, runs))
+    return program, runs
+
+
+def _unit_bytes(model: LoadModel) -> float:
+    largest = [model.kept.max(initial=0.0), model.shared.max(initial=0.0), model.live.max(initial=0.0), 1.0]
+    return float(max(largest))
+
+
+def _budgets(
+    program: Program,
+    model: LoadModel,
+    runs: Ints,
+    *,
+    more: tuple[float, Ints] | None = None,
+    top: tuple[float, Ints] | None = None,
+) -> None:
+    """No device needs more bytes than it has, or than it has and ``more``, or than ``top``."""
+    unit = _unit_bytes(model)
+    limited = np.arange(model.devices) if top else np.flatnonzero(np.isfinite(model.memory))
+    if not limited.size:
+        return
+    terms: list[tuple[Floats | float, Ints]] = [(model.kept / unit, runs.T[limited])]
+    if len(model.shared):
+        held = program.add((len(limited), len(model.shared)), 0.0, 1.0)
+        block = np.concatenate(model.holds)
+        holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
+        for row, device in enumerate(limited.tolist()):
+            program.at_most(np.zeros(len(block)), (1.0, runs[holder, device]), (-1.0, held[row, block]))
+        terms.append((model.shared / unit, held))
+    if model.live.any():
+        most = program.add(len(limited), 0.0, np.inf)
+        for row, device in enumerate(limited.tolist()):
+            own = np.flatnonzero(model.live)
+            peak = np.full(len(own), most[row])
+            program.at_most(np.zeros(len(own)), (model.live[own] / unit, runs[own, device]), (-1.0, peak))
+        terms.append((1.0, most))
+    for extra in (more, top):
+        if extra is not None:
+            terms.append((extra[0], np.broadcast_to(extra[1], len(limited))))
+    right = np.zeros(len(limited)) if top else model.memory[limited] / unit
+    program.at_most(right, *terms)
+
+
+def _transfers(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+    """What values add to the load of each device."""
+    if not len(model.source):
+        return []
+    return (_alike if model.links_alike else _over_links)(program, model, runs, scale)
+
+
+def _alike(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+    """A value enters where a user is and its maker is not, and leaves its maker where a user is not."""
+    values, kinds = len(model.source), model.devices
+    enters, leaves = program.add((values, kinds), 0.0, 1.0), program.add((values, kinds), 0.0, 1.0)
+    value, user = model.uses[:, 0], model.uses[:, 1]
+    maker = model.source[value]
+    for device in range(kinds):
+        here, there = runs[user, device], runs[maker, device]
+        program.at_most(np.zeros(len(value)), (1.0, here), (-1.0, there), (-1.0, enters[value, device]))
+        program.at_most(np.zeros(len(value)), (1.0, there), (-1.0, here), (-1.0, leaves[value, device]))
+    seconds = model.send[:, 0, 1] / scale if kinds > 1 else np.zeros(values)
+    return [(np.broadcast_to(seconds, (kinds, values)), each.T) for each in (enters, leaves)]
+
+
+def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+    """A value is sent over a link where its maker is at one end and a user at the other."""
+    values, kinds = len(model.source), model.devices
+    sent = program.add((values, kinds, kinds), 0.0, 1.0)
+    longest = program.add((values, kinds), 0.0, np.inf)
+    value, user = model.uses[:, 0], model.uses[:, 1]
+    for device in range(kinds):  # whoever is here and lacks it gets it from somewhere else
+        others = np.flatnonzero(np.arange(kinds) != device)
+        got = sent[value][:, others, device]
+        here, there = runs[user, device], runs[model.source[value], device]
+        program.at_most(np.zeros(len(value)), (1.0, here), (-1.0, there), (-1.0, got))
+        for other in others.tolist():
+            leaving = sent[:, device, other]
+            program.at_most(np.zeros(values), (1.0, leaving), (-1.0, runs[model.source, device]))
+            program.at_most(
+                np.zeros(values), (model.send[:, device, other] / scale, leaving), (-1.0, longest[:, device])
+            )
+    entering = (model.send / scale).transpose(2, 0, 1).reshape(kinds, -1)
+    return [
+        (entering, sent.transpose(2, 0, 1).reshape(kinds, -1)),
+        (np.ones((kinds, values)), longest.T),
+    ]
+
+
+def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, nodes: int) -> Proof:
+    answer = program.minimize(costs, nodes=nodes)
+    home = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
+    return Proof(home, answer.bound * scale)
