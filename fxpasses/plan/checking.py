@@ -13,7 +13,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.memory import follow_memory
-from fxpasses.plan.fitting import Fit, assignment_of, fit, hints, misfit, torn_apart
+from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, torn_apart
 from fxpasses.plan.keys import graph_of, listed, stable_keys
 from fxpasses.units import format_bytes
 
@@ -136,10 +136,11 @@ def _is_here(torch_device: str) -> bool:
 
 
 def _misfits(plan: Plan, given: Fit) -> list[Violation]:
-    if given.fits_nothing:
+    renames = guess_renames(plan.parts, given)
+    if given.fits_nothing and not renames:
         return [Violation("another model", misfit(plan, given))]
     found = []
-    tips = "".join(f" ({tip})" for tip in hints(plan, given))
+    tips = "".join(f" ({tip})" for tip in hints(plan, given, renames))
     by_module: dict[str, list[str]] = {}
     for key in given.homeless:
         by_module.setdefault(key.rpartition("/")[0], []).append(key)

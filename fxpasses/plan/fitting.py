@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import attrs
 from torch.fx import GraphModule, Node
 
-from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.device_maps import holders
+from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.plan.keys import listed
 
 if TYPE_CHECKING:
@@ -170,13 +171,12 @@ def _difference(old: str, new: str) -> tuple[str, str] | None:
     return ".".join(was[:at]), ".".join(now[:at])
 
 
-def hints(plan: Plan, given: Fit) -> list[str]:
-    """What may have happened to the model since, as sentences."""
-    if renames := guess_renames(plan.parts, given):
-        said = ", ".join(
-            f"{old or 'the model'!r} seems to be called {new or 'the model'!r} now" for old, new in renames.items()
-        )
-        return [f"{said}: plan.rename_modules({renames!r}) adapts the plan"]
+def hints(plan: Plan, given: Fit, renames: Mapping[str, str]) -> list[str]:
+    """What may have happened to the model since, as sentences; :func:`guess_renames` says what was renamed."""
+    if renames:
+        names = [(old or "the model", new or "the model") for old, new in renames.items()]
+        said = ", ".join(f"{old!r} seems to be called {new!r} now" for old, new in names)
+        return [f"{said}: plan.rename_modules({dict(renames)!r}) adapts the plan"]
     found = []
     for key in given.homeless[:1]:
         counted = sum(_stem(other) == _stem(key) for other in given.keys.values())
@@ -197,47 +197,45 @@ def hints(plan: Plan, given: Fit) -> list[str]:
 
 @attrs.frozen(eq=False)
 class Torn:
-    """Operators that must share a device and do not: a value's parts, or all that touches a storage that is written."""
+    """Two operators that must share a device and do not, and why they must."""
 
     first: Node
     second: Node
     why: str
 
 
-def torn_apart(
-    graph_module: GraphModule, home: Mapping[Node, str], effects: EffectAnalysis | None = None
-) -> list[Torn]:
-    """Find what a placement must not separate: copies would get the writes, or a tuple would be sent whole.
+def torn_apart(graph_module: GraphModule, home: Mapping[Node, str]) -> list[Torn]:
+    """Find what a placement must not separate: a copy would get the writes, or a tuple would be sent whole.
 
     Args:
         graph_module: The graph.
         home: The device of each operator.
-        effects: The effects of the graph, if they are known already.
+
+    Raises:
+        MissingMetadataError: a node has neither a value nor a cost.
     """
-    effects = effects or analyze_effects(graph_module)
-    nodes = list(home)
-    position = {node: index for index, node in enumerate(nodes)}
-    last_write: dict[int, Node] = {}
-    for node in nodes:
-        last_write.update({storage: node for storage in effects.of(node).writes if storage >= 0})
+    figures = GraphFigures.of(graph_module)
     torn = []
-    for node in nodes:
-        for storage in dict.fromkeys((*effects.storages(node), *effects.of(node).reads, *effects.of(node).writes)):
-            writer = last_write.get(storage)
-            if writer is not None and position[node] < position[writer] and home[node] != home[writer]:
-                torn.append(Torn(node, writer, f"{writer.name} writes to what {node.name} uses"))
-                break
-        torn += [
-            Torn(used, node, f"{node.name} takes an element of the results of {used.name}")
-            for used in node.all_input_nodes
-            if used in home and home[used] != home[node] and isinstance(used.meta.get("val"), (tuple, list))
-        ]
+    for first, *others in must_share(figures):
+        second = next((node for node in others if home[node] != home[first]), None)
+        if second is not None:
+            torn.append(Torn(first, second, _why_together((first, *others), second, figures)))
     return torn
+
+
+def _why_together(group: Sequence[Node], second: Node, figures: GraphFigures) -> str:
+    if isinstance(group[0].meta.get("val"), (tuple, list)):
+        return f"{second.name} takes an element of the results of {group[0].name}"
+    writer = next((node for node in reversed(group) if figures.effects.of(node).writes), None)
+    if writer is not None:
+        return f"both use what {writer.name} writes to"
+    return "both are in one autocast or grad-mode region"
 
 
 def misfit(plan: Plan, given: Fit) -> str:
     """One message about all that does not fit: what, and what may have happened."""
-    if given.fits_nothing:
+    renames = guess_renames(plan.parts, given)
+    if given.fits_nothing and not renames:
         shown = listed([op for part in plan.parts for op in part.ops])
         there = listed(given.keys.values())
         return (
@@ -258,5 +256,5 @@ def misfit(plan: Plan, given: Fit) -> str:
         )
     for entry, first, second in given.doubled[:1]:
         said.append(f"gives {entry} to two parts, {first} and {second}; take it out of one")
-    tips = "".join(f" ({tip})" for tip in hints(plan, given))
+    tips = "".join(f" ({tip})" for tip in hints(plan, given, renames))
     return f"The plan for {plan.model} " + ", and ".join(said) + tips + "."

@@ -1,0 +1,286 @@
+"""A plan meets a model that changed: every misfit is named, with the nearest names, and budgets with the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from lowering_models import KeyValueCache, Mlp
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses import Device, Plan, PlanError, lower
+from fxpasses.plan import PartPlan, Violation, stable_keys
+from fxpasses.units import KiB
+
+
+class Encoder(nn.Module):
+    """Blocks of two operators under a module whose name a test can choose, and one operator of the model itself."""
+
+    def __init__(self, blocks: int = 3, name: str = "layers", linears: int = 1) -> None:
+        super().__init__()
+        self.name = name
+        setattr(self, name, nn.ModuleList(Block(linears) for _ in range(blocks)))
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in getattr(self, self.name):
+            x = block(x)
+        return self.head(x).softmax(-1)
+
+
+class Block(nn.Module):
+    def __init__(self, linears: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(32, 32) for _ in range(linears))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.nn.functional.linear(x, weight)
+        return x.relu()
+
+
+class Wrapped(nn.Module):
+    """The same model inside of another."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x)
+
+
+class TwoResults(nn.Module):
+    """An operator with several results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = torch.split(x, 16, dim=1)
+        return first.relu() @ second.sigmoid().T
+
+
+DEVICES = (Device("left", 16 * KiB), Device("right", 64 * KiB))
+
+
+def exported(model: nn.Module) -> GraphModule:
+    return torch.export.export(model.eval(), (torch.randn(4, 32),)).module(check_guards=False)
+
+
+def plan_for(model: GraphModule, **parts: list[str]) -> Plan:
+    """Entries by part; the part's device is its name up to ``_``."""
+    listed = tuple(PartPlan(name, name.partition("_")[0], tuple(ops)) for name, ops in parts.items())
+    return Plan("Encoder", "latency", DEVICES, (), listed)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> GraphModule:
+    return exported(Encoder())
+
+
+@pytest.fixture
+def plan(encoder: GraphModule) -> Plan:
+    return plan_for(encoder, left=["layers.0/*", "layers.1/*"], right=["layers.2/*", "head/*", "/softmax#0"])
+
+
+def kinds(found: list[Violation]) -> list[str]:
+    return [violation.kind for violation in found]
+
+
+def test_a_plan_that_fits_has_no_violation(plan: Plan, encoder: GraphModule) -> None:
+    assert [] == plan.check(encoder)
+    assert [] == plan.check(torch.export.export(Encoder().eval(), (torch.randn(4, 32),)))
+
+
+def test_a_lowered_models_own_plan_fits_its_program() -> None:
+    lowered = lower(Mlp().eval(), (torch.randn(2, 64),), devices=[Device("a", 40 * KiB), Device("b", 40 * KiB)])
+
+    assert [] == lowered.plan.check(lowered.program)
+
+
+def test_a_renamed_module_is_recognised(plan: Plan) -> None:
+    renamed = exported(Encoder(name="blocks"))
+    hint = "('layers' seems to be called 'blocks' now: plan.rename_modules({'layers': 'blocks'}) adapts the plan)"
+
+    found = plan.check(renamed)
+    with pytest.raises(PlanError) as caught:
+        plan.assign(renamed)
+
+    assert {"no part", "not there"} == set(kinds(found))
+    assert hint in str(found[0])
+    assert hint in str(caught.value)
+    assert [] == plan.rename_modules({"layers": "blocks"}).check(renamed)
+
+
+def test_a_model_that_was_wrapped_is_recognised_and_one_that_was_unwrapped(plan: Plan, encoder: GraphModule) -> None:
+    wrapped = exported(Wrapped(Encoder()))
+    inside = plan.rename_modules({"": "model"})
+    found, *_others = plan.check(wrapped)
+
+    assert "'the model' seems to be called 'model' now: plan.rename_modules({'': 'model'})" in str(found)
+    assert [] == inside.check(wrapped)
+    assert "plan.rename_modules({'model': ''})" in str(inside.check(encoder)[0])
+    assert [] == inside.rename_modules({"model": ""}).check(encoder)
+
+
+def test_an_added_layer_has_no_part(plan: Plan) -> None:
+    (violation,) = plan.check(exported(Encoder(4)))
+
+    assert "no part" == violation.kind
+    assert "layers.3/linear#0" == violation.op
+    assert str(violation).startswith(
+        "2 operators of layers.3 have no part (layers.3/linear#0, layers.3/relu#0); add them to a part, or place again"
+    )
+
+
+def test_a_layer_that_is_gone_is_named(plan: Plan) -> None:
+    (violation,) = plan.check(exported(Encoder(2)))
+
+    assert ("not there", "layers.2/*") == (violation.kind, violation.op)
+    assert str(violation).startswith(
+        "right names layers.2/*, which the model does not have; take it out, or place again (nearest to layers.2/* in "
+        "the model: "
+    )
+
+
+def test_another_number_of_operators_in_a_module_is_counted(encoder: GraphModule) -> None:
+    plan = plan_for(encoder, left=[*stable_keys(encoder).values()])
+
+    (first, *others) = plan.check(exported(Encoder(linears=2)))
+
+    assert "layers.0/linear#1 has no part; add them to a part" in str(first)
+    assert "(layers.0 has 2 x linear now, the plan knows 1)" in str(first)
+    assert ["no part", "no part"] == kinds(others)
+
+
+def test_a_plan_for_another_model_says_so(plan: Plan) -> None:
+    other = exported(TwoResults())
+
+    (violation,) = plan_for(other, left=["layers.0/*", "head/*"]).check(other)
+    with pytest.raises(PlanError) as caught:
+        plan_for(other, left=["layers.0/*", "head/*"]).assign(other)
+
+    assert "another model" == violation.kind
+    assert str(caught.value) == str(violation)
+    assert str(violation).startswith(
+        "This is a plan for Encoder, another model: it names layers.0/*, head/*, and this model has /split#0, "
+        "/getitem#0, /getitem#1 and 4 more. Place this model, or take the plan that was written for it."
+    )
+
+
+def test_an_entry_in_two_parts_is_refused(plan: Plan, encoder: GraphModule) -> None:
+    left, right = plan.parts
+    twice = attrs.evolve(plan, parts=(left, attrs.evolve(right, ops=(*right.ops, "layers.0/*"))))
+
+    assert ["layers.0/* stands in two parts, left and right; take it out of one."] == list(
+        map(str, twice.check(encoder))
+    )
+    with pytest.raises(
+        PlanError, match=r"^The plan for Encoder gives layers\.0/\* to two parts, left and right; take it"
+    ):
+        twice.assign(encoder)
+
+
+def test_finer_entries_count_before_coarser_ones(encoder: GraphModule) -> None:
+    plan = plan_for(encoder, left=["layers/*", "layers.2/linear#0"], right=["/*", "layers.2/*"])
+    part_of = {key: plan.assign(encoder).partition_of[node] for node, key in stable_keys(encoder).items()}
+
+    assert ("left", "left", "right", "right") == tuple(
+        part_of[key] for key in ("layers.1/relu#0", "layers.2/linear#0", "layers.2/relu#0", "/softmax#0")
+    )
+
+
+def test_an_entry_that_finer_ones_leave_nothing_is_no_mistake(encoder: GraphModule) -> None:
+    whole = plan_for(encoder, left=["layers.0/*"], right=["layers.0/linear#0", "layers.0/relu#0", "/*"])
+
+    assert [] == [found for found in whole.check(encoder) if found.kind != "budget"]
+
+
+def test_a_passed_budget_says_bytes_device_and_operator(plan: Plan, encoder: GraphModule) -> None:
+    small = [Device("left", 9 * KiB), Device("right", 64 * KiB)]
+
+    (violation,) = plan.check(encoder, devices=small)
+
+    assert ("budget", "left") == (violation.kind, violation.device)
+    assert violation.op is not None
+    assert f" at {violation.op} (from " in str(violation)
+    assert f", {violation.missing_bytes} B over its budget of 9.00 KiB (parameters 8.00 KiB, " in str(violation)
+    assert str(violation).startswith("left holds ")
+
+
+def test_devices_as_they_are_now_count(plan: Plan, encoder: GraphModule) -> None:
+    assert ["no device"] == kinds(plan.check(encoder, devices=[Device("left"), Device("middle")]))
+    assert [
+        "The plan puts right on right, which is not among the devices left, middle; add it, or place the model again."
+    ] == list(map(str, plan.check(encoder, devices=[Device("left"), Device("middle")])))
+
+
+def test_an_operator_that_its_device_does_not_support_is_named(plan: Plan, encoder: GraphModule) -> None:
+    picky = Device("right", supports=lambda _modules, node: "softmax" not in str(node.target))
+
+    (violation,) = plan.check(encoder, devices=[Device("left"), picky])
+
+    assert ("unsupported", "right", "/softmax#0") == (violation.kind, violation.device, violation.op)
+    assert "right does not support /softmax#0 (aten.softmax.int); move it to another device." == str(violation)
+
+
+def test_a_torch_device_that_this_machine_lacks_is_named(plan: Plan, encoder: GraphModule) -> None:
+    far = [attrs.evolve(plan.devices[0], torch_device="cuda:99"), plan.devices[1]]
+
+    (violation,) = plan.check(encoder, devices=far, on_this_machine=True)
+
+    assert "no torch device" == violation.kind
+    assert "The plan runs left on left, which is the torch device cuda:99; this machine has none." == str(violation)
+
+
+def test_parts_that_would_wait_for_each_other_are_refused(encoder: GraphModule) -> None:
+    plan = plan_for(encoder, left=["layers.0/*", "layers.2/*"], right=["layers.1/*", "head/*", "/softmax#0"])
+
+    assert ["cycle"] == kinds(plan.check(encoder))
+
+
+def test_parts_in_an_order_in_which_they_cannot_run_are_refused(plan: Plan, encoder: GraphModule) -> None:
+    assert ["order"] == kinds(attrs.evolve(plan, parts=plan.parts[::-1]).check(encoder))
+
+
+def test_the_results_of_an_operator_stay_where_it_is() -> None:
+    graph = exported(TwoResults())
+    plan = plan_for(graph, left=["/split#0"], right=["/*"])
+
+    with pytest.raises(PlanError) as caught:
+        plan.assign(graph)
+
+    assert ["torn apart"] == kinds(plan.check(graph))
+    assert (
+        "The plan for Encoder puts /split#0 on left and /getitem#0 on right, but getitem takes an element of the "
+        "results of split; keep them on one device." == str(caught.value)
+    )
+
+
+def test_state_that_is_written_stays_where_it_is_used() -> None:
+    args = (torch.randn(1, 1, 8), torch.tensor([0]))
+    graph = torch.export.export(KeyValueCache(8, 16).eval(), args).module(check_guards=False)
+    keys = list(stable_keys(graph).values())
+    read = keys.index("/transpose#0")
+    plan = plan_for(graph, left=keys[:read], right=keys[read:])
+
+    with pytest.raises(PlanError, match=r"puts .* on left and .* on right, but both use what index_copy_ writes"):
+        plan.assign(graph)
+
+    assert {"torn apart"} == set(kinds(plan.check(graph)))
+
+
+def test_violations_are_plain_data(plan: Plan) -> None:
+    (violation,) = plan.check(exported(Encoder(4)))
+
+    assert {"kind", "message", "op"} == violation.to_json().keys()
+
+
+def test_a_plan_is_simulated_without_its_devices(plan: Plan, encoder: GraphModule) -> None:
+    elsewhere = attrs.evolve(plan, devices=tuple(attrs.evolve(d, torch_device="cuda:7") for d in plan.devices))
+
+    run = elsewhere.simulate(encoder, samples=3)
+
+    assert ("left", "right", "left → right") == run.timeline.tracks
+    assert 3 == run.samples

@@ -1,0 +1,112 @@
+"""Two plans are compared: what moved, what the devices became, what crosses, what is predicted."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+import torch
+from lowering_models import Mlp, cpu_pair
+
+from fxpasses import Device, Link, Plan, lower
+from fxpasses.plan import PartPlan, diff
+from fxpasses.units import KiB
+
+DEVICES = (Device("left", 40 * KiB), Device("right", 40 * KiB))
+
+
+def plan(**parts: list[str]) -> Plan:
+    return Plan("m", "latency", DEVICES, (), tuple(PartPlan(name, name, tuple(ops)) for name, ops in parts.items()))
+
+
+def test_equal_plans_do_not_differ() -> None:
+    one = plan(left=["layers.0/*"], right=["layers.1/*"])
+
+    assert not diff(one, one)
+    assert "The plans are the same." == str(one.diff(one))
+    assert {"moves": (), "settings": (), "devices": (), "copies": (), "predicted": ()} == diff(one, one).to_json()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (
+            {"left": ["layers.0/*", "layers.1/*"], "right": ["head/*"]},
+            {"left": ["layers.0/*"], "right": ["layers.1/*", "head/*"]},
+            ["left → right: layers.1/*"],
+        ),
+        (
+            {"left": ["layers/*"], "right": ["head/*"]},
+            {"left": ["layers.0/*"], "right": ["layers.1/*", "head/*"]},
+            ["left → right: layers.1/*"],
+        ),
+        (
+            {"left": ["layers.0/*"]},
+            {"left": ["layers.0/linear#0"], "right": ["layers.0/relu#0"]},
+            ["left → right: layers.0/relu#0"],
+        ),
+        (
+            {"left": ["layers.0/*"]},
+            {"left": ["layers.0/*"], "right": ["layers.1/*"]},
+            ["layers.1/*: only in the second plan, on right"],
+        ),
+        (
+            {"left": ["layers.0/*"], "right": ["layers.1/*"]},
+            {"left": ["layers.0/*"]},
+            ["layers.1/*: only in the first plan, on right"],
+        ),
+        (
+            {"left": [f"layers.{index}/*" for index in range(12)]},
+            {"right": [f"layers.{index}/*" for index in range(12)]},
+            ["left → right: " + ", ".join(f"layers.{index}/*" for index in range(8)) + " and 4 more"],
+        ),
+    ],
+)
+def test_what_moved_is_said_by_module_where_entries_allow_it(
+    before: dict[str, list[str]], after: dict[str, list[str]], lines: list[str]
+) -> None:
+    assert lines == list(diff(plan(**before), plan(**after)).lines())
+
+
+def test_with_the_model_every_operator_is_looked_up() -> None:
+    graph = torch.export.export(Mlp(2).eval(), (torch.randn(2, 64),)).module(check_guards=False)
+
+    found = plan(left=["/*"]).diff(plan(left=["layers/*"], right=["/*"]), graph)
+
+    assert ["/relu#0", "/relu#1"] == [move.op for move in found.moves]
+
+
+def test_devices_links_and_settings_are_compared() -> None:
+    first = attrs.evolve(plan(left=["a/*"]), links=(Link("left", "right", 1e9),), pipeline="remove-detach")
+    second = attrs.evolve(
+        first,
+        devices=(attrs.evolve(DEVICES[0], available_mem_bytes=None, flops=2e12), Device("top")),
+        links=(Link("left", "right", 2e9, 0.0),),
+        objective="throughput",
+        pipeline=None,
+    )
+
+    assert [
+        "plan: objective 'latency' → 'throughput'",
+        "plan: pipeline 'remove-detach' → not known",
+        "device left: available_mem_bytes 40.0 KiB → no limit",
+        "device left: flops 1e+11/s → 2e+12/s",
+        "device right is gone",
+        "device top is new",
+        "link left:right: bandwidth 1e+09/s → 2e+09/s",
+        "link left:right: latency 5.00 us → 0 s",
+    ] == list(diff(first, second).lines())
+
+
+def test_copies_and_predicted_figures_are_compared() -> None:
+    args = (torch.randn(2, 64),)
+    one, two = (lower(Mlp().eval(), args, devices=cpu_pair(size * KiB, size * KiB)).plan for size in (40, 90))
+
+    found = one.diff(two)
+    text = str(found)
+
+    assert found.copies
+    assert "predicted for left: peak_bytes " in text
+    assert "copy of " in text
+    assert json.loads(json.dumps(found.to_json()))["predicted"]
