@@ -367,7 +367,7 @@ BAD = {
     ),
     "a number for nothing": (
         lambda: pipeline(Chain(), (X,), num_stages=2),
-        'num_stages and devices are for split_spec="auto"; split points say themselves how many',
+        'num_stages is for split_spec="auto"; split points say themselves how many',
     ),
     "another word": (
         lambda: pipeline(Chain(), (X,), split_spec="even"),

@@ -6,7 +6,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.attributes import find_attribute
-from fxpasses.effects import analyze_effects
+from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
 from fxpasses.partitioners.cost import tensors_in
 
 __all__ = ["differentiable_values"]
@@ -28,13 +28,16 @@ def differentiable_values(graph_module: GraphModule) -> dict[Node, None]:
         )
         if fed:
             storages.update(dict.fromkeys(storage for storage in effects.of(node).writes if storage >= 0))
-        if starts or (is_real and fed and not _stops_gradients(node)):
+        if starts or (is_real and fed and not _stops_gradients(node, effects)):
             flowing[node] = None
     written = [node for node in graph_module.graph.nodes if not storages.keys().isdisjoint(effects.storages(node))]
     return {**flowing, **dict.fromkeys(written)}
 
 
-def _stops_gradients(node: Node) -> bool:
+def _stops_gradients(node: Node, effects: EffectAnalysis) -> bool:
     if node.target is torch.ops.aten.detach.default:
         return True
-    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled" and node.args[0] is False
+    if getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled":
+        return node.args[0] is False
+    modes = [marker for marker in effects.region_stack(node) if effects.of(marker).region is RegionKind.GRAD_MODE]
+    return bool(modes) and modes[-1].args[0] is False

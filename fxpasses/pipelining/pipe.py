@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
-from fxpasses.attributes import find_attribute, install_attribute
-from fxpasses.capture import capture
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.errors import StageError
 from fxpasses.input_contract import InputContract
-from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes.splitting import Split, split
-from fxpasses.pipelining.balancing import Balance, balanced_stages
-from fxpasses.pipelining.split_points import (
-    SplitPoint,
-    annotations_of,
-    check_spec,
-    compute_nodes,
-    cuts_at_modules,
-    pipe_split,
-    stages_from_cuts,
-    take_markers,
-)
-from fxpasses.pipelining.stages import StageModule, make_routes, refuse_torn_writes
+from fxpasses.pipelining.balancing import Balance
+from fxpasses.pipelining.capturing import capture_model
+from fxpasses.pipelining.cutting import Recompute, SplitPolicy, Stages, cut_into_stages
+from fxpasses.pipelining.losses import LossOutput, find_loss
+from fxpasses.pipelining.materializing import StateSource, materialize, refuse_empty
+from fxpasses.pipelining.multi_use import MultiUseParamSpec, parameters_in
+from fxpasses.pipelining.routes import make_routes
+from fxpasses.pipelining.micro_batches import StageSizes
+from fxpasses.pipelining.sizes import hints_of
+from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_spec
+from fxpasses.pipelining.stage_state import aliases_in, give_unused_state, tied_names
+from fxpasses.pipelining.stages import StageModule
+from fxpasses.pipelining.traffic import Traffic
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["Pipe", "PipeInfo", "PipeSequential", "pipeline"]
+    from fxpasses.pipelining.runtime import RunningStage
+    from fxpasses.pipelining.tied import TiedParameters
 
-SplitPolicy = Callable[[GraphModule], GraphModule]
+__all__ = ["Pipe", "PipeInfo", "pipeline"]
 
 
 @attrs.frozen
@@ -50,23 +46,6 @@ class PipeInfo:
     has_loss_and_backward: bool
 
 
-class PipeSequential(torch.nn.Sequential):
-    """A ``Sequential`` of which every module is a stage of its own."""
-
-    @classmethod
-    def from_sequential(cls, sequential: torch.nn.Sequential) -> PipeSequential:
-        """The same modules, with a split between each two."""
-        return cls(*sequential)
-
-    def forward(self, value: Any) -> Any:
-        """Run one module after the other."""
-        for index, module in enumerate(self):
-            if index:
-                pipe_split()
-            value = module(value)
-        return value
-
-
 class Pipe(torch.nn.Module):
     """A model in stages; :func:`pipeline` makes it.
 
@@ -75,27 +54,55 @@ class Pipe(torch.nn.Module):
 
     Args:
         program: The captured model.
-        cut: The split of its graph; its parts are the stages.
+        stages: The split of its graph, and how it was cut.
+        loss: Which output is the loss, if one is.
 
     Attributes:
         balance: Loads of an automatic cut, and how far the slowest stage may be from the best; None for other cuts.
+        traffic: What travels between the stages, and what they compute again instead.
     """
 
-    balance: Balance | None = None
+    balance: Balance | None
+    traffic: Traffic
 
-    def __init__(self, program: ExportedProgram, cut: Split) -> None:
+    def __init__(self, program: ExportedProgram, stages: Stages, loss: LossOutput | None = None) -> None:
         super().__init__()
+        cut = stages.cut
         self.split_gm = cut.graph_module
+        self.balance = stages.balance
         self._program = program
         self._cut = cut
+        self._loss = loss
+        self._made: dict[tuple[int, torch.device], torch.Tensor] = {}
         contract = InputContract.of(program)
-        aliases = _aliases(cut.source)
+        aliases = tied_names(cut.source)
         parts = list(cut.parts.values())
-        _give_unused_state(cut, parts, aliases)
+        give_unused_state(cut, parts, aliases)
+        routes = make_routes(cut)
+        self.traffic = Traffic.of(routes, stages.recomputed)
         self._stages = [
-            StageModule(part, route, contract, program.call_spec.out_spec, _held(aliases, part))
-            for part, route in zip(parts, make_routes(cut), strict=True)
+            StageModule(part, route, contract, program.call_spec.out_spec, aliases_in(part, aliases))
+            for part, route in zip(parts, routes, strict=True)
         ]
+
+    @staticmethod
+    def from_tracing(
+        mod: torch.nn.Module,
+        example_args: tuple[Any, ...],
+        example_kwargs: dict[str, Any] | None = None,
+        split_policy: SplitPolicy | None = None,
+        **options: Any,
+    ) -> Pipe:
+        """Capture a model and cut it at its ``pipe_split()`` calls, its annotations, or by a policy.
+
+        Args:
+            mod: The model.
+            example_args: Example inputs of one micro-batch.
+            example_kwargs: Example keyword inputs.
+            split_policy: Puts ``pipe_split`` calls into the captured graph.
+            **options: The keyword-only arguments of :func:`pipeline`.
+        """
+        return pipeline(mod, example_args, example_kwargs, None, split_policy, **options)
 
     @property
     def num_stages(self) -> int:
@@ -104,22 +111,22 @@ class Pipe(torch.nn.Module):
 
     @property
     def has_loss_and_backward(self) -> bool:
-        """Whether the graph holds a loss and its backward: never, schedules do both."""
-        return False
+        """Whether an output of the model is its loss, so that :meth:`forward_and_backward` can run."""
+        return self._loss is not None
 
     @property
-    def loss_spec(self) -> None:
-        """Which output is the loss: none, the schedule is given a loss function."""
-        return
+    def loss_spec(self) -> Any:
+        """Which output is the loss: True at its place in the structure of the output; None if there is no loss."""
+        return None if self._loss is None else self._loss.spec
 
     @property
     def replicated_params(self) -> list[dict[str, str]]:
         """Parameters that several stages hold: for each the model's name of it, by the name of the stage's module.
 
-        In processes of their own these are copies, whose gradients have to be added up after each step.
+        In processes of their own these are copies, which :meth:`tie_parameters` keeps in step.
         """
-        parameters = dict(self.split_gm.named_parameters(remove_duplicate=False))
         stages = set(self._cut.part_names.values())
+        parameters = parameters_in(self.split_gm)
         original = self._cut.original_names
         groups = [
             {name.partition(".")[0]: original.get(name, name) for name in names if name.partition(".")[0] in stages}
@@ -128,12 +135,56 @@ class Pipe(torch.nn.Module):
         ]
         return [group for group in groups if len(group) > 1]
 
+    @property
+    def transmitted_params(self) -> dict[str, int]:
+        """The stage that holds each parameter whose value travels to other stages, by the model's name."""
+        return {name: index for index, stage in enumerate(self._stages) for _, name in stage.route.held}
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages in this process."""
         first, *others = self._stages
         value = first(*args, **kwargs)
         for stage in others:
             value = stage(*value)
+        return value
+
+    def loss_fn(self, output: Any, target: Any = None) -> torch.Tensor:
+        """The loss in an output of the model, which computes it itself: the loss function for a schedule.
+
+        Args:
+            output: What the model gives.
+            target: Not looked at; schedules hand one over.
+
+        Raises:
+            StageError: No output of the model is its loss.
+        """
+        if self._loss is None:
+            raise StageError(
+                "no output of the model is its loss; wrap the model in a LossWrapper, or name the output with "
+                "output_loss_value_spec"
+            )
+        return self._loss.of(output)
+
+    def forward_and_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages, and then the backward of each from the last to the first, as processes of their own do.
+
+        Returns:
+            The model's output. Gradients are added to those of the parameters.
+
+        Raises:
+            StageError: No output of the model is its loss.
+        """
+        first, *others = self._stages
+        value = first(*args, **kwargs)
+        hops: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = []
+        for stage in others:
+            received = tuple(sent.detach().requires_grad_() for sent in value)
+            hops.append((value, received))
+            value = stage(*received)
+        self.loss_fn(value).backward()  # type: ignore[no-untyped-call]  # torch's
+        for sent, received in reversed(hops):
+            pairs = [(made, taken.grad) for made, taken in zip(sent, received, strict=True) if made.requires_grad]
+            torch.autograd.backward([made for made, _ in pairs], [gradient for _, gradient in pairs])
         return value
 
     def get_stage_module(self, stage_idx: int) -> StageModule:
@@ -146,9 +197,30 @@ class Pipe(torch.nn.Module):
             raise StageError(f"there is no stage {stage_idx!r}; the stages are 0 to {self.num_stages - 1}")
         return self._stages[stage_idx]
 
+    def materialize(
+        self, stage_index: int, device: torch.device | str = "cpu", state: StateSource | None = None
+    ) -> StageModule:
+        """Give one stage of a model on ``meta`` its parameters and buffers; no other stage gets any.
+
+        Args:
+            stage_index: Which one.
+            device: Where they go.
+            state: Where the values come from: tensors by the model's names (a checkpoint), or a function of name and
+                an empty tensor which fills it or gives the value. What is not on ``meta`` keeps its value.
+
+        Returns:
+            The stage's module.
+
+        Raises:
+            StageError: There is no such stage; or a value is missing, or of another shape.
+        """
+        stage = self.get_stage_module(stage_index)
+        materialize(stage, stage_index, torch.device(device), state, self._made)
+        return stage
+
     def build_stage(
         self, stage_index: int, device: torch.device | str, group: dist.ProcessGroup | None = None
-    ) -> PipelineStage:
+    ) -> RunningStage:
         """One stage for torch's schedules, moved to a device.
 
         Args:
@@ -160,33 +232,63 @@ class Pipe(torch.nn.Module):
             A ``torch.distributed.pipelining.PipelineStage`` that knows its sizes ahead.
 
         Raises:
-            StageError: There is no such stage, or the model was captured for another kind of device.
+            StageError: There is no such stage, its state is on ``meta``, the model was captured for another kind of
+                device, or there is no process group or one with more processes than stages.
         """
         stage = self.get_stage_module(stage_index)
         device = torch.device(device)
         _refuse_other_kind(self._cut.source, device)
+        refuse_empty(stage, stage_index)
         from fxpasses.pipelining.runtime import running_stage  # torch.distributed.pipelining is heavy
 
-        inputs = stage.route.received
-        entering = self._user_values("placeholder") if stage_index == 0 else ()
-        leaving = self._user_values("output") if stage_index == self.num_stages - 1 else ()
-        return running_stage(
-            stage.to(device),
-            stage_index,
-            self.num_stages,
-            device,
-            group,
-            (*entering, *(traveller.example() for traveller in inputs)),
-            (*leaving, *(traveller.example() for traveller in stage.route.sent)),
+        sizes = StageSizes(
+            tuple(self._user_values("placeholder") if stage.route.is_first else ()),
+            stage.route.received,
+            tuple(self._user_values("output") if stage.route.leaving is not None else ()),
+            stage.route.sent,
+            self._hints(),
+            stage.contract,
         )
+        built = running_stage(
+            stage.to(device), stage_index, self.num_stages, device, group, sizes.inputs(), sizes.outputs()
+        )
+        built.sizes = sizes
+        return built
 
-    def _user_values(self, op: Literal["placeholder", "output"]) -> tuple[torch.Tensor, ...]:
-        """The tensors that go into or come out of the whole model, without data."""
+    def _user_values(self, op: Literal["placeholder", "output"]) -> Iterator[torch.Tensor]:
+        """The recorded tensors that go into or come out of the whole model."""
         ends = self.split_gm.graph.find_nodes(op=op)
-        nodes = ends if op == "placeholder" else ends[0].all_input_nodes
-        values = [node.meta.get("val") for node in nodes]
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        return tuple(torch.empty(value.shape, dtype=value.dtype, device="meta") for value in tensors)
+        for node in ends if op == "placeholder" else ends[0].all_input_nodes:
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                yield value
+
+    def _hints(self) -> dict[Any, int]:
+        """The size of each symbol in the example."""
+        return hints_of(size for value in self._user_values("placeholder") for size in value.shape)
+
+    def tie_parameters(
+        self, stages: Sequence[PipelineStage] | PipelineStage, group: dist.ProcessGroup | None = None
+    ) -> TiedParameters:
+        """Keep the copies of parameters that several stages hold in step; see :attr:`replicated_params`.
+
+        To be called on every rank of the pipeline, after its schedule is made (which says where each stage runs).
+
+        Args:
+            stages: This rank's stages, as :meth:`build_stage` gave them.
+            group: The processes of the pipeline; all by default.
+
+        Returns:
+            What adds up gradients: ``synchronize_gradients()`` after each step.
+        """
+        from fxpasses.pipelining.tied import Tie, TiedParameters
+
+        place = {name: index for index, name in enumerate(self._cut.part_names.values())}
+        ties = [
+            Tie(next(iter(names.values())), {place[part]: name for part, name in names.items()})
+            for names in self.replicated_params
+        ]
+        own = list(stages) if isinstance(stages, Sequence) else [stages]
+        return TiedParameters.of(ties, own, group)
 
     def info(self) -> PipeInfo:
         """The graph, the number of stages, and whether there is a loss."""
@@ -202,36 +304,6 @@ class Pipe(torch.nn.Module):
             for stage in self._stages
         )
         return f"Pipe({self.num_stages} stages: {sizes})"
-
-
-def _aliases(source: GraphModule) -> dict[str, tuple[str, ...]]:
-    """The other names of each tensor of the state that has several."""
-    groups: dict[int, list[str]] = {}
-    for name, value in source.state_dict(keep_vars=True).items():
-        groups.setdefault(id(value), []).append(name)
-    tied = [names for names in groups.values() if len(names) > 1]
-    return {name: tuple(other for other in names if other != name) for names in tied for name in names}
-
-
-def _give_unused_state(cut: Split, parts: Sequence[GraphModule], aliases: Mapping[str, Sequence[str]]) -> None:
-    """Put state that no operator uses into the stage with its nearest relatives, so that no checkpoint misses it."""
-    names = [list(part.state_dict()) for part in parts]
-    used = {name for held in names for name in held}
-    for name in cut.source.state_dict():
-        if name in used or used.intersection(aliases.get(name, ())):
-            continue
-        near = [max((_common_atoms(name, other) for other in held), default=0) for held in names]
-        install_attribute(parts[near.index(max(near))], name, find_attribute(cut.source, name))
-
-
-def _common_atoms(first: str, second: str) -> int:
-    pairs = zip(first.split("."), second.split("."), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _held(aliases: Mapping[str, Sequence[str]], part: GraphModule) -> dict[str, Sequence[str]]:
-    held = part.state_dict()
-    return {name: [other for other in aliases[name] if other not in held] for name in held if name in aliases}
 
 
 def _refuse_other_kind(source: GraphModule, device: torch.device) -> None:
@@ -255,6 +327,11 @@ def pipeline(
     *,
     num_stages: int | None = None,
     devices: Sequence[Device] | None = None,
+    links: Iterable[Link] = (),
+    multi_use_param_spec: MultiUseParamSpec | None = None,
+    output_loss_value_spec: Any = None,
+    dynamic_shapes: Any = None,
+    recompute: Recompute = "cheaper",
 ) -> Pipe:
     """Cut a model into stages.
 
@@ -265,7 +342,17 @@ def pipeline(
         split_spec: Where to cut, by module name; or ``"auto"``, for the slowest stage as fast as can be.
         split_policy: Puts ``pipe_split`` calls into the captured graph and gives the graph back.
         num_stages: How many stages, for ``"auto"``.
-        devices: What the stages run on, for ``"auto"``: speeds and memory count. Instead of ``num_stages``.
+        devices: What the stages run on, one for each: speeds and memory count for ``"auto"`` (instead of
+            ``num_stages``), speeds for what is computed again.
+        links: The connections between devices; pairs without one use the default.
+        multi_use_param_spec: What becomes of parameters that several stages use: ``MultiUseParameterConfig.REPLICATE``
+            (the default) or ``TRANSMIT``, or a dict of these by parameter name.
+        output_loss_value_spec: Which output is the loss: True, or a tuple, list or dict with True there. By default the
+            ``loss_spec`` of the model, or an output called ``"loss"``.
+        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them; or ``"batch"`` for the first
+            dimension of all inputs that have the size of the first one's.
+        recompute: ``"cheaper"`` lets a stage compute a value again where that costs less than to have it sent;
+            ``"never"`` sends all.
 
     Returns:
         The pipe. Without any split point it has one stage.
@@ -275,12 +362,7 @@ def pipeline(
             can be cut, or a cut through an in-place write.
         CaptureError: torch cannot export the model.
     """
-    if split_spec is not None and split_policy is not None:
-        raise StageError("pipeline() takes split_spec or split_policy, not both; they would cut twice")
-    if split_spec != "auto" and (num_stages is not None or devices is not None):
-        raise StageError('num_stages and devices are for split_spec="auto"; split points say themselves how many')
-    if not (split_spec is None or split_spec == "auto" or isinstance(split_spec, Mapping)):
-        raise StageError(f'split_spec is a dict of split points or "auto", not {split_spec!r}')
+    _check_options(split_spec, split_policy, num_stages, recompute)
     spec: dict[str, SplitPoint] = {}
     if isinstance(split_spec, Mapping) and isinstance(module, torch.nn.Module):
         check_spec(module, split_spec)
@@ -288,47 +370,27 @@ def pipeline(
         spec.update(annotations_of(module))
     if isinstance(split_spec, Mapping):
         spec.update(split_spec)
-    program = capture(module, mb_args, mb_kwargs)
-    source: Any = program.module(check_guards=False)
-    balance: Balance | None = None
-    if split_spec == "auto":
-        take_markers(source)
-        balance = balanced_stages(source, num_stages, devices)
-        stage_of = dict(balance.stage_of)
-    else:
-        stage_of = _stage_of(source, spec, split_policy)
-    pipe = _split_into_stages(program, source, stage_of)
-    pipe.balance = balance
-    return pipe
+    captured = capture_model(module, mb_args, mb_kwargs, dynamic_shapes)
+    stages = cut_into_stages(
+        captured.source,
+        "auto" if split_spec == "auto" else spec,
+        split_policy,
+        num_stages=num_stages,
+        devices=devices,
+        links=links,
+        multi_use_param_spec=multi_use_param_spec,
+        recompute=recompute,
+    )
+    loss = find_loss(module, captured.program.call_spec.out_spec, output_loss_value_spec)
+    return Pipe(captured.program, stages, loss)
 
 
-def _stage_of(
-    source: GraphModule,
-    spec: Mapping[str, SplitPoint],
-    split_policy: SplitPolicy | None,
-) -> dict[Node, int]:
-    if split_policy is not None:
-        given = split_policy(source)
-        if given is not source:
-            raise StageError(
-                f"the split policy gave back {_what(given)}; it must put pipe_split calls into the graph module it "
-                "gets, and give that back"
-            )
-    marked = take_markers(source)
-    nodes = compute_nodes(source)
-    return stages_from_cuts(nodes, [*marked, *cuts_at_modules(nodes, spec)])
-
-
-def _what(given: Any) -> str:
-    return "another graph module" if isinstance(given, GraphModule) else f"a {type(given).__name__}"
-
-
-def _split_into_stages(program: ExportedProgram, source: GraphModule, stage_of: dict[Node, int]) -> Pipe:
-    for node in stage_of:  # a tuple is taken apart where it is made
-        if node.op == "call_function" and node.target is operator.getitem:
-            made_by = node.all_input_nodes[0]
-            stage_of[node] = stage_of.get(made_by, stage_of[node])
-    refuse_torn_writes(source, stage_of)
-    count = max(stage_of.values(), default=0) + 1
-    assignment = Assignment.of(source, stage_of, order=range(count) if stage_of else None)
-    return Pipe(program, split(source, assignment))
+def _check_options(split_spec: Any, split_policy: Any, num_stages: int | None, recompute: Any) -> None:
+    if split_spec is not None and split_policy is not None:
+        raise StageError("pipeline() takes split_spec or split_policy, not both; they would cut twice")
+    if split_spec != "auto" and num_stages is not None:
+        raise StageError('num_stages is for split_spec="auto"; split points say themselves how many')
+    if not (split_spec is None or split_spec == "auto" or isinstance(split_spec, Mapping)):
+        raise StageError(f'split_spec is a dict of split points or "auto", not {split_spec!r}')
+    if recompute not in ("cheaper", "never"):
+        raise StageError(f'recompute is "cheaper" or "never", not {recompute!r}')

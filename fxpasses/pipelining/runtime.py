@@ -6,15 +6,34 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage
 from torch.utils import _pytree as pytree
 
+from fxpasses.pipelining.sized_stage import SizedStage
 from fxpasses.pipelining.stages import StageModule
 
 __all__ = ["RunningStage", "running_stage"]
 
 
-class RunningStage(PipelineStage):
+class _Departure(torch.autograd.Function):
+    """One node of the autograd graph behind all that a stage sends.
+
+    Schedules with a backward in halves need it: torch looks for parameters that meet what depends on the stage's inputs,
+    and would miss those of a value that depends on none of them; and it cannot take the results of views apart.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sent = tuple(value.detach() for value in values)
+        pairs = zip(values, sent, strict=True)
+        ctx.mark_non_differentiable(*(made for value, made in pairs if not value.requires_grad))
+        return sent
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+class RunningStage(SizedStage):
     """torch's stage, for outputs of any structure: what is kept for the backward is their tensors."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -22,6 +41,8 @@ class RunningStage(PipelineStage):
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         made, taken = self.fwd_cache[fwd_chunk_id]
         tensors = tuple(leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+        if not self.is_last and any(tensor.requires_grad for tensor in tensors):
+            tensors = _Departure.apply(*tensors)  # type: ignore[no-untyped-call]  # torch's
         self.fwd_cache[fwd_chunk_id] = (tensors, taken)
         return output
 
@@ -34,6 +55,6 @@ def running_stage(
     group: dist.ProcessGroup | None,
     inputs: tuple[torch.Tensor, ...],
     outputs: tuple[torch.Tensor, ...],
-) -> PipelineStage:
+) -> RunningStage:
     """Torch's stage around one of ours, with its sizes known ahead."""
     return RunningStage(stage, index, count, device, input_args=inputs, output_args=outputs, group=group)

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.errors import StageError, user_line
+from fxpasses.regions import is_marker
 
 __all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
 
@@ -83,8 +84,19 @@ def check_spec(module: torch.nn.Module, spec: Mapping[str, SplitPoint]) -> None:
 
 
 def compute_nodes(graph_module: GraphModule) -> list[Node]:
-    """The nodes that run: all but inputs, attributes and the output."""
-    return [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    """The nodes that run: all but inputs, attributes, the output, and what opens and closes regions."""
+    apart = ("placeholder", "get_attr", "output")
+    return [node for node in graph_module.graph.nodes if node.op not in apart and not is_marker(node)]
+
+
+def is_split_marker(node: Node) -> bool:
+    """Whether a node is a ``pipe_split``, ours or torch's."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _MARKERS
+
+
+def paths_of(node: Node) -> list[str]:
+    """The modules that a node is from, outermost first."""
+    return [path for path, *_ in (node.meta.get("nn_module_stack") or {}).values()]
 
 
 def take_markers(graph_module: GraphModule) -> list[int]:
@@ -92,7 +104,7 @@ def take_markers(graph_module: GraphModule) -> list[int]:
     cuts: list[int] = []
     position = 0
     for node in compute_nodes(graph_module):
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _MARKERS:
+        if is_split_marker(node):
             cuts.append(position)
             graph_module.graph.erase_node(node)
         else:

@@ -1,0 +1,82 @@
+"""torch's stage for micro-batches of different sizes: buffers for what each of them receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+
+from fxpasses.pipelining.micro_batches import StageSizes
+from fxpasses.pipelining.sizes import Symbols
+
+__all__ = ["SizedStage"]
+
+
+class SizedStage(PipelineStage):
+    """A stage of which each micro-batch may have sizes of its own.
+
+    Attributes:
+        sizes: What goes in and out, at any sizes.
+    """
+
+    sizes: StageSizes | None = None
+    _expected: list[dict[Any, int]] | None = None
+    _batch: int | None = None
+
+    def expect_batch(self, size: int) -> None:
+        """Say how many rows the next steps have in all micro-batches together; on every rank the same.
+
+        Schedules cut them as evenly as can be: 10 rows in 4 micro-batches are 3, 3, 2 and 2.
+
+        Args:
+            size: The number of rows of the whole batch, until it is called again.
+
+        Raises:
+            StageError: The model was captured for one batch size, or there are fewer rows than micro-batches.
+        """
+        assert self.sizes is not None  # build_stage gives them
+        self.sizes.of_batch(size, self.chunks or 1)
+        self._batch = size
+        self._expected = None
+        if self.args_recv_info:
+            self._resize()
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        self.chunks = num_microbatches
+        self._resize()
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        self._resize()
+
+    def _sizes_of(self, chunk: int) -> Symbols:
+        """The sizes that one micro-batch is expected to have."""
+        assert self.sizes is not None
+        if self._batch is None:
+            return self.sizes.captured
+        if self._expected is None:
+            self._expected = self.sizes.of_batch(self._batch, self.chunks or 1)
+        return self._expected[chunk]
+
+    def _resize(self) -> None:
+        """Make buffers of the expected sizes, for what comes forward and for the gradients that come back."""
+        if self.sizes is None or self.sizes.is_fixed:
+            return
+        for chunk, infos in self.args_recv_info.items():
+            if not self.is_first:
+                for info, like in zip(infos, self.sizes.inputs(self._sizes_of(chunk)), strict=True):
+                    info.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+        for chunk, infos in self.grad_recv_info.items():
+            for info, like in zip(infos, self.sizes.outputs(self._sizes_of(chunk)), strict=True):
+                if info.buffer is not None:
+                    info.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+    ) -> Any:
+        """Run one micro-batch, if its sizes are those that the other ranks expect."""
+        if self.is_first and self.sizes is not None:
+            self.sizes.refuse_other(args, kwargs or {}, fwd_chunk_id, self._sizes_of(fwd_chunk_id))
+        return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)

@@ -1,0 +1,157 @@
+"""One rank's part of a pipeline: its stages on torch's schedule, with the same call on every rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from fxpasses.errors import StageError
+from fxpasses.pipelining.schedules import Schedule, find_schedule
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+
+    from fxpasses.pipelining.pipe import Pipe
+    from fxpasses.pipelining.stages import StageModule
+
+__all__ = ["RankSchedule", "build_schedule"]
+
+
+@attrs.frozen(eq=False)
+class RankSchedule:
+    """What one rank runs; :func:`build_schedule` makes it.
+
+    Args:
+        schedule: Which one.
+        runner: torch's own schedule, which does the work.
+        pipe: The pipe that the stages are from.
+        stages: This rank's stages, as torch's.
+        rank: Which rank this is.
+        ranks: How many there are.
+        group: The processes; None for all.
+    """
+
+    schedule: Schedule
+    runner: Any
+    pipe: Pipe
+    stages: tuple[PipelineStage, ...]
+    rank: int
+    ranks: int
+    group: dist.ProcessGroup | None
+
+    @property
+    def modules(self) -> tuple[StageModule, ...]:
+        """This rank's stages as modules."""
+        return tuple(self.pipe.get_stage_module(stage.stage_index) for stage in self.stages)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the model's inputs go in on this rank."""
+        return any(stage.is_first for stage in self.stages)
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the model's output and the losses come out on this rank."""
+        return any(stage.is_last for stage in self.stages)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters of this rank's stages, each once: what its optimizer takes."""
+        seen = dict.fromkeys(itertools.chain.from_iterable(module.parameters() for module in self.modules))
+        return iter(seen)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers of this rank's stages, under the model's names."""
+        return {name: value for module in self.modules for name, value in module.state_dict().items()}
+
+    def step(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
+        """Run all micro-batches forward and backward; the same call on every rank.
+
+        Args:
+            *args: The model's inputs of a whole batch; only the rank with the first stage looks at them.
+            target: What the loss compares with; only the rank with the last stage looks at it.
+            losses: Filled with the loss of each micro-batch on the rank with the last stage.
+            **kwargs: The model's keyword inputs of a whole batch, and ``return_outputs`` and ``loss_kwargs``.
+
+        Returns:
+            The model's output on the rank with the last stage, None elsewhere.
+
+        Raises:
+            StageError: Another process is gone, or did not answer within the group's timeout.
+        """
+        return self._run(self.runner.step, args, kwargs, target, losses)
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
+        """Run all micro-batches forward only; otherwise as :meth:`step`.
+
+        Raises:
+            StageError: Another process is gone, or did not answer within the group's timeout.
+        """
+        with torch.no_grad():
+            return self._run(self.runner.eval, args, kwargs, target, losses)
+
+    def _run(
+        self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, losses: Any
+    ) -> Any:
+        from fxpasses.pipelining.failures import explain_failures  # torch.distributed is heavy
+
+        options = {name: kwargs.pop(name) for name in ("return_outputs", "loss_kwargs") if name in kwargs}
+        if not self.has_first:
+            args, kwargs = (), {}
+        if not self.has_last:
+            target, losses = None, None
+        stages_of = {
+            rank: self.schedule.stages_of(rank, self.ranks, self.pipe.num_stages) for rank in range(self.ranks)
+        }
+        with explain_failures(stages_of, self.group):
+            return run(*args, target=target, losses=losses, **options, **kwargs)
+
+
+def build_schedule(
+    pipe: Pipe,
+    schedule: str | Schedule = "1f1b",
+    *,
+    num_microbatches: int,
+    loss_fn: Callable[..., Any] | None = None,
+    device: torch.device | str = "cpu",
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> RankSchedule:
+    """Build this rank's stages, one or several, and torch's schedule on them.
+
+    Args:
+        pipe: The pipe, the same on every rank.
+        schedule: Its name, here or in torch.
+        num_microbatches: How many micro-batches a step has.
+        loss_fn: Called with the model's output and the target of one micro-batch.
+        device: Where this rank's stages run.
+        group: The processes of the pipeline; all by default.
+        **options: What else torch's schedule takes, such as ``scale_grads``.
+
+    Returns:
+        What this rank runs.
+
+    Raises:
+        StageError: No process group, a rank without a stage, or numbers that torch's runtime would refuse.
+    """
+    import torch.distributed as dist
+    import torch.distributed.pipelining as torch_pipelining
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    if not dist.is_initialized():
+        raise StageError(
+            "there is no process group; start the script with torchrun and call torch.distributed.init_process_group()"
+        )
+    found = find_schedule(schedule)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    own = found.stages_of(rank, ranks, pipe.num_stages)
+    found.orders(ranks, pipe.num_stages, num_microbatches)  # refuses what torch would refuse, with the reason
+    stages = tuple(pipe.build_stage(index, device, group) for index in own)
+    kind = getattr(torch_pipelining, found.torch_name)
+    given = stages[0] if issubclass(kind, PipelineScheduleSingle) else list(stages)
+    runner = kind(given, num_microbatches, loss_fn=loss_fn, **options)
+    return RankSchedule(found, runner, pipe, stages, rank, ranks, group)
