@@ -20,7 +20,7 @@ from fxpasses.fake_modes import fake_mode_of, nested_graph_modules
 from fxpasses.metadata import value_of
 from fxpasses.recorded_values import has_value, set_value
 
-__all__ = ["move_to_device"]
+__all__ = ["makes_from_nothing", "move_to_device"]
 
 _DEVICE_METHODS = frozenset({"cpu", "cuda", "xpu"})
 
@@ -109,13 +109,14 @@ def _retarget(node: Node, target: torch.device) -> None:
         kwargs["device"] = target
     if node.op == "call_method" and node.target == "to":
         args = tuple(target if isinstance(leaf, str) else leaf for leaf in args)
-    if _is_factory(node) and kwargs.get("device") is None and not any(isinstance(leaf, torch.device) for leaf in args):
+    named = kwargs.get("device") is not None or any(isinstance(leaf, torch.device) for leaf in args)
+    if makes_from_nothing(node) and not named:
         kwargs["device"] = target
     if args != node.args or kwargs != node.kwargs:
         node.args, node.kwargs = args, kwargs
 
 
-def _is_factory(node: Node) -> bool:
+def makes_from_nothing(node: Node) -> bool:
     """Whether the operator makes a tensor from no tensor, on a device that it may name."""
     if not isinstance(node.target, OpOverload) or any(
         isinstance(value_of(each), torch.Tensor) for each in node.all_input_nodes

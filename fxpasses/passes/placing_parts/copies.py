@@ -1,0 +1,218 @@
+"""Copies between devices as nodes of the graph: one per value and target device, right before its first use there.
+
+A copy is an ``aten._to_copy`` call: autograd passes through it, and the generated code frees it after its last use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Mapping
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.errors import PlacementError
+from fxpasses.metadata import MetaKey
+from fxpasses.partitioners.cost import tensor_bytes, tensors_in
+from fxpasses.passes.placing_parts.moving_parts import fake_on, same_device
+
+__all__ = [
+    "COPY",
+    "COPY_OF",
+    "DEVICE",
+    "LOAD_OF",
+    "Copy",
+    "copies_of",
+    "copy_node",
+    "insert_copies",
+    "loads_of",
+    "result_devices",
+    "return_results",
+]
+
+COPY = torch.ops.aten._to_copy.default
+
+
+@attrs.frozen
+class Copy:
+    """One transfer between devices.
+
+    Args:
+        value: Name of the node whose value is sent.
+        source: Where it comes from; ``"host"`` for what the caller passes in.
+        target: The device that receives it.
+        size: Bytes.
+    """
+
+    value: str
+    source: str
+    target: str
+    size: int
+
+
+DEVICE = MetaKey[str]("fxpasses.device", made_by="PlaceOnDevices(...)", depends_on_value=False)
+"""The name of the device whose memory holds a node's value."""
+
+COPY_OF = MetaKey[Copy]("fxpasses.copy", made_by="PlaceOnDevices(...)", depends_on_value=False)
+"""On a copy node: what it sends where."""
+
+LOAD_OF = MetaKey[Copy]("fxpasses.load", made_by="PlaceOnDevices(...)", depends_on_value=False)
+"""On a node that loads a parameter of an offloaded part: what it sends where."""
+
+
+def copies_of(graph_module: GraphModule) -> list[Copy]:
+    """The transfers of values of a placed graph, in execution order."""
+    return [COPY_OF.read(node) for node in graph_module.graph.nodes if COPY_OF.has(node)]
+
+
+def loads_of(graph_module: GraphModule) -> list[Copy]:
+    """The loads of offloaded parameters in one run of a placed graph, in execution order."""
+    return [LOAD_OF.read(node) for node in graph_module.graph.nodes if LOAD_OF.has(node)]
+
+
+def insert_copies(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str] = ()) -> None:
+    """Insert one copy per (value, target device), right before the first part that needs it.
+
+    What a part writes to in a copy is written back after it. Linear in nodes and edges.
+
+    Args:
+        graph_module: The top level of a split whose parts are moved.
+        device_of: The device of each part, by the name of its submodule.
+        offloaded: Parts whose parameters are loaded, which :func:`~.loading.insert_loads` does.
+
+    Raises:
+        PlacementError: a part writes to memory that reaches it as two copies.
+    """
+    _Copying(graph_module, device_of, offloaded, analyze_effects(graph_module)).run()
+
+
+@attrs.define(eq=False)
+class _Copying:
+    """The walk over the top level, and which copies are there already."""
+
+    graph_module: GraphModule
+    device_of: Mapping[str, Device]
+    offloaded: Container[str]
+    effects: EffectAnalysis
+    copied: dict[tuple[Node, str], Node] = attrs.field(factory=dict)
+
+    def run(self) -> None:
+        for node in list(self.graph_module.graph.nodes):
+            if node.op == "call_module" and str(node.target) in self.device_of:
+                self._feed(node, self.device_of[str(node.target)])
+            else:
+                _inherit(node)
+
+    def _feed(self, part: Node, device: Device) -> None:
+        """Give a part copies of what lives elsewhere."""
+        DEVICE.write(part, device.name)
+        if "val" in part.meta:
+            part.meta["val"] = fake_on(part.meta["val"], torch.device(device.torch_device))
+        written = set(self.effects.of(part).writes)
+        received = [value for value in dict.fromkeys(part.all_input_nodes) if self._crosses(value, part, device)]
+        if written:
+            self._refuse_torn_writes(part, received, written)
+        for value in received:
+            replica = self._replica(value, part, device)
+            part.replace_input_with(value, replica)
+            if written.intersection(self.effects.storages(value)):
+                self._write_back(part, value, replica)
+        if written:
+            self._forget(written, device)
+
+    def _crosses(self, value: Node, part: Node, device: Device) -> bool:
+        if value.op == "get_attr" and str(part.target) in self.offloaded:
+            return False  # it is loaded, or at home
+        return _crosses(value, device)
+
+    def _replica(self, value: Node, part: Node, device: Device) -> Node:
+        if (value, device.name) not in self.copied:
+            with self.graph_module.graph.inserting_before(part):
+                self.copied[value, device.name] = copy_node(self.graph_module, value, device)
+        return self.copied[value, device.name]
+
+    def _write_back(self, part: Node, value: Node, replica: Node) -> None:
+        with self.graph_module.graph.inserting_after(part):
+            self.graph_module.graph.call_function(torch.ops.aten.copy_.default, (value, replica))
+
+    def _forget(self, written: set[int], device: Device) -> None:
+        """Copies of what was just written are out of date, but for the one that was written to."""
+        for value, target in list(self.copied):
+            if target != device.name and written.intersection(self.effects.storages(value)):
+                del self.copied[value, target]
+
+    def _refuse_torn_writes(self, part: Node, received: list[Node], written: set[int]) -> None:
+        seen: dict[int, Node] = {}
+        for value in received:
+            for storage in written.intersection(self.effects.storages(value)):
+                if storage in seen:
+                    raise PlacementError(
+                        f"The part {part.target} writes to memory that {seen[storage].name} and {value.name} show, and "
+                        "both come from another device; keep what makes them and what writes to them together.",
+                        node=part,
+                    )
+                seen[storage] = value
+
+
+def _inherit(node: Node) -> None:
+    """A ``getitem`` of a part's results lives where the part does."""
+    homes = [DEVICE.read(used) for used in node.all_input_nodes if DEVICE.has(used)]
+    if homes and node.op not in ("placeholder", "output"):
+        DEVICE.write(node, homes[0])
+        if "val" in node.meta and (source := tensors_in(node.all_input_nodes[0].meta.get("val"))):
+            node.meta["val"] = fake_on(node.meta["val"], source[0].device)
+
+
+def _crosses(value: Node, device: Device) -> bool:
+    """Whether a device must receive a copy of a value: it lives in another memory and holds tensors."""
+    tensors = tensors_in(value.meta.get("val"))
+    if not tensors or isinstance(value.meta["val"], (tuple, list)):
+        return False
+    if DEVICE.has(value):
+        return DEVICE.read(value) != device.name
+    return not same_device(tensors[0].device, torch.device(device.torch_device))
+
+
+def copy_node(graph_module: GraphModule, value: Node, device: Device, *, key: MetaKey[Copy] = COPY_OF) -> Node:
+    """Make a copy node at the graph's insertion point, its meta complete.
+
+    Args:
+        graph_module: The top level.
+        value: What to copy.
+        device: Where to.
+        key: The entry that says so: that of a copy or of a load.
+    """
+    tensor = tensors_in(value.meta["val"])[0]
+    target = torch.device(device.torch_device)
+    node = graph_module.graph.create_node(
+        "call_function", COPY, (value,), {"device": target}, name=f"{value.name}_to_{device.name}"
+    )
+    node.meta.update({key: copy.copy(entry) for key, entry in value.meta.items() if key != COPY_OF.name})
+    node.meta["val"] = fake_on(value.meta["val"], target, from_anywhere=True)
+    source = DEVICE.read(value) if DEVICE.has(value) else "host"
+    DEVICE.write(node, device.name)
+    key.write(node, Copy(value.name, source, device.name, tensor_bytes(tensor)))
+    return node
+
+
+def result_devices(graph_module: GraphModule) -> dict[Node, torch.device]:
+    """Where the model itself would give each of its results: read before anything moves."""
+    devices: dict[Node, torch.device] = {}
+    for value in graph_module.graph.output_node().all_input_nodes:
+        if tensors := tensors_in(value.meta.get("val")):
+            devices[value] = tensors[0].device
+    return devices
+
+
+def return_results(graph_module: GraphModule, wanted: Mapping[Node, torch.device]) -> None:
+    """Give results on the torch device on which the model itself would give them."""
+    output = graph_module.graph.output_node()
+    for value, home in wanted.items():
+        tensors = tensors_in(value.meta.get("val"))
+        if tensors and not same_device(tensors[0].device, home):
+            with graph_module.graph.inserting_before(output):
+                replica = copy_node(graph_module, value, Device("host", torch_device=str(home)))
+            output.replace_input_with(value, replica)

@@ -1,0 +1,190 @@
+"""Queue copies on side streams so that they overlap with computation, and make everybody wait who has to.
+
+A copy is *begun* as soon as its value is there, *awaited* right before its first use, and *released* after its last.
+Three rules hold, whatever runs when:
+
+- nobody uses a copy before it has happened, and nobody changes what it reads before it was read;
+- the memory that a copy reads is not given away before it was read;
+- the memory of a copy is not given away before its last use has happened.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from fxpasses.passes.placing_parts.loading import note_load
+from fxpasses.passes.placing_parts.streams import CudaStreams, Streams
+
+__all__ = [
+    "CopyEngine",
+    "Ticket",
+    "await_copy",
+    "begin_copy",
+    "begin_load",
+    "finish_copies",
+    "let_read",
+    "release_copy",
+]
+
+
+class Ticket:
+    """A copy under way.
+
+    Attributes:
+        copy: Where it goes; None once it was released.
+        device: The device that receives it.
+        event: Happens when it is done.
+        from_host: It reads the value itself in main memory, which only the host can wait for.
+    """
+
+    __slots__ = ("copy", "device", "event", "from_host", "staged", "streams", "used")
+
+    def __init__(
+        self, streams: Streams, copy: torch.Tensor, device: torch.device, event: Any, *, from_host: bool, staged: Any
+    ) -> None:
+        self.streams = streams
+        self.copy: torch.Tensor | None = copy
+        self.device = device
+        self.event = event
+        self.from_host = from_host
+        self.staged = staged
+        self.used = False
+
+    def __del__(self) -> None:
+        # Something raised between the use and the release: the memory must outlive the use all the same.
+        if self.copy is not None and self.used and self.streams.overlaps(self.device):
+            self.streams.hold(self.copy, self.streams.compute(self.device))
+
+
+class CopyEngine(torch.nn.Module):
+    """Begins, awaits and releases copies. A module only because a graph can hold one; it has no state of the model.
+
+    Args:
+        streams: The streams of the devices; those of CUDA by default.
+    """
+
+    def __init__(self, streams: Streams | None = None) -> None:
+        super().__init__()
+        self.streams = streams or CudaStreams()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyEngine:
+        return self  # streams are no state: two models may share them
+
+    def __reduce__(self) -> Any:
+        return (CopyEngine, ())
+
+    def begin(self, value: torch.Tensor, device: torch.device) -> Ticket:
+        """Queue a copy of ``value`` to ``device``; returns before it has happened."""
+        streams, source = self.streams, value.device
+        lanes = []
+        if streams.overlaps(source):
+            lanes.append(streams.lane(source, "out"))
+            streams.wait(lanes[0], streams.record(streams.compute(source)))
+        if streams.overlaps(device):
+            lanes.append(streams.lane(device, "in"))
+        sent = value
+        if not streams.overlaps(source) and not (value.requires_grad and torch.is_grad_enabled()):
+            sent = streams.pinned(value)
+        with streams.on(lanes):
+            copy = streams.send(sent, device)
+        if streams.overlaps(source):
+            streams.hold(value, lanes[0])
+        from_host = sent is value and not streams.overlaps(source)
+        return Ticket(streams, copy, device, streams.record(lanes[0]), from_host=from_host, staged=sent)
+
+    def wait(self, ticket: Ticket) -> torch.Tensor:
+        """Give the copy to whoever comes next on its device."""
+        if self.streams.overlaps(ticket.device):
+            self.streams.wait(self.streams.compute(ticket.device), ticket.event)
+        else:
+            self.streams.synchronize(ticket.event)
+        ticket.used = True
+        assert ticket.copy is not None  # a graph awaits before it releases
+        return ticket.copy
+
+    def let_read(self, ticket: Ticket, device: torch.device) -> None:
+        """Let who is about to write to the source, on ``device``, wait until the copy has read it."""
+        if self.streams.overlaps(device):
+            self.streams.wait(self.streams.compute(device), ticket.event)
+        elif ticket.from_host:
+            self.streams.synchronize(ticket.event)
+
+    def release(self, ticket: Ticket) -> None:
+        """Give the memory of a copy back once its last use, which is queued by now, has happened.
+
+        Where nobody else holds it, the lane waits for the use and the memory is free for the next copy at once. Where
+        autograd or a result may hold it, the allocator is told to look when the last holder lets go.
+        """
+        copy, device = ticket.copy, ticket.device
+        if copy is None or not self.streams.overlaps(device):
+            ticket.copy = None
+            return
+        compute = self.streams.compute(device)
+        ticket.copy = None
+        if torch.is_grad_enabled() or _is_held_elsewhere(copy):
+            self.streams.hold(copy, compute)
+        else:
+            self.streams.wait(self.streams.lane(device, "in"), self.streams.record(compute))
+
+    def finish(self, *tickets: Ticket) -> None:
+        """Wait until copies that read main memory have done so: the caller may write to it."""
+        for ticket in tickets:
+            if ticket.from_host:
+                self.streams.synchronize(ticket.event)
+
+
+def _is_held_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether another variable than the caller's, or a view, keeps the memory of a tensor."""
+    return any(now > alone for now, alone in zip(_holders(tensor), _ALONE, strict=True))
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    return sys.getrefcount(tensor), int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _count_alone() -> tuple[int, int]:
+    def called_with(tensor: torch.Tensor) -> tuple[int, int]:
+        return _holders(tensor)  # as deep as in _is_held_elsewhere
+
+    tensor = torch.empty(1)
+    return called_with(tensor)
+
+
+_ALONE = _count_alone()
+"""Holders of a tensor in one variable, counted as they are counted above."""
+
+
+def begin_copy(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket:
+    """In a graph: :meth:`CopyEngine.begin`."""
+    return engine.begin(value, device)
+
+
+def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket:
+    """In a graph: :meth:`CopyEngine.begin` for a parameter of an offloaded part."""
+    ticket = engine.begin(value, device)
+    assert ticket.copy is not None  # it was begun just now
+    note_load(ticket.copy, value)
+    return ticket
+
+
+def await_copy(engine: CopyEngine, ticket: Ticket) -> torch.Tensor:
+    """In a graph: :meth:`CopyEngine.wait`."""
+    return engine.wait(ticket)
+
+
+def let_read(engine: CopyEngine, ticket: Ticket, device: torch.device) -> None:
+    """In a graph: :meth:`CopyEngine.let_read`."""
+    engine.let_read(ticket, device)
+
+
+def release_copy(engine: CopyEngine, ticket: Ticket) -> None:
+    """In a graph: :meth:`CopyEngine.release`."""
+    engine.release(ticket)
+
+
+def finish_copies(engine: CopyEngine, *tickets: Ticket) -> None:
+    """In a graph: :meth:`CopyEngine.finish`."""
+    engine.finish(*tickets)

@@ -1,0 +1,153 @@
+"""Load parameters of offloaded parts right before they are used, one part ahead, in forward and in backward.
+
+The parameters stay in main memory, so an optimizer, a checkpoint and ``.grad`` see the parameters themselves. A load is
+a node of the graph like any copy: gradients flow back through it, and it is freed after its last use. What autograd
+would keep of a loaded parameter is loaded again when the backward pass needs it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.cost import tensors_in
+from fxpasses.passes.placing_parts.copies import COPY, DEVICE, LOAD_OF, copy_node
+from fxpasses.passes.placing_parts.moving_parts import same_device
+
+__all__ = ["HOST", "call_loads", "insert_loads", "load", "loading_again", "note_load"]
+
+HOST = "host"
+"""Where offloaded parameters are, as :data:`~.copies.DEVICE` says it."""
+
+
+def insert_loads(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str]) -> None:
+    """Load what each offloaded part takes of the state, before the part that runs before it.
+
+    A parameter that the offloaded part before it on the same device uses as well is loaded once for both.
+
+    Args:
+        graph_module: The top level of a split; parameters of offloaded parts are inputs of these.
+        device_of: The device of each part, by the name of its submodule.
+        offloaded: The names of the offloaded parts.
+    """
+    parts = [node for node in graph_module.graph.nodes if node.op == "call_module" and str(node.target) in device_of]
+    last: dict[str, dict[Node, Node]] = {}
+    for part, anchor in zip(parts, [None, *parts], strict=False):
+        if str(part.target) not in offloaded:
+            continue
+        device = device_of[str(part.target)]
+        before = last.get(device.name, {})
+        now: dict[Node, Node] = {}
+        for value in dict.fromkeys(part.all_input_nodes):
+            if value.op == "get_attr" and _is_elsewhere(value, device):
+                now[value] = before.get(value) or _load_node(graph_module, value, device, anchor or part)
+                part.replace_input_with(value, now[value])
+        last[device.name] = now
+
+
+def _is_elsewhere(value: Node, device: Device) -> bool:
+    tensors = tensors_in(value.meta.get("val"))
+    if not tensors:
+        return False
+    at_host = DEVICE.has(value) and DEVICE.read(value) == HOST
+    return at_host or not same_device(tensors[0].device, torch.device(device.torch_device))
+
+
+def _load_node(graph_module: GraphModule, value: Node, device: Device, anchor: Node) -> Node:
+    with graph_module.graph.inserting_before(anchor):
+        node = copy_node(graph_module, value, device, key=LOAD_OF)
+    if not value < node:  # it was read right before its part
+        node.prepend(value)
+    return node
+
+
+def call_loads(graph_module: GraphModule) -> None:
+    """Let the loads that are still plain copies call :func:`load`; last, because nobody knows what that does."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=COPY):
+        if LOAD_OF.has(node):
+            node.target, node.args, node.kwargs = load, (node.args[0], node.kwargs["device"]), {}
+
+
+def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """In a graph: a copy of a parameter on a device, which the backward pass loads again."""
+    loaded: torch.Tensor = COPY(value, device=device)
+    note_load(loaded, value)
+    return loaded
+
+
+@attrs.frozen(eq=False)
+class _Kept:
+    """What autograd keeps instead of a loaded parameter, or of a view of it: where to load it from."""
+
+    parameter: torch.Tensor
+    version: int
+    device: torch.device
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def loaded(self) -> torch.Tensor:
+        if self.parameter._version != self.version:
+            raise PlacementError(
+                "A parameter of an offloaded part was changed in place between the forward pass and the backward pass "
+                "that needs its old values; step the optimizer after backward()."
+            )
+        again: torch.Tensor = COPY(self.parameter.detach(), device=self.device)
+        return again.as_strided(self.size, self.stride, self.offset)
+
+
+@attrs.define(eq=False)
+class _Loads:
+    """The loads of one call that are still there, by the address of their storage."""
+
+    of_storage: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = attrs.field(factory=dict)
+
+    def note(self, loaded: torch.Tensor, parameter: torch.Tensor) -> None:
+        address = loaded.untyped_storage()._cdata
+        self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Kept:
+        """What autograd shall keep of a tensor."""
+        if tensor.layout != torch.strided or (found := self.of_storage.get(tensor.untyped_storage()._cdata)) is None:
+            return tensor
+        reference, parameter, version = found
+        loaded = reference()  # an address is used again once its tensor is gone
+        if loaded is None or loaded.dtype != tensor.dtype:
+            return tensor
+        return _Kept(parameter, version, tensor.device, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+_LOADS: ContextVar[_Loads | None] = ContextVar("fxpasses_loads", default=None)
+
+
+def note_load(loaded: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Remember in the running call that a tensor is a loaded parameter."""
+    if (loads := _LOADS.get()) is not None:
+        loads.note(loaded, parameter)
+
+
+def _again(kept: torch.Tensor | _Kept) -> torch.Tensor:
+    return kept.loaded() if isinstance(kept, _Kept) else kept
+
+
+@contextmanager
+def loading_again() -> Iterator[None]:
+    """Inside, autograd keeps no loaded parameter: the backward pass loads it again. Does nothing without autograd."""
+    if not torch.is_grad_enabled():
+        yield
+        return
+    loads = _Loads()
+    token = _LOADS.set(loads)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(loads.keep, _again):
+            yield
+    finally:
+        _LOADS.reset(token)

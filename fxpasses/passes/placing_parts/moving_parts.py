@@ -1,0 +1,120 @@
+"""Move one part of a split to its device: its tensors, the devices that its operators name, its fake values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxpasses.metadata import value_of
+from fxpasses.moving import makes_from_nothing
+from fxpasses.values import nested_graph_modules
+
+__all__ = ["Memo", "fake_on", "move_part", "moved", "same_device"]
+
+_ANY_DEVICE = ("meta",)
+
+Memo = dict[tuple[int, str], torch.Tensor]
+"""Tensors already moved, by identity and device, so that tied ones stay tied."""
+
+
+def move_part(part: torch.nn.Module, torch_device: str, memo: Memo | None = None) -> None:
+    """Move one part: its tensors, the devices its operators name, and its fake values.
+
+    Args:
+        part: A submodule; its attributes are replaced, never changed in place, so the source model keeps its own.
+        torch_device: Where to.
+        memo: Tensors already moved, so that tied ones stay tied; share it between calls.
+    """
+    target = torch.device(torch_device)
+    memo = {} if memo is None else memo
+    for module in part.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = moved(tensor, target, memo)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                setattr(module, name, moved(value, target, memo))
+    if isinstance(part, GraphModule):
+        for graph_module in nested_graph_modules(part):
+            _retarget(graph_module, target)
+
+
+def moved(tensor: torch.Tensor, target: torch.device, memo: Memo) -> torch.Tensor:
+    """The tensor on a device: itself where it is there, and always the same one for the same tensor."""
+    if same_device(tensor.device, target) or tensor.device.type in _ANY_DEVICE:
+        return tensor
+    key = (id(tensor), str(target))
+    if key not in memo:
+        there = tensor.detach().to(target)
+        memo[key] = (
+            torch.nn.Parameter(there, requires_grad=tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter)
+            else there.requires_grad_(tensor.requires_grad)
+        )
+    return memo[key]
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether two devices are one, an index left out meaning the first of a kind."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _retarget(graph_module: GraphModule, target: torch.device) -> None:
+    """Rewrite the devices that operators name (factories, casts, autocast) and the devices of fake values."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" or node.op == "call_method":
+            _retarget_node(node, target)
+        if "val" in node.meta:
+            node.meta["val"] = fake_on(node.meta["val"], target)
+    graph_module.recompile()
+
+
+def _retarget_node(node: Node, target: torch.device) -> None:
+    args, kwargs = _with_device((node.args, node.kwargs), target)
+    if isinstance(node.target, torch._ops.HigherOrderOperator) and "autocast" in str(node.target):
+        args = (target.type, *args[1:])
+    if target.type != "cpu" and makes_from_nothing(node) and kwargs.get("device") is None and not _on_meta(node):
+        kwargs = {**kwargs, "device": target}
+    if (args, kwargs) != (node.args, node.kwargs):
+        node.args, node.kwargs = args, kwargs
+
+
+def _on_meta(node: Node) -> bool:
+    """Whether the model itself asks for a tensor without memory."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(value_of(node)))
+
+
+def _with_device(arguments: Any, target: torch.device) -> Any:
+    def swap(leaf: Any) -> Any:
+        return target if isinstance(leaf, torch.device) and leaf.type not in _ANY_DEVICE else leaf
+
+    return torch.fx.node.map_aggregate(arguments, swap)
+
+
+def fake_on(value: Any, target: torch.device, *, from_anywhere: bool = False) -> Any:
+    """A fake value as it is on a device.
+
+    Args:
+        value: A fake tensor, or a structure of them; what is no fake tensor stays.
+        target: The device.
+        from_anywhere: Move what is on ``meta``, too; otherwise it is taken to be there on purpose.
+    """
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or same_device(leaf.device, target):
+            return leaf
+        if (leaf.device.type in _ANY_DEVICE and not from_anywhere) or (
+            mode := getattr(leaf, "fake_mode", None)
+        ) is None:
+            return leaf
+        with mode:
+            if leaf.device.type in _ANY_DEVICE:
+                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=target)
+            return leaf.to(target)
+
+    return pytree.tree_map(move, value)

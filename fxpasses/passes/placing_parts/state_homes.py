@@ -1,0 +1,94 @@
+"""Decide where parameters and buffers live that are held at the top level because several parts take them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.attributes import find_attribute
+from fxpasses.devices import Device
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.passes.placing_parts.copies import DEVICE
+from fxpasses.passes.placing_parts.loading import HOST
+from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved, same_device
+from fxpasses.passes.placing_parts.streams import Streams
+
+__all__ = ["bring_state_home"]
+
+
+def bring_state_home(
+    graph_module: GraphModule,
+    device_of: Mapping[str, Device],
+    offloaded: Container[str],
+    memo: Memo,
+    streams: Streams | None = None,
+) -> None:
+    """Move state that is passed into parts to where it belongs.
+
+    What a part writes to lives where that part runs. Else it lives on a device that uses it: where it is already, if
+    it can, or where it is used first. What only offloaded parts use lives in main memory.
+
+    Args:
+        graph_module: The top level of a split.
+        device_of: The device of each part, by the name of its submodule.
+        offloaded: Parts that load their parameters.
+        memo: Tensors already moved.
+        streams: Those of the devices; what is loaded over them is held in memory that they can read by themselves.
+    """
+    effects: EffectAnalysis | None = None
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        parts = [user for user in node.users if user.op == "call_module" and str(user.target) in device_of]
+        value = find_attribute(graph_module, str(node.target)).value
+        if not parts or not isinstance(value, torch.Tensor):
+            continue
+        effects = effects or analyze_effects(graph_module)
+        home = _home(node, value, parts, device_of, offloaded, effects)
+        if home is None:
+            DEVICE.write(node, HOST)
+        target = torch.device("cpu") if home is None else torch.device(home.torch_device)
+        there = moved(value, target, memo)
+        if home is None and streams is not None:
+            there = _pinned(there, streams)
+        _replace(graph_module, value, there)
+        if "val" in node.meta:
+            node.meta["val"] = fake_on(node.meta["val"], target)
+
+
+def _home(
+    node: Node,
+    value: torch.Tensor,
+    parts: list[Node],
+    device_of: Mapping[str, Device],
+    offloaded: Container[str],
+    effects: EffectAnalysis,
+) -> Device | None:
+    """The device whose memory holds it; None for main memory."""
+    storages = set(effects.storages(node))
+    for part in parts:
+        if storages.intersection(effects.of(part).writes):
+            return device_of[str(part.target)]
+    resident = [device_of[str(part.target)] for part in parts if str(part.target) not in offloaded]
+    there = (device for device in resident if same_device(torch.device(device.torch_device), value.device))
+    return next(there, resident[0] if resident else None)
+
+
+def _pinned(value: torch.Tensor, streams: Streams) -> torch.Tensor:
+    pinned = streams.pinned(value.detach())
+    if pinned.data_ptr() == value.data_ptr():
+        return value
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(pinned, requires_grad=value.requires_grad)
+    return pinned.requires_grad_(value.requires_grad)
+
+
+def _replace(graph_module: GraphModule, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Put a tensor in the place of another under all its names, so that tied ones stay tied."""
+    if new is old:
+        return
+    for module in graph_module.modules():
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, held in table.items():
+                if held is old:
+                    table[name] = new

@@ -1,0 +1,107 @@
+"""Streams of a device as a small set of verbs, so that the order of copies can be tested without the hardware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["CudaStreams", "Streams", "streams_for"]
+
+Stream = Any
+Event = Any
+
+
+class Streams(Protocol):
+    """What overlapping copies with computation needs from a kind of device."""
+
+    def overlaps(self, device: torch.device) -> bool:
+        """Whether work on this device is queued on streams; on others it is done when a call returns."""
+
+    def compute(self, device: torch.device) -> Stream:
+        """The stream on which operators run now."""
+
+    def lane(self, device: torch.device, direction: str) -> Stream:
+        """The side stream for what comes ``in`` to a device, or goes ``out`` of it; always the same one."""
+
+    def on(self, lanes: Iterable[Stream]) -> contextlib.AbstractContextManager[None]:
+        """Queue, and allocate, on these streams of their devices inside."""
+
+    def record(self, stream: Stream) -> Event:
+        """An event that happens when all that is queued on a stream so far is done."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let what is queued on a stream from now on wait for an event."""
+
+    def synchronize(self, event: Event) -> None:
+        """Let the host wait for an event."""
+
+    def hold(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Keep the memory of a tensor, once it is freed, until what is queued on a stream by then is done."""
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in memory that copies can be queued from; itself if it is there."""
+
+    def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Queue a copy to a device on the current streams; autograd passes through it."""
+
+
+class CudaStreams:
+    """CUDA devices: two side streams each, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[int, str], torch.cuda.Stream] = {}
+
+    def overlaps(self, device: torch.device) -> bool:
+        """Every CUDA device, and nothing else."""
+        return device.type == "cuda"
+
+    def compute(self, device: torch.device) -> torch.cuda.Stream:
+        """The current stream: users may have set one."""
+        return torch.cuda.current_stream(device)
+
+    def lane(self, device: torch.device, direction: str) -> torch.cuda.Stream:
+        """One stream a device and direction."""
+        key = (device.index or 0, direction)
+        if key not in self._lanes:
+            self._lanes[key] = torch.cuda.Stream(device)
+        return self._lanes[key]
+
+    @contextlib.contextmanager
+    def on(self, lanes: Iterable[torch.cuda.Stream]) -> Any:
+        """Make each the current stream of its device."""
+        with contextlib.ExitStack() as stack:
+            for lane in lanes:
+                stack.enter_context(torch.cuda.stream(lane))
+            yield
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """An event on a stream."""
+        return stream.record_event()
+
+    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """The stream waits, the host does not."""
+        stream.wait_event(event)
+
+    def synchronize(self, event: torch.cuda.Event) -> None:
+        """The host waits."""
+        event.synchronize()
+
+    def hold(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Tell the caching allocator of a use on another stream."""
+        tensor.record_stream(stream)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Page-locked memory, from torch's cache of it."""
+        return tensor if tensor.is_pinned() else tensor.pin_memory()
+
+    def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A copy that the host does not wait for; to the host it lands in pinned memory."""
+        return torch.ops.aten._to_copy.default(tensor, device=device, non_blocking=True)
+
+
+def streams_for(devices: Iterable[torch.device]) -> Streams | None:
+    """The streams of the devices that have some; None where all work is done when a call returns."""
+    return CudaStreams() if any(device.type == "cuda" for device in devices) else None
