@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
+from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
@@ -73,11 +75,13 @@ class MemoryCourse:
         schedule: The nodes of all parts in the order in which they run.
         held: Bytes of parameters, buffers and constants on each device.
         lives: What comes and goes on each device.
+        state: Of what is held, the bytes that are no parameters.
     """
 
     schedule: tuple[Node, ...]
     held: Mapping[str, int]
     lives: Mapping[str, tuple[Life, ...]]
+    state: Mapping[str, int] = attrs.field(factory=dict)
 
     def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
         """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
@@ -134,18 +138,22 @@ def follow_memory(
     names = list(dict.fromkeys(device.name for device in device_of.values()))
     lives = _lives(graph_module, assignment, effects, position, part_end, home, len(schedule))
     held = _held(graph_module, effects, home)
+    state = _held(graph_module, effects, home, parameters=False)
     return MemoryCourse(
         tuple(schedule),
         {name: sum(held.get(name, {}).values()) for name in names},
         {name: tuple(lives.get(name, {}).values()) for name in names},
+        {name: sum(state.get(name, {}).values()) for name in names},
     )
 
 
 def _held(
-    graph_module: GraphModule, effects: EffectAnalysis, home: Mapping[Node, str]
+    graph_module: GraphModule, effects: EffectAnalysis, home: Mapping[Node, str], *, parameters: bool = True
 ) -> dict[str, dict[tuple[int, ...], int]]:
     held: dict[str, dict[tuple[int, ...], int]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
+        if not parameters and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter):
+            continue
         if tensors := tensors_in(node.meta.get("val")):
             for device in dict.fromkeys(home[user] for user in node.users if user in home):
                 sizes = held.setdefault(device, {})
