@@ -1,0 +1,51 @@
+"""Nodes that are treated in their own way: guards, and what goes into each partition that uses it."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+__all__ = ["constant_views", "is_aten_view", "is_guard", "is_pulled"]
+
+
+def is_guard(node: Node) -> bool:
+    """Whether it checks the inputs of an exported module (``_guards_fn``); it runs before all parts."""
+    return node.op == "call_module" and str(node.target).rpartition(".")[2] == "_guards_fn"
+
+
+def is_pulled(node: Node) -> bool:
+    """Whether a node goes into each partition that uses it: an input, an attribute, or a view of attributes alone.
+
+    ``weight.t()`` in a graph of ``make_fx`` is such a view: the weight lives where the product is.
+    """
+    return node.op in ("placeholder", "get_attr") or (is_aten_view(node) and _comes_from_attributes(node))
+
+
+def constant_views(graph_module: GraphModule) -> dict[Node, None]:
+    """The views of attributes alone, in graph order; O(nodes)."""
+    found: dict[Node, None] = {}
+    for node in graph_module.graph.nodes:
+        if is_aten_view(node) and all(used.op == "get_attr" or used in found for used in node.all_input_nodes):
+            found[node] = None
+    return found
+
+
+def is_aten_view(node: Node) -> bool:
+    """Whether it calls an ``aten`` operator that gives another view of its input and writes nothing."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not node.all_input_nodes:
+        return False
+    return any(result.alias_info is not None for result in target._schema.returns)
+
+
+def _comes_from_attributes(node: Node) -> bool:
+    waiting, seen = list(node.all_input_nodes), {node}
+    while waiting:
+        used = waiting.pop()
+        if used in seen or used.op == "get_attr":
+            continue
+        seen.add(used)
+        if not is_aten_view(used):
+            return False
+        waiting += used.all_input_nodes
+    return True

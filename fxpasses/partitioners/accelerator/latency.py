@@ -1,0 +1,212 @@
+"""How long partitions take: along the critical path in each, and along the critical path of the whole graph.
+
+Partitions that do not wait for each other run at the same time; a value costs its bytes over the transfer rate when
+its two ends are not on the same devices. Everything is a longest path in a graph without cycles: O(nodes + edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.errors import CycleError, PlacementError, also_as
+from fxpasses.partitioners.cost import measure_node
+from fxpasses.partitioners.keep_together import is_getitem
+
+from .kinds import is_guard, is_pulled
+from .sizes import size_of
+from .structures import NodeLatency, Partition, PartitionLatency
+
+__all__ = [
+    "estimate_latencies",
+    "get_comm_latency_between",
+    "get_latency_of_one_partition",
+    "get_latency_of_partitioned_graph",
+    "get_partition_to_latency_mapping",
+]
+
+_NOTHING = PartitionLatency(0.0, 0.0, 0.0)
+_FREE = NodeLatency(0.0, 0.0)
+
+
+def estimate_latencies(fx_module: GraphModule, device: Device) -> dict[Node, NodeLatency]:
+    """Latencies by the cost model, for who has not measured any.
+
+    Args:
+        fx_module: A module whose nodes have recorded values.
+        device: Its peak rates are what nodes run at.
+
+    Returns:
+        Seconds of each node that computes.
+    """
+    latencies = {}
+    for node in fx_module.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output") and not is_guard(node):
+            cost = measure_node(node)
+            moved = cost.bytes_read + cost.bytes_written
+            latencies[node] = NodeLatency(moved / device.bandwidth, cost.flops / device.flops)
+    return latencies
+
+
+def get_latency_of_one_partition(
+    partition: Partition, node_to_latency_mapping: Mapping[Node, NodeLatency]
+) -> PartitionLatency:
+    """The latency of the critical path in one partition.
+
+    Args:
+        partition: The partition.
+        node_to_latency_mapping: The latency of each of its nodes that computes.
+
+    Raises:
+        PlacementError: Nodes have no latency (also a ``KeyError``).
+    """
+    nodes = sorted(node for node in partition.nodes if node.op not in ("placeholder", "get_attr"))
+    check_latencies(nodes, node_to_latency_mapping)
+    return critical_path(nodes, partition.nodes, node_to_latency_mapping)
+
+
+def critical_path(
+    nodes: Sequence[Node], members: Iterable[Node], latencies: Mapping[Node, NodeLatency]
+) -> PartitionLatency:
+    """The longest path through ``nodes``, which stand in graph order; of several, the one that ends first."""
+    reached: dict[Node, PartitionLatency] = {}
+    longest = _NOTHING
+    inside = set(members)
+    for node in nodes:
+        before = max(
+            (reached[used] for used in node.all_input_nodes if used in reached), key=_overall, default=_NOTHING
+        )
+        own = latencies.get(node, _FREE)
+        here = reached[node] = PartitionLatency(
+            before.mem_latency_sec + own.mem_latency_sec,
+            before.computer_latency_sec + own.computer_latency_sec,
+            before.overall_latency_sec + max(own.computer_latency_sec, own.mem_latency_sec),
+        )
+        if here.overall_latency_sec > longest.overall_latency_sec and inside.isdisjoint(node.users):
+            longest = here
+    return longest
+
+
+def _overall(latency: PartitionLatency) -> float:
+    return latency.overall_latency_sec
+
+
+def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> None:
+    """Refuse missing and negative latencies; elements of tuples and views of attributes may be left out.
+
+    Raises:
+        PlacementError: It names the nodes (also a ``KeyError``).
+    """
+    missing = [node for node in nodes if node not in latencies and not is_getitem(node) and not is_pulled(node)]
+    if missing:
+        names = ", ".join(node.name for node in missing[:5])
+        names += f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise also_as(PlacementError, KeyError())(
+            f"node_to_latency_mapping has no latency for {names}; give a NodeLatency for each node that computes, "
+            "for example with estimate_latencies(module, device)",
+            node=missing[0],
+        )
+    for node in nodes:
+        if node in latencies and not min(latencies[node]) >= 0:
+            raise PlacementError(f"the latency of {node.name} is {tuple(latencies[node])}; seconds are not negative")
+
+
+def get_partition_to_latency_mapping(
+    partitions: Iterable[Partition], node_to_latency_mapping: Mapping[Node, NodeLatency]
+) -> dict[Partition, PartitionLatency]:
+    """The latency of each partition; see :func:`get_latency_of_one_partition`."""
+    return {partition: get_latency_of_one_partition(partition, node_to_latency_mapping) for partition in partitions}
+
+
+def get_comm_latency_between(
+    parent_partition: Partition, child_partition: Partition, transfer_rate_bytes_per_sec: float
+) -> float:
+    """Seconds that the values take from one partition to another; 0 on the same devices.
+
+    Each value of the parent that the child uses goes over once. As in torch, an input of the graph that both use counts
+    as sent.
+
+    Raises:
+        PlacementError: The rate is not positive (also a ``ZeroDivisionError``).
+    """
+    devices = parent_partition.logical_device_ids
+    if devices and devices == child_partition.logical_device_ids:
+        return 0.0
+    check_rate(transfer_rate_bytes_per_sec)
+    sent = {used for node in child_partition.nodes for used in node.all_input_nodes if used in parent_partition.nodes}
+    return sum(size_of(node).output_size for node in sent) / transfer_rate_bytes_per_sec
+
+
+def check_rate(transfer_rate_bytes_per_sec: float) -> None:
+    """Refuse a rate at which nothing arrives.
+
+    Raises:
+        PlacementError: It is not positive (also a ``ZeroDivisionError``).
+    """
+    if not transfer_rate_bytes_per_sec > 0:
+        raise also_as(PlacementError, ZeroDivisionError())(
+            f"transfer_rate_bytes_per_sec is {transfer_rate_bytes_per_sec!r}; give the bytes per second between devices"
+        )
+
+
+def get_latency_of_partitioned_graph(
+    partitions: Iterable[Partition],
+    partition_to_latency_mapping: Mapping[Partition, PartitionLatency],
+    transfer_rate_bytes_per_sec: float,
+) -> float:
+    """The latency of the critical path through partitions and what they send to each other.
+
+    Args:
+        partitions: All partitions; their ``children`` are followed.
+        partition_to_latency_mapping: The latency of each.
+        transfer_rate_bytes_per_sec: Bytes per second between devices.
+
+    Raises:
+        CycleError: Partitions wait for each other (also a ``RecursionError``).
+    """
+    order = run_order(partitions)
+    arrived: dict[Partition, float] = {}
+    last = 0.0
+    for partition in order:
+        done = arrived.get(partition, 0.0) + partition_to_latency_mapping[partition].overall_latency_sec
+        last = max(last, done)
+        for child in partition.children:
+            sent = done + get_comm_latency_between(partition, child, transfer_rate_bytes_per_sec)
+            arrived[child] = max(arrived.get(child, 0.0), sent)
+    return last
+
+
+def run_order(partitions: Iterable[Partition]) -> list[Partition]:
+    """The partitions that can be reached from those without parents, parents before children.
+
+    Raises:
+        CycleError: Partitions wait for each other (also a ``RecursionError``).
+    """
+    given = list(partitions)
+    order = [partition for partition in given if not partition.parents]
+    reached = dict.fromkeys(order)
+    queue = list(order)
+    for partition in queue:  # grows while it is walked
+        fresh = [child for child in _by_number(partition.children) if child not in reached]
+        reached.update(dict.fromkeys(fresh))
+        queue += fresh
+    waiting = {partition: len(partition.parents & reached.keys()) for partition in reached}
+    for partition in order:  # grows while it is walked
+        for child in _by_number(partition.children):
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                order.append(child)
+    stuck = [str(partition) for partition in (given if not order else waiting) if waiting.get(partition, 1)]
+    if stuck:
+        raise also_as(CycleError, RecursionError())(
+            f"partitions {', '.join(stuck)} wait for each other, or for one on such a circle; "
+            "move the nodes of a circle into one partition",
+            path=stuck,
+        )
+    return order
+
+
+def _by_number(partitions: Iterable[Partition]) -> list[Partition]:
+    return sorted(partitions, key=lambda partition: partition.partition_id)

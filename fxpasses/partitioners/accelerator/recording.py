@@ -1,0 +1,162 @@
+"""What is known about the values of nodes, and how more becomes known from example inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from fxpasses.attributes import find_attribute
+from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, user_line
+from fxpasses.metadata import value_of
+from fxpasses.values import has_value, propagate_values
+
+from .kinds import is_guard
+
+__all__ = [
+    "NOTHING",
+    "TensorMeta",
+    "get_tensor_meta",
+    "missing_values",
+    "record_values",
+    "recorded",
+    "refuse_unknown",
+    "unknown_nodes",
+]
+
+NOTHING = object()
+
+
+def recorded(fx_module: GraphModule, node: Node) -> Any:
+    """The value, its description, or the attribute itself; ``NOTHING`` where none is known."""
+    if has_value(node):
+        return value_of(node)
+    if "tensor_meta" in node.meta:
+        return node.meta["tensor_meta"]
+    if node.op == "get_attr":
+        return find_attribute(fx_module, str(node.target)).value
+    return NOTHING
+
+
+class TensorMeta(NamedTuple):
+    """What ``node.meta["tensor_meta"]`` says about a tensor; the fields are torch's."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+    stride: tuple[int, ...]
+    memory_format: torch.memory_format | None
+    is_quantized: bool
+    qparams: dict[str, Any]
+
+
+def get_tensor_meta(node: Node) -> Any:
+    """Shape and dtype of a node's value, as ``node.meta["tensor_meta"]`` has them or else as its value says.
+
+    Raises:
+        MissingMetadataError: Neither is recorded (also a ``RuntimeError``).
+    """
+    if found := node.meta.get("tensor_meta") or described(value_of(node)):
+        return found
+    raise missing_values([node])
+
+
+def record_values(fx_module: GraphModule, args: Sequence[Any]) -> None:
+    """Propagate example inputs: as fakes, and for real on a copy of the module where fakes do not do."""
+    try:
+        propagate_values(fx_module, args)
+    except FakeValueError:
+        if len(args) > len(fx_module.graph.find_nodes(op="placeholder")):
+            raise
+    if unknown_nodes(fx_module):
+        _run_for_real(fx_module, args)
+    for node in fx_module.graph.nodes:
+        if found := described(value_of(node)):
+            node.meta["tensor_meta"] = found
+
+
+def _run_for_real(fx_module: GraphModule, args: Sequence[Any]) -> None:
+    replica = copy.deepcopy(fx_module)
+    values = _Values(replica)
+    with torch.no_grad():
+        values.run(*copy.deepcopy(tuple(args)))
+    for node, copied in zip(fx_module.graph.nodes, replica.graph.nodes, strict=True):
+        if not has_value(node) and copied in values.seen:
+            node.meta["val"] = values.seen[copied]
+
+
+class _Values(Interpreter):
+    """Runs a graph and keeps the shape, but not the numbers, of what each node gives."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        self.seen[n] = _mapped(_on_meta, result)
+        return result
+
+
+def _on_meta(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if not leaf.is_quantized else _describe(leaf)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, part) for part in value)
+    return function(value)
+
+
+def described(value: Any) -> Any:
+    """``tensor_meta`` of a value; None where it has none."""
+    if isinstance(value, torch.Tensor):
+        return _describe(value)
+    if type(value) in (tuple, list) and any(isinstance(part, torch.Tensor) for part in value):
+        return tuple(_describe(part) if isinstance(part, torch.Tensor) else part for part in value)
+    return value if isinstance(value, TensorMeta) else None
+
+
+def _describe(tensor: torch.Tensor) -> TensorMeta:
+    strided = tensor.layout == torch.strided
+    stride = tuple(tensor.stride()) if strided else ()
+    dense = strided and all(isinstance(size, int) for size in tensor.shape) and tensor.is_contiguous()
+    memory_format = torch.contiguous_format if dense else None
+    return TensorMeta(tensor.shape, tensor.dtype, tensor.requires_grad, stride, memory_format, tensor.is_quantized, {})
+
+
+def unknown_nodes(fx_module: GraphModule) -> list[Node]:
+    """The nodes whose value is not recorded anywhere."""
+    return [
+        node
+        for node in fx_module.graph.nodes
+        if node.op != "output" and not is_guard(node) and recorded(fx_module, node) is NOTHING
+    ]
+
+
+def refuse_unknown(fx_module: GraphModule) -> None:
+    """Complain about all nodes without a value at once.
+
+    Raises:
+        MissingMetadataError: There are some (also a ``RuntimeError``).
+    """
+    if missing := unknown_nodes(fx_module):
+        raise missing_values(missing)
+
+
+def missing_values(nodes: Sequence[Node]) -> MissingMetadataError:
+    """The error that names some nodes without a value."""
+    names = ", ".join(node.name for node in nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
+    where = f" (first from {line})" if (line := user_line(nodes[0])) else ""
+    error = also_as(MissingMetadataError, RuntimeError())
+    return error(
+        f"the size of {names} is not known{where}: no value was recorded; "
+        "call get_size_of_all_nodes(module, example_inputs) first, or export the model",
+        node=nodes[0],
+        reason="no recorded value",
+    )

@@ -1,0 +1,150 @@
+"""Why a graph does not go onto the devices: by how many bytes, and which nodes; and configurations that make no sense.
+
+Each error is also a ``RuntimeError``, which is what torch raises there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError, PlacementError, also_as, user_line
+from fxpasses.units import format_bytes
+
+from .bookkeeping import memory_of
+from .structures import PartitionerConfig, PartitionMode
+from .workload import Group, Workload
+
+__all__ = [
+    "check_complete",
+    "check_config",
+    "check_nodes",
+    "check_room",
+    "infeasible",
+    "listed",
+    "too_large",
+    "unmappable",
+]
+
+
+def check_config(config: PartitionerConfig) -> None:
+    """Look at devices and mode.
+
+    Raises:
+        PlacementError: There is no device, two share a logical id, or a number makes no sense.
+    """
+    if not config.devices:
+        raise _refused("No devices: PartitionerConfig(devices=[...]) needs at least one fxpasses.Device")
+    known: dict[int, Device] = {}
+    for device in config.devices:
+        if device.logical_id in known:
+            raise _refused(
+                f"devices {known[device.logical_id].name!r} and {device.name!r} both have the logical id "
+                f"{device.logical_id}; give each its own: Device(name, bytes, logical_id)"
+            )
+        known[device.logical_id] = device
+        if not memory_of(device) >= 0:
+            raise _refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
+    if config.mode not in PartitionMode:
+        modes = ", ".join(map(str, PartitionMode))
+        raise _refused(f"the mode is {config.mode!r}; there are {modes}")
+
+
+def check_nodes(mapping: Mapping[Node, int], graph_module: GraphModule) -> None:
+    """Look at the nodes that ``aot_based`` got partitions for.
+
+    Raises:
+        PlacementError: There are none, or one is not a node of this graph, or the output.
+    """
+    if not mapping:
+        raise _refused("aot_based needs node_to_partition_mapping={node: partition}; it is empty")
+    for node in mapping:
+        if not isinstance(node, Node) or node.graph is not graph_module.graph or node._erased:
+            raise _refused(f"node_to_partition_mapping names {node!r}, which is not a node of this graph", KeyError)
+        if node.op == "output":
+            raise _refused(f"node_to_partition_mapping names {node.name}, which stays at the top level", KeyError)
+
+
+def check_complete(mapping: Mapping[Node, int], workload: Workload, config: PartitionerConfig) -> None:
+    """Look whether ``aot_based`` knows the partition of each node, and the devices of each partition.
+
+    Raises:
+        PlacementError: A mapping leaves something out, or names a device that is not there.
+    """
+    if missing := [node.name for node in sorted(workload.atom_of) if node not in mapping]:
+        raise _refused(f"node_to_partition_mapping has no partition for {listed(missing)}", KeyError)
+    devices = config.partition_to_logical_device_mapping
+    known = [device.logical_id for device in config.devices]
+    for partition in dict.fromkeys(mapping.values()):
+        if partition not in devices:
+            raise _refused(f"partition_to_logical_device_mapping has no devices for partition {partition!r}", KeyError)
+        for logical_id in devices[partition]:
+            if logical_id not in known:
+                raise _refused(
+                    f"partition_to_logical_device_mapping puts partition {partition!r} on the logical device "
+                    f"{logical_id!r}; there are {', '.join(map(str, known))}",
+                    KeyError,
+                )
+
+
+def check_room(workload: Workload, total: int, devices: Sequence[Device]) -> None:
+    """Refuse what no mode can place.
+
+    Raises:
+        InfeasibleError: All devices together are too small, or no device takes some node.
+    """
+    largest = max(devices, key=memory_of)
+    needs = [workload.group([atom]).used for atom in range(len(workload.atoms))]
+    hungriest = max(range(len(needs)), key=needs.__getitem__)
+    if (everything := sum(map(memory_of, devices))) < total:
+        raise infeasible(
+            f"Devices do not have enough memory for the module: it needs {format_bytes(total)}, they have "
+            f"{format_bytes(int(everything))} together; {format_bytes(int(total - everything))} are missing",
+            int(total - everything),
+        )
+    if needs[hungriest] > memory_of(largest):
+        raise too_large(workload, hungriest, needs[hungriest], devices)
+
+
+def too_large(workload: Workload, atom: int, needed: int, devices: Sequence[Device]) -> InfeasibleError:
+    """The error for an atom that fits none of some devices."""
+    largest = max(devices, key=memory_of)
+    members = workload.atoms[atom]
+    where = f" (from {line})" if (line := user_line(members[0])) else ""
+    together = f", which stays together with {listed([node.name for node in members[1:]])}," if members[1:] else ""
+    return infeasible(
+        f"{members[0].name}{where}{together} is too large to fit any device: it needs {format_bytes(needed)} with its "
+        f"inputs, and the largest device that is left, {largest.name!r}, has "
+        f"{format_bytes(int(memory_of(largest)))}",
+        int(needed - memory_of(largest)),
+        members[0],
+    )
+
+
+def unmappable(groups: Sequence[Group], devices: Sequence[Device]) -> InfeasibleError:
+    """The error for partitions of which some find no device with room."""
+    homeless = next(group for group in groups if not group.device_ids)
+    room = ", ".join(f"{device.name!r} of {format_bytes(int(memory_of(device)))}" for device in devices[:8])
+    return infeasible(
+        f"Cannot Get a Valid Partition to Logical Device Mapping: a partition with "
+        f"{listed([node.name for node in homeless.nodes()])} needs {format_bytes(homeless.used)} and finds no room "
+        f"beside the others on {room}; give a device more memory",
+        None,
+        homeless.nodes()[0],
+    )
+
+
+def infeasible(message: str, missing_bytes: int | None, node: Node | None = None) -> InfeasibleError:
+    """An InfeasibleError that ``except RuntimeError`` catches, too."""
+    return also_as(InfeasibleError, RuntimeError())(message, missing_bytes=missing_bytes, node=node)
+
+
+def _refused(message: str, kind: type[Exception] = RuntimeError) -> PlacementError:
+    return also_as(PlacementError, kind())(message)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,186 @@
+"""How many bytes a node needs: what it reads from outside, what it holds, what it gives.
+
+The numbers are those of ``torch.fx.passes.graph_manipulation`` where those are right. What that module gets wrong or
+cannot do is counted here: tuples (the elements that are used), state of another dtype than the output, buffers of leaf
+modules, views of ``aten`` (they hold nothing), symbolic sizes (at their hint).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.attributes import find_attribute
+from fxpasses.partitioners.cost import concrete_size, tensor_bytes
+from fxpasses.partitioners.keep_together import is_getitem
+
+from .kinds import is_aten_view, is_guard
+from .recording import NOTHING, missing_values, record_values, recorded, refuse_unknown
+
+__all__ = [
+    "SizeBytes",
+    "get_extra_size_of",
+    "get_size_of_all_nodes",
+    "get_size_of_node",
+    "size_bytes",
+    "size_of",
+    "state_items",
+]
+
+
+class SizeBytes(NamedTuple):
+    """Bytes of a node.
+
+    Attributes:
+        output_size: Bytes of its result: what crosses a border.
+        total_size: Bytes of its result and of the state that it holds; a view holds nothing.
+    """
+
+    output_size: int
+    total_size: int
+
+
+size_bytes = SizeBytes
+"""The name that torch gives it."""
+
+
+def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
+    """Write the bytes of each node to ``node.size_bytes``.
+
+    Args:
+        fx_module: The module whose nodes are measured.
+        args: Example inputs, for graphs that were traced without values. They are propagated as fake tensors; what
+            cannot run on those is run for real, on a copy of the module.
+
+    Raises:
+        MissingMetadataError: Nodes have no recorded value, and there are no ``args`` (also a ``RuntimeError``).
+    """
+    if args is not None:
+        record_values(fx_module, args)
+    refuse_unknown(fx_module)
+    for node in fx_module.graph.nodes:
+        if node.op != "output":
+            node.size_bytes = get_size_of_node(fx_module, node)
+
+
+def get_size_of_node(fx_module: GraphModule, node: Node) -> SizeBytes:
+    """Measure one node.
+
+    Args:
+        fx_module: The module that the node belongs to.
+        node: Any node; guards and nodes that give no tensor have 0 bytes.
+
+    Raises:
+        MissingMetadataError: The node has no recorded value (also a ``RuntimeError``).
+    """
+    if node.op == "output" or is_guard(node):
+        return SizeBytes(0, 0)
+    output = _output_bytes(fx_module, node)
+    if is_getitem(node) or is_aten_view(node):
+        return SizeBytes(output, 0)
+    if node.op == "call_module":
+        return SizeBytes(output, output + sum(state_items(fx_module, node).values()))
+    return SizeBytes(output, output)
+
+
+def size_of(node: Node) -> SizeBytes:
+    """``node.size_bytes`` where it was written, else measured now."""
+    recorded: SizeBytes | None = getattr(node, "size_bytes", None)
+    if recorded is not None:
+        return recorded
+    owner = node.graph.owning_module
+    return get_size_of_node(owner if owner is not None else GraphModule(torch.nn.Module(), node.graph), node)
+
+
+def get_extra_size_of(node: Node, nodes: Container[Node]) -> int:
+    """Bytes that a set of nodes needs in addition if a node joins it: its own, and its inputs that are not there yet.
+
+    Args:
+        node: The node.
+        nodes: The set.
+    """
+    outside = sum(size_of(used).output_size for used in node.all_input_nodes if used not in nodes)
+    return outside + size_of(node).total_size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# State
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def state_items(fx_module: GraphModule, node: Node) -> dict[Hashable, int]:
+    """What a node keeps in memory though it does not make it, with its bytes: tied tensors have one key.
+
+    An input counts as itself, a parameter, buffer or constant as the storage it lives in.
+    """
+    if node.op == "placeholder":
+        return {node: _output_bytes(fx_module, node)}
+    if node.op not in ("get_attr", "call_module") or is_guard(node):
+        return {}
+    found: dict[Hashable, int] = {}
+    held = find_attribute(fx_module, str(node.target)).value
+    for tensor in _state_of(held):
+        key = _storage_key(tensor)
+        found[key] = max(found.get(key, 0), tensor_bytes(tensor))
+    return found
+
+
+def _state_of(held: Any) -> Iterator[torch.Tensor]:
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, torch.nn.Module):
+        for tensor in (*held.parameters(), *held.buffers()):
+            if not torch.nn.parameter.is_lazy(tensor):
+                yield tensor
+
+
+def _storage_key(tensor: torch.Tensor) -> Hashable:
+    try:
+        return ("storage", tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
+        return ("tensor", id(tensor))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _output_bytes(fx_module: GraphModule, node: Node) -> int:
+    value = recorded(fx_module, node)
+    if value is NOTHING:
+        raise missing_values([node])
+    if type(value) in (tuple, list) and node.op not in ("placeholder", "get_attr"):
+        value = _used_elements(node, value)
+    return sum(_leaf_bytes(leaf) for leaf in _leaves(value))
+
+
+def _used_elements(node: Node, value: Sequence[Any]) -> list[Any]:
+    """The elements of a tuple that somebody takes; all of them if somebody takes the tuple as a whole."""
+    taken = {user.args[1] if is_getitem(user) and isinstance(user.args[1], int) else None for user in node.users}
+    if None in taken or not taken:
+        return list(value)
+    return [value[index] for index in sorted(index % len(value) for index in taken if isinstance(index, int))]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What has a shape and a dtype: tensors, and descriptions of tensors (which are tuples themselves)."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if hasattr(found, "shape") and hasattr(found, "dtype"):
+            yield found
+        elif isinstance(found, (tuple, list)):
+            waiting.extend(found)
+        elif isinstance(found, dict):
+            waiting.extend(found.values())
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if isinstance(leaf, torch.Tensor):
+        return tensor_bytes(leaf)
+    return math.prod(concrete_size(size) for size in leaf.shape) * int(leaf.dtype.itemsize)
