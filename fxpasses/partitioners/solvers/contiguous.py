@@ -1,9 +1,13 @@
 """The best pipeline over a family of cuts: a dynamic program over ideals, pruned by memory and by a threshold.
 
-``best[s, i]`` is the smallest largest load with which the devices counted by ``s`` run ideal ``i``; a step runs the
+``best[s][i]`` is the smallest largest load with which the devices used in state ``s`` run ideal ``i``; a step runs the
 difference of two nested ideals on one more device (Tarnawski et al., "Efficient algorithms for device placement of DNN
 graph operators", NeurIPS 2020, section 5.1; over the prefixes of one order it is Narayanan et al., "PipeDream", SOSP
-2019, section 3.1). Ideals are sorted by work, so a threshold on the load leaves each a window of numpy columns.
+2019, section 3.1).
+
+What makes it fast: under a threshold on the load, the devices used must have room for the ideal, and those left for the
+rest. With prices of seconds and bytes on each device (the duals of the fractional relaxation) that leaves each state a
+narrow window of ideals when the threshold is near the fractional bound.
 """
 
 from __future__ import annotations
@@ -15,33 +19,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.cutting import CutFamily
-from fxpasses.partitioners.solvers.tables import Floats
 from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.spans import DeviceClass, Spans
+from fxpasses.partitioners.solvers.states import States
+from fxpasses.partitioners.solvers.tables import Floats, Ints
 
-__all__ = ["DeviceClass", "Pipeline", "PipelineSearch"]
+__all__ = ["Measure", "Pipeline", "PipelineSearch"]
+
+SLACK = 1e-9
+MAX_BLOCK = 256
+CELLS = 1_000_000
 
 
 @attrs.frozen(eq=False)
-class DeviceClass:
-    """Devices that are alike: what a unit and a crossing value weigh on each of them.
+class Measure:
+    """A weight of each unit, and how much weight one device of each class can take at most."""
 
-    Args:
-        devices: Their positions.
-        weight: What each unit adds to the load, ``(m,)``; 0 where they cannot run it.
-        banned: Whether they cannot run a unit, ``(m,)``.
-        memory: Bytes that each may keep.
-        leaving: What each value adds when it leaves, ``(q,)``.
-        entering: What each value adds when it enters, ``(q,)``.
-        credit: What is taken off the load in the end, down to 0.
-    """
-
-    devices: tuple[int, ...]
     weight: Floats
-    banned: NDArray[np.bool_]
-    memory: float
-    leaving: Floats
-    entering: Floats
-    credit: float = 0.0
+    room: Floats
+
+    def window(self, states: States, total: float) -> tuple[Floats, Floats]:
+        """Between which weights the ideals of each state lie: what it used has room, and what is left for the rest."""
+        with np.errstate(invalid="ignore"):
+            used = np.where(states.used > 0, states.used * self.room, 0.0).sum(axis=1)
+            left = states.used.max(axis=0) - states.used
+            most_left = np.where(left > 0, left * self.room, 0.0).sum(axis=1)
+        slack = SLACK * total
+        return total - most_left - slack, used + slack
 
 
 @attrs.frozen
@@ -52,163 +56,191 @@ class Pipeline:
     value: float
 
 
+@attrs.define(eq=False)
+class _Table:
+    """For each state the ideals from ``start`` on that it may have run, and the best value of each."""
+
+    start: Ints
+    stop: Ints
+    best: list[Floats]
+    steps: float = 0.0
+
+
 @attrs.frozen(eq=False)
 class PipelineSearch:
-    """One family of cuts prepared for the dynamic program.
+    """A family of cuts and the devices.
 
-    ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
+    Args:
+        units: The reduced problem.
+        classes: Its devices.
+        states: In which numbers or order they are used.
+        measure: What the windows are taken from; valid under the threshold that is given to :meth:`run`.
+        credit: For each class, bytes that do not count, if the load is bytes.
+        fewest: Whether a pipeline of fewer devices is better than one of a smaller load.
     """
 
     units: Units
-    family: CutFamily
     classes: tuple[DeviceClass, ...]
+    states: States
+    measure: Measure
+    credit: tuple[float, ...] | None = None
+    fewest: bool = False
 
-    def run(self, below: float, steps: float = math.inf) -> tuple[Pipeline | None, bool]:
-        """Find the pipeline of the smallest value under ``below``.
+    def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> tuple[Pipeline | None, bool]:
+        """Find the pipeline of the smallest value under ``below`` that cuts at ideals of a family.
+
+        ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
 
         Returns:
             The pipeline, None if there is none under ``below``; and whether the search came to its end.
         """
-        table = _Table.of(self)
-        spent = 0.0
-        for first in range(self.family.count):
-            states = np.flatnonzero(np.isfinite(table.best[:, first]))
-            if not states.size:
-                continue
-            chosen, window = self._supersets(table, first, below)
-            spent += window * (1 + len(states) / 8)
-            if spent > steps:
+        family = CutFamily.of(words, self.measure.weight)
+        low, high = self._windows(family)
+        start, stop = np.searchsorted(family.position, low), np.searchsorted(family.position, high, side="right")
+        change = np.zeros(family.count + 1, dtype=np.int64)
+        full = start < stop
+        np.add.at(change, start[full], 1)
+        np.add.at(change, stop[full], -1)
+        family = family.kept(np.cumsum(change)[:-1] > 0)
+        if not family.count or family.words[0].any() or not family.inside[:, -1].all():
+            return None, True
+        spans = Spans.of(self.units, family, self.classes, self.credit)
+        table = self._table(spans, low, high)
+        for first, last in self._blocks(family):
+            self._extend(spans, table, first, last, below)
+            if table.steps > steps:
                 return None, False
-            if chosen.size:
-                self._extend(table, first, states, chosen, below)
-        return table.pipeline(self), True
+        return self._pipeline(spans, table, below), True
 
-    def _supersets(self, table: _Table, first: int, below: float) -> tuple[NDArray[np.int64], int]:
-        reach = table.work[first] + below + table.credit + 1e-8 * table.work[-1]  # sums of floats round
-        stop = int(np.searchsorted(table.work, reach, side="right"))
-        if self.family.is_nested:
-            return np.arange(first + 1, max(stop, first + 1)), max(0, stop - first - 1)
-        own = self.family.words[first]
-        later = self.family.words[first + 1 : stop]
-        held = np.ones(len(later), dtype=bool)
-        for word in np.flatnonzero(own):
-            held &= (later[:, word] & own[word]) == own[word]
-        return np.flatnonzero(held) + first + 1, len(later)
+    def _windows(self, family: CutFamily) -> tuple[Floats, Floats]:
+        return self.measure.window(self.states, float(family.position[-1]))
 
-    def _extend(
-        self, table: _Table, first: int, states: NDArray[np.int64], chosen: NDArray[np.int64], below: float
-    ) -> None:
-        entering = _entering(self.units, self.family, first, chosen)
-        staying = table.open[:, first].nonzero()[0]
-        still_open = table.open[np.ix_(staying, chosen)]
-        for kind, group in enumerate(self.classes):
-            load = table.weight[kind][chosen] - table.weight[kind][first]
-            load += table.leaving[kind][chosen] - group.leaving[staying] @ still_open
-            for value, crosses in entering:
-                load[crosses] += group.entering[value]
-            load = np.maximum(load - group.credit, 0.0)
-            legal = (table.banned[kind][chosen] == table.banned[kind][first]) & (
-                table.kept[chosen] - table.kept[first] <= group.memory
-            )
-            legal &= load < below
-            sources = states[table.used[states, kind] < len(group.devices)]
-            if sources.size and legal.any():
-                table.relax(kind, first, sources, chosen[legal], load[legal], below)
+    def _table(self, spans: Spans, low: Floats, high: Floats) -> _Table:
+        """Empty values; ``nan`` never wins, and marks what the memory of the devices rules out."""
+        position, kept = spans.family.position, spans.kept
+        start, stop = np.searchsorted(position, low), np.searchsorted(position, high, side="right")
+        memory = np.array([group.memory for group in self.classes])
+        size = Measure(spans.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
+        best = []
+        for first, last, least, most in zip(start.tolist(), stop.tolist(), *size, strict=True):
+            own = kept[first:last]
+            best.append(np.where((own >= least) & (own <= most), np.inf, np.nan))
+        if len(best[0]) and start[0] == 0:
+            best[0][0] = 0.0
+        return _Table(start, stop, best)
 
-
-def _entering(
-    units: Units, family: CutFamily, first: int, chosen: NDArray[np.int64]
-) -> list[tuple[int, NDArray[np.bool_]]]:
-    """The values made in ideal ``first``, each with where the difference to a chosen ideal uses it."""
-    if not len(units.uses):
-        return []
-    value, user = units.uses[:, 0], units.uses[:, 1]
-    open_uses = np.flatnonzero(family.inside[units.source[value], first] & ~family.inside[user, first])
-    if not open_uses.size:
-        return []
-    used = family.inside[np.ix_(user[open_uses], chosen)]
-    made, starts = np.unique(value[open_uses], return_index=True)
-    return list(zip(made.tolist(), np.logical_or.reduceat(used, starts, axis=0), strict=True))
-
-
-@attrs.frozen(eq=False)
-class _Table:
-    """The tables of one run: per class sums over ideals, per state and ideal the best value and where it came from."""
-
-    work: Floats  # (f,) the least that each ideal weighs; never falls
-    weight: tuple[Floats, ...]
-    banned: tuple[NDArray[np.int64], ...]
-    kept: NDArray[np.int64]
-    open: NDArray[np.bool_]  # (q, f) whether a value is made inside and used outside
-    leaving: tuple[Floats, ...]
-    used: NDArray[np.int64]  # (s, classes) devices of each class that a state has used
-    stride: NDArray[np.int64]
-    credit: float
-    best: Floats  # (s, f)
-    origin: NDArray[np.int64]  # (s, f) ideal * classes + class
-
-    @classmethod
-    def of(cls, search: PipelineSearch) -> _Table:
-        units, inside, classes = search.units, search.family.inside, search.classes
-        sizes = np.array([len(group.devices) + 1 for group in classes])
-        stride = np.concatenate([[1], np.cumprod(sizes)[:-1]])
-        used = np.arange(int(np.prod(sizes)))[:, None] // stride % sizes
-        weight = tuple(group.weight @ inside for group in classes)
-        least = np.min([np.where(group.banned, np.inf, group.weight) for group in classes], axis=0)
-        still_used = np.zeros((len(units.source), inside.shape[1]), dtype=bool)
-        for value, user in units.uses.tolist():
-            still_used[value] |= ~inside[user]
-        still_open = still_used & inside[units.source]
-        best = np.full((len(used), inside.shape[1]), np.inf)
-        best[0, 0] = 0.0
-        return cls(
-            np.maximum.accumulate(np.where(np.isfinite(least), least, 0.0) @ inside),
-            weight,
-            tuple(group.banned.astype(np.int64) @ inside for group in classes),
-            units.kept @ inside,
-            still_open,
-            tuple(group.leaving @ still_open for group in classes),
-            used,
-            stride,
-            max(group.credit for group in classes),
-            best,
-            np.full(best.shape, -1, dtype=np.int64),
+    def _blocks(self, family: CutFamily) -> list[tuple[int, int]]:
+        """Ranges of ideals, each with the columns that its members reach."""
+        reach = np.searchsorted(
+            family.position, family.position + self._reach(float(family.position[-1])), side="right"
         )
+        blocks, first = [], 0
+        while first < family.count:
+            wide = max(1, int(reach[first]) - first)
+            last = min(family.count, first + max(8, min(MAX_BLOCK, CELLS // wide)))
+            blocks.append((first, last))
+            first = last
+        return blocks
 
-    def relax(
-        self,
-        kind: int,
-        first: int,
-        sources: NDArray[np.int64],
-        chosen: NDArray[np.int64],
-        load: Floats,
-        below: float,
+    def _reach(self, total: float) -> float:
+        return float(self.measure.room.max()) + SLACK * total
+
+    def _extend(self, spans: Spans, table: _Table, first: int, last: int, below: float) -> None:
+        """Let one more device run from each ideal of a block to each ideal that it can reach."""
+        states = [
+            state
+            for state in np.flatnonzero((table.start < last) & (table.stop > first)).tolist()
+            if self.states.moves[state]
+        ]
+        position = spans.family.position
+        end = int(np.searchsorted(position, position[last - 1] + self._reach(float(position[-1])), side="right"))
+        if not states or end <= first + 1:
+            return
+        loads: list[Floats] | None = None
+        for state in states:
+            own_first, own_last = max(first, int(table.start[state])), min(last, int(table.stop[state]))
+            skip = self.states.skips[state]
+            if skip >= 0:
+                self._leave_out(table, state, skip, own_first, own_last)
+            value = table.best[state][own_first - table.start[state] : own_last - table.start[state]]
+            alive = np.flatnonzero(value < np.inf)
+            if not alive.size:
+                continue
+            if loads is None:
+                loads = spans.loads(slice(first, last), slice(first + 1, end), below)
+                table.steps += (last - first) * (end - first) * 4.0
+            rows = alive + own_first - first
+            self._relax(table, loads, state, rows, value[alive], (first + 1, end))
+
+    def _leave_out(self, table: _Table, state: int, skip: int, first: int, last: int) -> None:
+        first, last = max(first, int(table.start[skip])), min(last, int(table.stop[skip]))
+        if first < last:
+            own = table.best[state][first - table.start[state] : last - table.start[state]]
+            other = table.best[skip][first - table.start[skip] : last - table.start[skip]]
+            np.copyto(other, own, where=own < other)
+
+    def _relax(
+        self, table: _Table, loads: list[Floats], state: int, rows: Ints, value: Floats, columns: tuple[int, int]
     ) -> None:
-        """Let one more device of a class run from ideal ``first`` to each chosen one."""
-        target = np.ix_(sources + self.stride[kind], chosen)
-        value = np.maximum(self.best[sources, first][:, None], load[None, :])
-        left = self.used[-1].sum() - self.used[sources].sum(axis=1) - 1
-        rest = self.work[-1] - self.work[chosen]
-        if math.isfinite(below) and not self.credit:  # what is left must fit the devices that are left
-            value[rest[None, :] > left[:, None] * below * (1 + 1e-9)] = np.inf
-        before = self.best[target]
-        better = value < before
-        self.best[target] = np.where(better, value, before)
-        self.origin[target] = np.where(better, first * len(self.weight) + kind, self.origin[target])
+        for kind, there in self.states.moves[state]:
+            first = max(columns[0] + int(rows[0]), int(table.start[there]))
+            last = min(columns[1], int(table.stop[there]))
+            if first >= last:
+                continue
+            own = loads[kind][:, first - columns[0] : last - columns[0]]
+            own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
+            found = np.maximum(own, value[:, None]).min(axis=0)
+            target = table.best[there][first - table.start[there] : last - table.start[there]]
+            np.copyto(target, found, where=found < target)
+            table.steps += own.size
 
-    def pipeline(self, search: PipelineSearch) -> Pipeline | None:
-        """Walk back from the whole graph."""
-        ideal = search.family.count - 1
-        state = int(np.argmin(self.best[:, ideal]))
-        value = float(self.best[state, ideal])
-        if not math.isfinite(value):
+    def _pipeline(self, spans: Spans, table: _Table, below: float) -> Pipeline | None:
+        """Walk back from the whole graph; the loads on the way are computed anew."""
+        ideal = spans.family.count - 1
+        ends = [
+            float(best[ideal - start]) if start <= ideal < start + len(best) else math.inf
+            for start, best in zip(table.start.tolist(), table.best, strict=True)
+        ]
+        reached = [state for state, value in enumerate(ends) if value < math.inf]
+        if not reached:
             return None
-        runs = []
+        devices = self.states.used.sum(axis=1)
+        state = min(
+            reached, key=lambda each: (int(devices[each]) if self.fewest else 0, ends[each], int(devices[each]))
+        )
+        total, runs = ends[state], []
+        sources: list[list[tuple[int, int]]] = [[] for _ in ends]
+        for before, moves in enumerate(self.states.moves):
+            for kind, there in moves:
+                sources[there].append((before, kind))
         while ideal:
-            first, kind = divmod(int(self.origin[state, ideal]), len(search.classes))
-            group = search.classes[kind]
-            device = group.devices[int(self.used[state, kind]) - 1]
-            members = np.flatnonzero(search.family.inside[:, ideal] & ~search.family.inside[:, first])
-            runs.append((device, tuple(members.tolist())))
-            state, ideal = state - int(self.stride[kind]), first
-        return Pipeline(tuple(reversed(runs)), value)
+            before, kind, first = self._origin(spans, table, sources, state, ideal, below)
+            if kind >= 0:
+                members = np.flatnonzero(spans.family.inside[:, ideal] & ~spans.family.inside[:, first])
+                runs.append((self.states.device(state, kind), tuple(members.tolist())))
+            state, ideal = before, first
+        return Pipeline(tuple(reversed(runs)), total)
+
+    def _origin(
+        self, spans: Spans, table: _Table, sources: list[list[tuple[int, int]]], state: int, ideal: int, below: float
+    ) -> tuple[int, int, int]:
+        """The state, the class and the ideal before the last device of the best pipeline into an ideal."""
+        goal = float(table.best[state][ideal - table.start[state]])
+        found: tuple[float, int, int, int] = (math.inf, 0, 0, 0)
+        for before, kind in sources[state]:
+            if self.states.skips[before] == state and table.start[before] <= ideal < table.stop[before]:
+                value = float(table.best[before][ideal - table.start[before]])
+                if value <= goal:
+                    return before, -1, ideal
+            values = table.best[before][: max(0, ideal - int(table.start[before]))]
+            rows = np.flatnonzero(values <= goal)
+            if not rows.size:
+                continue
+            loads = spans.loads(
+                rows + int(table.start[before]), np.array([ideal]), below * (1 + 1e-12) if goal < below else below
+            )
+            total = np.maximum(loads[kind][:, 0], values[rows])
+            best = int(np.argmax(total <= total.min() * (1 + 1e-12)))
+            if total[best] < found[0]:
+                found = (float(total[best]), before, kind, int(rows[best] + table.start[before]))
+        return found[1:]

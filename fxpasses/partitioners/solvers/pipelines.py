@@ -1,40 +1,47 @@
-"""The best pipeline: cut linear orders, then all ideals if the budget reaches, and say how good the answer is."""
+"""The best pipeline: cut linear orders, look around the cuts, then all ideals if the budget reaches."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
-from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.bounds import load_bound, weights_of
-from fxpasses.partitioners.solvers.contiguous import DeviceClass, Pipeline, PipelineSearch
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.bounds import Prices, load_bound, prices_of
+from fxpasses.partitioners.solvers.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous import Measure, Pipeline, PipelineSearch
 from fxpasses.partitioners.solvers.cutting import (
-    CutFamily,
+    Window,
+    Words,
     all_ideals,
-    linear_orders,
-    prefix_limit,
+    ideals_near,
     prefixes,
-    prefixes_near,
+    stops_near,
+    stops_of,
 )
+from fxpasses.partitioners.solvers.explaining import no_pipeline
+from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.reducing import Units
-from fxpasses.partitioners.solvers.tables import CostTables, Floats, evaluate
+from fxpasses.partitioners.solvers.reducing import Units, contract
+from fxpasses.partitioners.solvers.spans import DeviceClass
+from fxpasses.partitioners.solvers.states import States
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evaluate
 
-__all__ = ["device_classes", "solve_pipeline"]
+__all__ = ["solve_pipeline"]
 
-IDEALS_A_SECOND = 20_000
-STEPS_A_SECOND = 30e6
-MAX_STATES = 4096
-MAX_TABLE = 10_000_000
+IDEALS_A_SECOND = 60_000
+STEPS_A_SECOND = 250e6
+MAX_STATES = 8192
 ORDERS = 6
+NEAR = 300
+"""Ideals that are looked at around each cut of an answer."""
 LONG = 2000
 """Units from which on one linear order is cut, instead of ``ORDERS``."""
-REFINING = 4
+STOPS = 1000
+REFINING = 8
+BETTER = 1 - 1e-9
 
 
 @attrs.frozen(eq=False)
@@ -45,36 +52,74 @@ class _Search:
     tables: CostTables
     units: Units
     classes: tuple[DeviceClass, ...]
+    prices: Prices
 
-    @property
-    def least(self) -> Floats:
-        least: Floats = weights_of(self.units, self.problem.objective).min(axis=1)
-        return least
+    @classmethod
+    def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> _Search:
+        return cls(problem, tables, units, device_classes(problem, tables, units), prices)
 
-    @property
-    def states(self) -> int:
-        return math.prod(len(group.devices) + 1 for group in self.classes)
+    def contracted(self, order: Ints, stops: Ints) -> _Search:
+        """The same with the units between stops of an order joined."""
+        weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
+        prices = attrs.evolve(self.prices, weight=weight)
+        return _Search.of(self.problem, self.tables, contract(self.units, order, stops), prices)
 
-    def over(self, inside: NDArray[np.bool_], classes: tuple[DeviceClass, ...] | None = None) -> PipelineSearch:
-        classes = self.classes if classes is None else classes
-        least = np.min([np.where(group.banned, np.inf, group.weight) for group in classes], axis=0)
-        weight = np.where(np.isfinite(least), least, 0.0)
-        return PipelineSearch(self.units, CutFamily.of(inside, weight), classes)
+    def measure(self, below: float) -> Measure:
+        memory = np.array([group.memory for group in self.classes])
+        if not math.isfinite(below):
+            return Measure(self.units.kept.astype(np.float64), memory)
+        first = [group.devices[0] for group in self.classes]
+        price, byte = self.prices.load[first], self.prices.byte[first]
+        return Measure(self.prices.weight, price * below + byte * np.where(np.isfinite(memory), memory, 0.0))
 
-    def devices(self, pipeline: Pipeline) -> NDArray[np.int64]:
+    def run(
+        self, words: Words, below: float, states: States | None = None, steps: float = math.inf
+    ) -> tuple[Pipeline | None, bool]:
+        states = self.states() if states is None else states
+        objective = self.problem.objective
+        credit = (0.0,) * len(self.classes) if objective == "memory" else None
+        search = PipelineSearch(
+            self.units, self.classes, states, self.measure(below), credit, fewest=objective == "devices"
+        )
+        return search.run(words, below, steps)
+
+    def states(self) -> States:
+        return States.of(self.classes)
+
+    def devices(self, pipeline: Pipeline) -> Ints:
         """The position of each node's device."""
         home = np.zeros(self.units.size, dtype=np.int64)
         for device, units in pipeline.runs:
             home[list(units)] = device
         return home[self.units.unit_of]
 
-    def value(self, pipeline: Pipeline) -> float:
-        return evaluate(self.tables, self.devices(pipeline)).value(self.problem.objective)
+    def cuts(self, pipeline: Pipeline) -> list[list[int]]:
+        """The ideals between the devices."""
+        held: list[int] = []
+        found = []
+        for _device, units in pipeline.runs[:-1]:
+            held = [*held, *units]
+            found.append(held)
+        return found
 
 
-def solve_pipeline(
-    problem: PlacementProblem, tables: CostTables, units: Units
-) -> tuple[NDArray[np.int64], tuple[int, ...], float]:
+@attrs.frozen(eq=False)
+class _Answer:
+    """A placement by the position of each node's device, with the devices in order, and how good it is."""
+
+    device_of: Ints
+    order: tuple[int, ...]
+    rank: tuple[float, float]
+    pipeline: Pipeline
+
+    @classmethod
+    def of(cls, search: _Search, pipeline: Pipeline) -> _Answer:
+        device_of = search.devices(pipeline)
+        rank = evaluate(search.tables, device_of).rank(search.problem.objective)
+        return cls(device_of, tuple(device for device, _units in pipeline.runs), rank, pipeline)
+
+
+def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
     """Place a reduced problem whose units each fit some device.
 
     Returns:
@@ -84,142 +129,149 @@ def solve_pipeline(
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
-    search = _Search(problem, tables, units, device_classes(problem, tables, units))
-    bound = load_bound(units, tables.memory, problem.objective)
-    best = _first_answer(search, bound)
-    if best is None or search.value(best) > bound:
-        best, proven = _exact_answer(search, best, bound)
-        bound = max(bound, proven)
-    return search.devices(best), tuple(device for device, _units in best.runs), bound
+    search = _Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    if problem.objective == "devices":
+        best, bound = _fewest(search)
+    else:
+        bound = load_bound(units, tables.memory, problem.objective)
+        best = _first_answer(search, bound)
+        if best is None or best.rank[0] > bound:
+            best, proven = _exact_answer(search, best, bound)
+            bound = max(bound, proven)
+    return best.device_of, best.order, bound
 
 
-def _first_answer(search: _Search, bound: float) -> Pipeline | None:
-    """The best over prefixes of linear orders; the threshold that prunes grows until something is found.
+def _first_answer(search: _Search, bound: float) -> _Answer | None:
+    """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
+    if search.units.size > LONG:
+        return _long_answer(search, bound)
+    words = prefixes(linear_orders(search.units, ORDERS, search.problem.seed))
+    best = next(_answers(search, words, bound), None)
+    return None if best is None else _improved(search, best)
 
-    A long order is cut coarsely first, then ever finer around the cuts that were found.
-    """
-    long = search.units.size > LONG
-    classes = _merged(search.classes)
-    orders = linear_orders(search.units, 1 if long else ORDERS, search.problem.seed)
-    best = next(_answers(search.over(prefixes(orders, search.least, len(search.tables.memory)), classes), bound), None)
-    share = 1 / prefix_limit(search.units.size)
-    while long and best is not None and share * search.units.size > 1:
+
+def _answers(search: _Search, words: Words, bound: float) -> Iterator[_Answer]:
+    for below in (1.1 * bound, 2 * bound, math.inf):
+        if below > 0:
+            pipeline, _finished = search.run(words, below)
+            if pipeline is not None:
+                yield _Answer.of(search, pipeline)
+
+
+def _improved(search: _Search, best: _Answer, limit: int = NEAR) -> _Answer:
+    """Look at the ideals around the cuts of an answer, as long as that helps."""
+    while True:
+        words = ideals_near(search.units, search.cuts(best.pipeline), limit)
+        below = math.inf if search.problem.objective == "devices" else best.rank[0] * BETTER
+        pipeline, _finished = search.run(words, below)
+        found = None if pipeline is None else _Answer.of(search, pipeline)
+        if found is None or found.rank >= best.rank:
+            return best
+        best = found
+
+
+def _long_answer(search: _Search, bound: float) -> _Answer | None:
+    """Cut one order coarsely, then ever finer around the cuts that were found."""
+    order = np.arange(search.units.size)
+    weight = search.prices.weight
+    coarse = search.contracted(order, stops_of(order, weight, STOPS, len(search.tables.memory)))
+    best = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
+    share = 1.0 / STOPS
+    while best is not None and share * search.units.size > 1:
         share /= REFINING
-        stops = np.cumsum([len(units) for _device, units in best.runs])
-        near = prefixes_near(orders[0], stops, search.least, share, REFINING)
-        found, _finished = search.over(near, classes).run(best.value)
-        best = found or best
+        stops = np.cumsum([int(np.isin(best.device_of, [device]).sum()) for device in best.order])
+        fine = search.contracted(order, stops_near(order, stops, weight, share, REFINING))
+        pipeline, _finished = fine.run(prefixes([range(fine.units.size)]), best.rank[0])
+        if pipeline is not None:
+            best = min(best, _Answer.of(fine, pipeline), key=lambda answer: answer.rank)
     return best
 
 
-def _answers(prepared: PipelineSearch, bound: float) -> Iterator[Pipeline]:
-    for below in (1.1 * bound, 2 * bound, math.inf):
-        pipeline, _finished = prepared.run(below)
-        if pipeline is not None:
-            yield pipeline
+def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[_Answer, float]:
+    """The best over all ideals with the proven bound, or what there is when the budget does not reach.
 
-
-def _exact_answer(search: _Search, best: Pipeline | None, bound: float) -> tuple[Pipeline, float]:
-    """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
+    The threshold starts near the bound, where few ideals are of interest, and grows to what was found before.
+    """
     budget = search.problem.time_budget
-    states = search.states
-    limit = int(min(IDEALS_A_SECOND * budget, MAX_TABLE / states))
-    inside = all_ideals(search.units, limit) if budget and states <= MAX_STATES else None
-    if inside is not None:
-        prepared = search.over(inside)
-        below = math.inf if best is None else search.value(best) * (1 - 1e-9)
-        found, finished = prepared.run(below, STEPS_A_SECOND * budget)
-        if finished and found is None and best is None:
-            raise _infeasible(search, inside)
-        if finished and found is None and best is not None:
-            return best, search.value(best)
-        if found is not None:
-            better = found if best is None else min((found, best), key=search.value)
-            return better, found.value
+    goal = math.inf if best is None else best.rank[0] * BETTER
+    steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
+    proven = 0.0
+    for below in _thresholds(bound, goal):
+        words = _ideals(search, below, limit) if limit and States.count(search.classes) <= MAX_STATES else None
+        if words is None:
+            break
+        pipeline, finished = search.run(words, below, steps=steps)
+        if not finished:
+            break
+        if pipeline is not None:
+            found = _Answer.of(search, pipeline)
+            return (found if best is None else min(found, best, key=lambda answer: answer.rank)), pipeline.value
+        proven = min(below, goal)
+        if below == math.inf and best is None:
+            raise no_pipeline(search.problem, search.tables, search.units, search.classes, words)
+    else:
+        proven = math.inf
     if best is None:
-        raise PlacementError(
-            "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
-            f"exists; raise time_budget (it is {budget:g} s) or the memory of a device."
-        )
-    return best, 0.0
+        raise _not_found(budget)
+    return best, min(proven, best.rank[0])
 
 
-def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
-    """Group devices that no unit and no value can tell apart, links at their best."""
-    weights = weights_of(units, problem.objective)
-    count = len(tables.memory)
-    groups: dict[tuple[object, ...], DeviceClass] = {}
-    for device in range(count):
-        others = [other for other in range(count) if other != device]
-        leaving = _value_seconds(tables, units, [(device, other) for other in others])
-        entering = _value_seconds(tables, units, [(other, device) for other in others])
-        if problem.objective == "memory":
-            leaving, entering = np.zeros_like(leaving), np.zeros_like(entering)
-        banned = ~np.isfinite(weights[:, device])
-        weight = np.where(banned, 0.0, weights[:, device])
-        memory = float(tables.memory[device])
-        key = (weight.tobytes(), banned.tobytes(), memory, leaving.tobytes(), entering.tobytes())
-        known = groups.get(key)
-        devices = (device,) if known is None else (*known.devices, device)
-        groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
-    return tuple(groups.values())
-
-
-def _value_seconds(tables: CostTables, units: Units, links: list[tuple[int, int]]) -> Floats:
-    """Seconds of each value of the reduced problem over the best of some links, ``(q,)``."""
-    total = np.zeros(len(units.makers))
-    alike = {(tables.latency[link], tables.per_byte[link]): link for link in links}
-    if alike and len(units.makers):
-        each = np.min([tables.sending(source, target) for source, target in alike.values()], axis=0)
-        value = np.repeat(np.arange(len(units.makers)), [len(makers) for makers in units.makers])
-        np.add.at(total, value, each[np.fromiter(itertools.chain.from_iterable(units.makers), dtype=np.int64)])
-    return total
-
-
-def _merged(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
-    """At most ``MAX_STATES`` states: the two classes nearest in speed become one that is as bad as either."""
-    found = sorted(classes, key=lambda group: (float(group.weight.sum()), group.devices))
-    while math.prod(len(group.devices) + 1 for group in found) > MAX_STATES and len(found) > 1:
-        speed = [float(group.weight.sum()) for group in found]
-        near = min(range(len(found) - 1), key=lambda index: (speed[index + 1] - speed[index], index))
-        first, second = found[near : near + 2]
-        found[near : near + 2] = [
-            DeviceClass(
-                tuple(sorted(first.devices + second.devices)),
-                np.maximum(first.weight, second.weight),
-                first.banned | second.banned,
-                min(first.memory, second.memory),
-                np.maximum(first.leaving, second.leaving),
-                np.maximum(first.entering, second.entering),
-            )
-        ]
-    return tuple(found)
-
-
-def _infeasible(search: _Search, inside: NDArray[np.bool_]) -> InfeasibleError:
-    """Say by how many bytes the best pipeline misses, and at which node."""
-    none = np.zeros(len(search.units.makers))
-    classes = tuple(
-        DeviceClass(
-            group.devices, search.units.kept.astype(np.float64), group.banned, math.inf, none, none, credit=group.memory
-        )
-        for group in search.classes
+def _not_found(budget: float) -> PlacementError:
+    return PlacementError(
+        "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
+        f"exists; raise time_budget (it is {budget:g} s) or the memory of a device."
     )
-    pipeline, _finished = search.over(inside, classes).run(math.inf)
-    if pipeline is None:
-        return InfeasibleError(
-            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
-            "would have values flow back to a device that has finished."
-        )
-    device_of = search.devices(pipeline)
-    over = evaluate(search.tables, device_of).kept - search.tables.memory
-    worst = int(np.argmax(over))
-    own = np.flatnonzero(device_of == worst)
-    first = own[int(np.argmax(np.cumsum(search.tables.kept[own]) > search.tables.memory[worst]))]
-    missing = int(over[worst])
-    return InfeasibleError(
-        f"No pipeline keeps every budget: the one that comes nearest needs {missing} bytes more on "
-        f"{search.problem.devices[worst].name!r}, where {search.tables.nodes[first]!r} is the first node that does not "
-        "fit.",
-        missing_bytes=missing,
-    )
+
+
+def _thresholds(bound: float, goal: float) -> Iterator[float]:
+    """From just above the bound to the goal, in steps that double."""
+    share = 0.01
+    while bound > 0 and bound * (1 + share) < goal and share < 3:
+        yield bound * (1 + share)
+        share *= 2
+    yield goal
+
+
+def _ideals(search: _Search, below: float, limit: int, states: States | None = None) -> Words | None:
+    """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
+    measure = search.measure(below)
+    total = float(measure.weight.sum())
+    low, high = measure.window(search.states() if states is None else states, total)
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], np.maximum.accumulate(high[order])
+    begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
+    ends = np.append(begins[1:] - 1, len(low) - 1)
+    return all_ideals(search.units, limit, Window(measure.weight, low[begins], high[ends]))
+
+
+def _fewest(search: _Search) -> tuple[_Answer, float]:
+    """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
+    best = _first_answer(search, 0.0)
+    budget, bound = search.problem.time_budget, _least_count(search)
+    steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
+    most = len(search.tables.memory) if best is None else int(best.rank[0])
+    for count in range(bound, most + 1):
+        states = States.of(search.classes, count) if States.count(search.classes) <= MAX_STATES and limit else None
+        below = best.rank[1] * BETTER if best is not None and count == most else math.inf
+        words = None if states is None else _ideals(search, below, limit, states)
+        if words is None:
+            break
+        pipeline, finished = search.run(words, below, states, steps)
+        if pipeline is not None:
+            found = _Answer.of(search, pipeline)
+            return (found if best is None else min(found, best, key=lambda answer: answer.rank)), float(count)
+        if not finished:
+            break
+        bound = min(count + 1, most)
+        if count == most and best is None:
+            raise no_pipeline(search.problem, search.tables, search.units, search.classes, words)
+    if best is None:
+        raise _not_found(budget)
+    return best, float(bound)
+
+
+def _least_count(search: _Search) -> int:
+    """How many of the largest devices hold all bytes, each shared key once."""
+    total = float(search.units.kept.sum() + search.units.shared.sum() + search.units.live.max())
+    held = np.cumsum(np.sort(search.tables.memory)[::-1])
+    return min(int(np.searchsorted(held, total)) + 1, len(held))

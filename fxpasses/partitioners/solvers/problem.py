@@ -23,8 +23,8 @@ __all__ = ["Node", "PlacementProblem", "PlacementSolution"]
 Node = Hashable
 
 OBJECTIVES = ("throughput", "memory", "devices")
-CONTIGUITIES = ("pipeline",)
-NOT_YET = ("latency", "convex", "free")
+CONTIGUITIES = ("pipeline", "free")
+NOT_YET = ("latency", "convex")
 
 
 def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
@@ -53,7 +53,8 @@ class PlacementProblem:
         links: Bandwidth and latency between devices; pairs left out use the default link.
         objective: ``throughput``: the smallest largest load of a device; ``memory``: the smallest largest number of
             bytes that a device keeps. Budgets are kept under both.
-        contiguity: ``pipeline``: each device takes a convex set, and the devices need no value back from later ones.
+        contiguity: ``pipeline``: each device takes a convex set, and the devices need no value back from later ones;
+            ``free``: any device takes any nodes, as a pipeline over many samples that visits a device several times.
         colocate: Groups of nodes that share a device.
         pinned: The device of a node, by name.
         forbidden: Devices that a node must not be on, by name.

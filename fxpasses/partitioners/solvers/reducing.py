@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -18,18 +18,17 @@ import numpy as np
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
 
-__all__ = ["Units", "reduce_problem"]
+__all__ = ["Units", "contract", "reduce_problem"]
 
 
 @attrs.frozen(eq=False)
 class Units:
-    """The reduced problem: ``m`` units, ``k`` devices, ``q`` values that may cross, ``p`` keys that several units share.
+    """The reduced problem: ``m`` units, ``k`` devices, ``q`` values that may cross, ``p`` keys that are shared.
 
     For pipelines the units form a DAG, and are numbered in a topological order.
 
     Args:
         unit_of: The unit of each node, ``(n,)``.
-        members: The nodes of each unit.
         seconds: ``(m, k)``, ``inf`` where a device cannot run a unit.
         kept: Bytes of each unit, with the shared keys that only it names, ``(m,)``.
         live: Bytes alive while each unit runs, ``(m,)``.
@@ -42,7 +41,6 @@ class Units:
     """
 
     unit_of: Ints
-    members: tuple[tuple[int, ...], ...]
     seconds: Floats
     kept: Ints
     live: Ints
@@ -56,7 +54,12 @@ class Units:
     @property
     def size(self) -> int:
         """The number of units."""
-        return len(self.members)
+        return len(self.kept)
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes of each unit. Time O(nodes)."""
+        return _tuples(_grouped(np.stack([self.unit_of, np.arange(len(self.unit_of))], axis=1), self.size))
 
 
 def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
@@ -177,45 +180,69 @@ def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:
     kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     np.add.at(kept, unit_of, tables.kept)
     np.maximum.at(live, unit_of, tables.live)
-    shared, shares = _shares(unit_of, tables, kept)
-    source, uses, makers = _values(unit_of, tables)
+    shared, shares = _shares(unit_of, tables.shared, tables.shares, kept)
+    crosses = ((tables.output > 0) | (tables.fixed > 0))[tables.edges[:, 0]]
+    maker, user = tables.edges[crosses, 0], unit_of[tables.edges[crosses, 1]]
     return Units(
         unit_of,
-        _tuples(_grouped(np.stack([unit_of, np.arange(len(unit_of))], axis=1), size)),
         _sums(unit_of, tables.seconds),
         kept,
         live,
         shared,
         shares,
         _tuples(_grouped(before, size)),
-        source,
-        uses,
-        makers,
+        *_values(unit_of, maker, user, [(node,) for node in range(len(unit_of))]),
     )
 
 
-def _shares(unit_of: Ints, tables: CostTables, kept: Ints) -> tuple[Ints, Ints]:
+def contract(units: Units, order: Ints, stops: Ints) -> Units:
+    """Join the units between two stops of a topological order; what comes out is numbered along it.
+
+    Time O(units × devices + uses log uses).
+    """
+    place = np.empty(units.size, dtype=np.int64)
+    place[order] = np.arange(units.size)
+    part = np.searchsorted(stops, place, side="right") - 1
+    begins = stops[:-1]
+    kept = np.add.reduceat(units.kept[order], begins)
+    before = np.array([(unit, user) for user, needs in enumerate(units.predecessors) for unit in needs], dtype=np.int64)
+    shared, shares = _shares(part, units.shared, units.shares, kept)
+    value, user = units.uses[:, 0], part[units.uses[:, 1]]
+    return Units(
+        part[units.unit_of],
+        np.add.reduceat(units.seconds[order], begins, axis=0),
+        kept,
+        np.maximum.reduceat(units.live[order], begins),
+        shared,
+        shares,
+        _tuples(_grouped(_between(part, before.reshape(-1, 2))[:, ::-1], len(kept))),
+        *_values(part[units.source], value, user, units.makers),
+    )
+
+
+def _shares(unit_of: Ints, sizes: Ints, pairs: Ints, kept: Ints) -> tuple[Ints, Ints]:
     """The keys that several units name; the bytes of the others are added to ``kept``."""
     size = len(kept)
-    found = np.unique(tables.shares[:, 0] * size + unit_of[tables.shares[:, 1]])
+    found = np.unique(pairs[:, 0] * size + unit_of[pairs[:, 1]])
     key, unit = found // size, found % size
-    alone = np.bincount(key, minlength=len(tables.shared)) == 1
-    np.add.at(kept, unit[alone[key]], tables.shared[key[alone[key]]])
+    alone = np.bincount(key, minlength=len(sizes)) == 1
+    np.add.at(kept, unit[alone[key]], sizes[key[alone[key]]])
     number = np.cumsum(~alone) - 1
     own = ~alone[key]
-    return tables.shared[~alone], np.stack([number[key[own]], unit[own]], axis=1)
+    return sizes[~alone], np.stack([number[key[own]], unit[own]], axis=1)
 
 
-def _values(unit_of: Ints, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:
-    """The values that cost something where they cross; those of one maker and the same users are one."""
-    size = int(unit_of.max()) + 1
-    maker, user = tables.edges[:, 0], unit_of[tables.edges[:, 1]]
-    crosses = ((tables.output > 0) | (tables.fixed > 0))[maker] & (unit_of[maker] != user)
+def _values(
+    unit_of: Ints, maker: Ints, user: Ints, makers: Sequence[tuple[int, ...]]
+) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:
+    """Sources, uses and makers of values, from pairs (maker, unit that uses it); same maker and users are one value."""
+    size = int(max(unit_of.max(initial=0), user.max(initial=0))) + 1
+    crosses = unit_of[maker] != user
     found = np.unique(maker[crosses] * size + user[crosses])
     users = _grouped(np.stack([found // size, found % size], axis=1), len(unit_of))
     alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for node in np.unique(found // size).tolist():
-        alike.setdefault((int(unit_of[node]), tuple(users[node])), []).append(node)
+    for each in np.unique(found // size).tolist():
+        alike.setdefault((int(unit_of[each]), tuple(users[each])), []).extend(makers[each])
     source = np.array([unit for unit, _users in alike], dtype=np.int64)
     pairs = [(value, each) for value, (_unit, named) in enumerate(alike) for each in named]
     return source, np.array(pairs, dtype=np.int64).reshape(-1, 2), _tuples(alike.values())

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners.solvers.explaining import first_over
+from fxpasses.partitioners.solvers.freely import solve_free
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
@@ -45,6 +47,8 @@ def _solved(
     problem: PlacementProblem, tables: CostTables, units: Units
 ) -> tuple[NDArray[np.int64], tuple[int, ...], float]:
     """The answer of the solver for an objective and a contiguity: devices of nodes, their order, a bound."""
+    if problem.contiguity == "free":
+        return solve_free(problem, tables, units)
     return solve_pipeline(problem, tables, units)
 
 
@@ -57,18 +61,20 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
         raise InfeasibleError(
             f"No device may run {names}: think of what the devices can run, and of pins, forbidden devices, groups."
         )
-    for unit in np.flatnonzero(units.kept > room).tolist():
-        names, missing = _names(tables, units.members[unit]), int(units.kept[unit] - room[unit])
+    need = units.kept + units.live
+    np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
+    for unit in np.flatnonzero(need > room).tolist():
+        names, missing = _names(tables, units.members[unit]), int(need[unit] - room[unit])
         raise InfeasibleError(
-            f"{names} keeps {units.kept[unit]} bytes together, and no device that may run it has more than "
-            f"{room[unit]:.0f}: {missing} bytes are missing.",
+            f"{names} needs {need[unit]} bytes, and no device that may run it has more than {room[unit]:.0f}: "
+            f"{missing} bytes are missing.",
             missing_bytes=missing,
         )
-    total, has = int(tables.kept.sum()), float(tables.memory.sum())
+    total, has = int(units.kept.sum() + units.shared.sum() + units.live.max()), float(tables.memory.sum())
     if total > has:
-        over = int(np.argmax(np.cumsum(tables.kept) > has))
+        over = first_over(tables, range(len(tables.nodes)), has)
         raise InfeasibleError(
-            f"The nodes keep {total} bytes, and the devices have {has:.0f} together: {total - int(has)} bytes are "
+            f"The nodes need {total} bytes, and the devices have {has:.0f} together: {total - int(has)} bytes are "
             f"missing. {tables.nodes[over]!r} is the first node that does not fit.",
             missing_bytes=total - int(has),
         )

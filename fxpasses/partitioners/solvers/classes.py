@@ -1,0 +1,53 @@
+"""Devices that no unit and no value of a placement problem can tell apart."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.spans import DeviceClass
+from fxpasses.partitioners.solvers.tables import CostTables, Floats
+
+__all__ = ["device_classes"]
+
+
+def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
+    """Group devices that are alike, links at their best. Time O(units × devices + values × kinds of links)."""
+    sending = _Sending(tables, units, {})
+    groups: dict[tuple[object, ...], DeviceClass] = {}
+    for device in range(len(problem.devices)):
+        others = [other for other in range(len(problem.devices)) if other != device]
+        leaving = sending.best([(device, other) for other in others])
+        entering = sending.best([(other, device) for other in others])
+        banned = ~np.isfinite(units.seconds[:, device])
+        weight = np.where(banned, 0.0, units.seconds[:, device])
+        memory = float(tables.memory[device])
+        key = (weight.tobytes(), banned.tobytes(), memory, leaving.tobytes(), entering.tobytes())
+        known = groups.get(key)
+        devices = (device,) if known is None else (*known.devices, device)
+        groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
+    return tuple(groups.values())
+
+
+class _Sending:
+    """Seconds of each value of the reduced problem over the best of some links, each kind of links once."""
+
+    def __init__(self, tables: CostTables, units: Units, known: dict[tuple[tuple[float, float], ...], Floats]) -> None:
+        self.tables, self.known = tables, known
+        self.count = len(units.makers)
+        self.value = np.repeat(np.arange(self.count), [len(makers) for makers in units.makers])
+        self.makers = np.fromiter(itertools.chain.from_iterable(units.makers), dtype=np.int64, count=len(self.value))
+
+    def best(self, links: list[tuple[int, int]]) -> Floats:
+        """``(q,)``; 0 when there is no link."""
+        tables = self.tables
+        kinds = tuple(sorted({(float(tables.latency[link]), float(tables.per_byte[link])) for link in links}))
+        if kinds not in self.known:
+            output, fixed = tables.output[self.makers], tables.fixed[self.makers]
+            each = [fixed + np.where(output > 0, latency + output * per_byte, 0.0) for latency, per_byte in kinds]
+            taken = np.min(each, axis=0) if each else np.zeros(len(self.makers))
+            self.known[kinds] = np.bincount(self.value, weights=taken, minlength=self.count)
+        return self.known[kinds]

@@ -1,0 +1,77 @@
+"""Why no pipeline exists: by how many bytes the best one misses, and at which node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners.solvers.contiguous import Measure, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.cutting import Words, prefixes
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.spans import DeviceClass
+from fxpasses.partitioners.solvers.states import States
+from fxpasses.partitioners.solvers.tables import CostTables, Ints, evaluate
+
+__all__ = ["first_over", "no_pipeline"]
+
+
+def no_pipeline(
+    problem: PlacementProblem, tables: CostTables, units: Units, classes: tuple[DeviceClass, ...], words: Words
+) -> InfeasibleError:
+    """Say by how many bytes the best pipeline over all ideals misses, and at which node."""
+    credit = tuple(group.memory for group in classes)
+    roomy = tuple(attrs.evolve(group, memory=math.inf) for group in classes)
+    pipeline, below = None, math.inf
+    for family in (prefixes([range(units.size)]), words):
+        measure = Measure(units.kept.astype(np.float64), np.array(credit) + below)
+        found, _finished = PipelineSearch(units, roomy, States.of(classes), measure, credit).run(family, below)
+        pipeline = found or pipeline
+        below = math.inf if pipeline is None else pipeline.value
+    if pipeline is None:
+        return InfeasibleError(
+            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
+            "would have values flow back to a device that has finished."
+        )
+    return _missing(problem, tables, _devices(units, pipeline))
+
+
+def _devices(units: Units, pipeline: Pipeline) -> Ints:
+    home = np.zeros(units.size, dtype=np.int64)
+    for device, members in pipeline.runs:
+        home[list(members)] = device
+    return home[units.unit_of]
+
+
+def _missing(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> InfeasibleError:
+    over = evaluate(tables, device_of).kept - tables.memory
+    worst = int(np.argmax(over))
+    own = np.flatnonzero(device_of == worst).tolist()
+    first = first_over(tables, own, float(tables.memory[worst]))
+    missing = int(over[worst])
+    return InfeasibleError(
+        f"No pipeline keeps every budget: the one that comes nearest needs {missing} bytes more on "
+        f"{problem.devices[worst].name!r}, where {tables.nodes[first]!r} is the first node that does not fit.",
+        missing_bytes=missing,
+    )
+
+
+def first_over(tables: CostTables, own: Sequence[int], memory: float) -> int:
+    """The first of some nodes with which they need more bytes together than there are."""
+    named: dict[int, list[int]] = {}
+    for key, node in tables.shares.tolist():
+        named.setdefault(node, []).append(key)
+    seen: set[int] = set()
+    size, live = 0, 0
+    for node in own:
+        fresh = [key for key in named.get(node, ()) if key not in seen]
+        seen.update(fresh)
+        size += int(tables.kept[node]) + int(tables.shared[fresh].sum())
+        live = max(live, int(tables.live[node]))
+        if size + live > memory:
+            return node
+    return own[-1]

@@ -1,0 +1,267 @@
+"""What the difference of two ideals weighs on one device, for many pairs of ideals at once: seconds and bytes.
+
+A value is charged where it leaves and where it enters, a shared key where it is named. Whether that happens between
+ideals ``I`` and ``J`` is a sum of products ``f(I) g(J)`` of 0 and 1, for example "the users of a value inside ``I`` are
+those inside ``J``" is the sum over ``c`` of "``I`` holds ``c`` of them" times "``J`` holds ``c`` of them". So the loads
+of a block of pairs are one matrix product, over the few values that are open in the block.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.cutting import CutFamily
+from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.tables import Floats, Ints
+
+__all__ = ["DeviceClass", "Spans"]
+
+Bools = NDArray[np.bool_]
+CHUNK = 20_000
+
+
+@attrs.frozen(eq=False)
+class DeviceClass:
+    """Devices that are alike: what a unit and a crossing value weigh on each of them.
+
+    Args:
+        devices: Their positions.
+        weight: Seconds of each unit, ``(m,)``; 0 where they cannot run it.
+        banned: Whether they cannot run a unit, ``(m,)``.
+        memory: Bytes that each has.
+        leaving: What each value adds when it leaves, ``(q,)``.
+        entering: What each value adds when it enters, ``(q,)``.
+    """
+
+    devices: tuple[int, ...]
+    weight: Floats
+    banned: Bools
+    memory: float
+    leaving: Floats
+    entering: Floats
+
+
+@attrs.frozen(eq=False)
+class _Crossings:
+    """For each value (or shared key), how many of its users each ideal holds.
+
+    Args:
+        made: Whether an ideal holds the maker, ``(q, f)``; for shared keys always.
+        count: How many users it holds, ``(q, f)``.
+        users: How many there are, ``(q,)``.
+    """
+
+    made: Bools
+    count: NDArray[np.int16]
+    users: NDArray[np.int16]
+
+    @classmethod
+    def of(cls, made: Bools, pairs: Ints, inside: Bools) -> _Crossings:
+        count = np.zeros(made.shape, dtype=np.int16)
+        for value, user in pairs.tolist():
+            count[value] += inside[user]
+        return cls(made, count, np.bincount(pairs[:, 0], minlength=len(made)).astype(np.int16))
+
+    @property
+    def open(self) -> Bools:
+        """Whether a value is made inside and used outside, ``(q, f)``."""
+        return self.made & (self.count < self.users[:, None])
+
+    @property
+    def back(self) -> Bools:
+        """Whether a value is made outside and used inside, ``(q, f)``: values of backward nodes."""
+        return ~self.made & (self.count > 0)
+
+
+@attrs.frozen(eq=False)
+class Spans:
+    """A family of ideals prepared for questions about pairs of them.
+
+    ``by_bytes`` says that the load of a device is its bytes, less a credit for each class.
+    """
+
+    units: Units
+    family: CutFamily
+    classes: tuple[DeviceClass, ...]
+    credit: tuple[float, ...] | None
+    values: _Crossings
+    shared: _Crossings
+    open: Bools
+    back: Bools
+    weight: tuple[Floats, ...]
+    banned: tuple[Ints | None, ...]
+    kept: Floats
+    before: Floats
+    after: Floats
+    by_live: Bools | None
+    live: Floats
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        family: CutFamily,
+        classes: tuple[DeviceClass, ...],
+        credit: tuple[float, ...] | None = None,
+    ) -> Spans:
+        """Sum up what each ideal holds. Time O((units × classes + uses) × ideals)."""
+        inside = family.inside
+        values = _Crossings.of(inside[units.source], units.uses, inside)
+        everywhere = np.ones((len(units.shared), family.count), dtype=bool)
+        falling = np.argsort(-units.live, kind="stable")
+        live = units.live[falling].astype(np.float64)
+        has_live = bool(units.live.any())
+        rows = np.ascontiguousarray(inside[falling].T) if has_live else None
+        return cls(
+            units,
+            family,
+            classes,
+            credit,
+            values,
+            _Crossings.of(everywhere, units.shares, inside),
+            values.open,
+            values.back,
+            tuple(group.weight @ inside for group in classes),
+            tuple(group.banned.astype(np.float64) @ inside if group.banned.any() else None for group in classes),
+            units.kept.astype(np.float64) @ inside,
+            _largest(rows, live, family.count),
+            _largest(None if rows is None else ~rows, live, family.count),
+            rows,
+            live,
+        )
+
+    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal."""
+        nested = self._nested(rows, columns)
+        if self.credit is not None:
+            return self._by_bytes(rows, columns, nested, self.credit, below)
+        found = []
+        crossing: dict[tuple[bytes, bytes], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            key = (group.leaving.tobytes(), group.entering.tobytes())
+            if key not in crossing:
+                crossing[key] = self._crossing(group, rows, columns)
+            load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
+            np.maximum(load, 0.0, out=load)
+            legal = (load < below) & nested
+            if (banned := self.banned[kind]) is not None:
+                legal &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(np.where(legal, load, np.inf))
+        least = min(group.memory for group in self.classes)
+        if self.kept[-1] + self.shared_bytes + float(self.live[:1].sum()) > least:
+            needed = np.logical_or.reduce([np.isfinite(load) for load in found])
+            largest = max(group.memory for group in self.classes)
+            size = self._bytes(rows, columns, needed, least, largest)
+            for load, group in zip(found, self.classes, strict=True):
+                load[size > group.memory] = np.inf
+        return found
+
+    @property
+    def shared_bytes(self) -> float:
+        """The bytes of all keys that several units share."""
+        return float(self.units.shared.sum())
+
+    def _by_bytes(
+        self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
+    ) -> list[Floats]:
+        size = self._bytes(rows, columns, nested, -1.0, below + max(credit))
+        found = []
+        for kind, group in enumerate(self.classes):
+            load = np.maximum(size - credit[kind], 0.0)
+            legal = nested & (load < below) & (size <= group.memory)
+            if (banned := self.banned[kind]) is not None:
+                legal &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(np.where(legal, load, np.inf))
+        return found
+
+    def _nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
+        """Whether the second ideal holds the first and is not the same."""
+        first, second = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        held = first[:, None] < second[None, :]
+        if self.family.is_nested:
+            return held
+        small, large = self.family.words[rows], ~self.family.words[columns]
+        for word in np.flatnonzero(small.any(axis=0)).tolist():
+            bits = np.bitwise_or.reduce(small[:, word]) & np.bitwise_or.reduce(large[:, word])
+            if bits:
+                held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
+        return held
+
+    def _crossing(self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints) -> Floats:
+        """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
+        leaving, entering, values = group.leaving, group.entering, self.values
+        opened = self.open[:, rows]
+        active = np.flatnonzero(opened.any(axis=1))
+        once = values.users[active] == 1
+        total: Floats = leaving @ self.open[:, columns] + (entering @ opened)[:, None]
+        scale = leaving[active] + np.where(once, entering[active], 0.0)
+        left, right = [opened[active].T * scale], [self.open[active][:, columns]]
+        several = active[~once]
+        value, held = _counts(values.count[several][:, rows], opened[several])
+        left.append(
+            ((values.count[several[value]][:, rows] == held[:, None]) & opened[several[value]]).T
+            * entering[several[value]]
+        )
+        right.append(values.count[several[value]][:, columns] == held[:, None])
+        if self.back.any():
+            total += (entering @ self.back[:, columns])[None, :]
+            self._going_back(group, rows, columns, left, right)
+        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+        return total - saved
+
+    def _going_back(
+        self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
+    ) -> None:
+        """Values that are made later than they are used: they leave the later device and enter the earlier one."""
+        values = self.values
+        back = self.back[:, rows]
+        active = np.flatnonzero(back.any(axis=1))
+        left.append(back[active].T * -group.leaving[active])
+        whole = values.made[active][:, columns] & (values.count[active][:, columns] == values.users[active][:, None])
+        right.append(whole)
+        value, held = _counts(values.count[active][:, rows], back[active])
+        chosen = active[value]
+        left.append(((values.count[chosen][:, rows] == held[:, None]) & back[chosen]).T * group.entering[chosen])
+        right.append((values.count[chosen][:, columns] == held[:, None]) & ~values.made[chosen][:, columns])
+
+    def _bytes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, least: float, largest: float) -> Floats:
+        """Bytes of each pair; only right about ``least`` and ``largest`` and between them, where needed."""
+        size: Floats = self.kept[columns][None, :] - self.kept[rows][:, None]
+        if len(self.units.shared):
+            shared, each = self.shared, self.units.shared.astype(np.float64)
+            opened = shared.open[:, rows]
+            value, held = _counts(shared.count[:, rows], opened)
+            left = ((shared.count[value][:, rows] == held[:, None]) & opened[value]).T * each[value]
+            right = (shared.count[value][:, columns] == held[:, None]).astype(np.float64)
+            size = size + (each @ opened)[:, None] - left @ right
+        if self.by_live is None:
+            return size
+        before, after = self.before[columns][None, :], self.after[rows][:, None]
+        live = np.minimum(before, after)
+        exact = (before > self.before[rows][:, None]) | (after > self.after[columns][None, :])
+        open_ends = needed & ~exact & (size + live > least) & (size <= largest)
+        first, second = np.nonzero(open_ends)
+        own_rows, own_columns = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        for start in range(0, len(first), CHUNK):
+            part = slice(start, start + CHUNK)
+            own = self.by_live[own_columns[second[part]]] & ~self.by_live[own_rows[first[part]]]
+            live[first[part], second[part]] = self.live[own.argmax(axis=1)]
+        return size + live
+
+
+def _largest(rows: Bools | None, live: Floats, count: int) -> Floats:
+    """The most bytes alive over the units of each row; the columns fall in these bytes."""
+    if rows is None:
+        return np.zeros(count)
+    return np.where(rows.any(axis=1), live[rows.argmax(axis=1)], 0.0)
+
+
+def _counts(count: NDArray[np.int16], chosen: Bools) -> tuple[Ints, NDArray[np.int16]]:
+    """Each pair (value, count) that occurs where chosen, once."""
+    if not len(count):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int16)
+    wide = int(count.max(initial=0)) + 1
+    codes = np.unique((np.arange(len(count))[:, None] * wide + count)[chosen])
+    return codes // wide, (codes % wide).astype(np.int16)
