@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.tables import Floats, Ints
@@ -27,9 +28,9 @@ class Best:
     value: float
     home: Ints
 
-    def offer(self, loads: Floats, legal: Floats, homes: Ints) -> None:
+    def offer(self, figures: Floats, legal: NDArray[np.bool_], homes: Ints) -> None:
         """Take the best of some assignments if it is better."""
-        value = np.where(legal, loads.max(axis=1), np.inf)
+        value = np.where(legal, figures.max(axis=1), np.inf)
         first = int(np.argmin(value))
         if value[first] < self.value:
             self.value, self.home = float(value[first]), homes[first].copy()
@@ -43,7 +44,6 @@ class _Near:
     makers: Ints
     made: Ints
     send_used: Floats  # (d, k, k)
-    send_used_t: Floats  # (d, target, source)
     send_made: Floats  # (d, k, k)
     blocks: Ints
 
@@ -51,8 +51,10 @@ class _Near:
 class Annealer:
     """Assignments of one model, their loads and needs, kept up to date move by move."""
 
-    def __init__(self, model: LoadModel, homes: Ints, scale: float, draw: np.random.Generator, squarings: int = 4) -> None:
-        self.model, self.scale, self.draw, self.squarings = model, scale or 1.0, draw, squarings
+    def __init__(
+        self, model: LoadModel, homes: Ints, *, scale: float, squarings: int, draw: np.random.Generator
+    ) -> None:
+        self.model, self.scale, self.squarings, self.draw = model, scale or 1.0, squarings, draw
         self.rows = np.arange(len(homes))
         self.homes = homes.copy()
         self.near = _neighbourhoods(model)
@@ -86,14 +88,11 @@ class Annealer:
         self._offer(best)
 
     def _offer(self, best: Best) -> None:
-        top = self.load.max(axis=1)
-        if top.min() < best.value:
+        figures = self.bytes + self.live if self.model.by_bytes else self.load
+        if figures.max(axis=1).min() < best.value:
             legal = (self.bytes + self.live <= self.model.memory).all(axis=1)
-            best.offer(self.load, legal & ~self._banned(), self.homes)
-
-    def _banned(self) -> Floats:
-        banned: Floats = self.model.banned[np.arange(self.model.size)[None, :], self.homes].any(axis=1)
-        return banned
+            banned = self.model.banned[np.arange(self.model.size)[None, :], self.homes].any(axis=1)
+            best.offer(figures, legal & ~banned, self.homes)
 
     def resample(self, share: float) -> None:
         """The worst assignments become copies of the best."""
@@ -108,30 +107,37 @@ class Annealer:
     def energy(self) -> Floats:
         """The norm of the loads and the penalty, ``(p,)``."""
         need = self.bytes + self.live
-        over = (np.maximum(need - self.model.memory, 0.0) * self.per_byte).sum(axis=1) if self.tight else 0.0
-        energy: Floats = self._norm(self.load) + over
+        energy: Floats = self._norm(need if self.model.by_bytes else self.load) + self._over(need).sum(axis=1)
         return energy
 
-    def _norm(self, loads: Floats) -> Floats:
-        """The norm of order ``2 ** squarings`` along the last axis."""
-        power = np.minimum(loads / self.scale, 1e4)
+    def _over(self, need: Floats) -> Floats:
+        """The penalty of each device."""
+        over: Floats = np.maximum(need - self.model.memory, 0.0) * self.per_byte
+        return over
+
+    def _power(self, figures: Floats) -> Floats:
+        power = np.minimum(figures / self.scale, 1e4)
         for _ in range(self.squarings):
             power *= power
-        norm: Floats = power.sum(axis=-1) ** (0.5**self.squarings)
+        return power
+
+    def _norm(self, figures: Floats) -> Floats:
+        """The norm of order ``2 ** squarings`` along the last axis."""
+        norm: Floats = self._power(figures).sum(axis=-1) ** (0.5**self.squarings)
         return norm
 
     def _step(self, unit: int, noise: Floats) -> None:
-        near, model, rows = self.near[unit], self.model, self.rows
+        near, model = self.near[unit], self.model
         home = self.homes[:, unit]
-        adds = self._adds(unit, near, home)  # (p, device of the unit, device)
-        without = self.load - adds[rows, home]
-        loads = without[:, None, :] + adds
-        energy = self._norm(loads)
-        energy[:, model.banned[unit]] = np.inf
-        if self.tight:
-            energy += self._penalty(unit, near, home)
-        energy += noise
-        target = np.argmin(energy, axis=1)
+        loads = self.load[:, None, :]
+        energy = noise
+        if not model.by_bytes:
+            adds = self._adds(unit, near, home)  # (p, device of the unit, device)
+            loads = loads + (adds - adds[self.rows, home][:, None, :])
+            energy = energy + self._norm(loads)
+        if self.tight or model.by_bytes:
+            energy = energy + self._of_bytes(unit, near, home)
+        target = np.argmin(np.where(model.banned[unit], np.inf, energy), axis=1)
         moved = np.flatnonzero(target != home)
         if moved.size:
             self._move(unit, near, moved, home[moved], target[moved], loads)
@@ -161,8 +167,8 @@ class Annealer:
             adds[:, own, own] += entering.max(axis=3).sum(axis=1)
         return adds
 
-    def _penalty(self, unit: int, near: _Near, home: Ints) -> Floats:
-        """The penalty with the unit on each device, ``(p, k)``."""
+    def _of_bytes(self, unit: int, near: _Near, home: Ints) -> Floats:
+        """The part of the energy that bytes make, with the unit on each device, ``(p, k)``."""
         model, rows = self.model, self.rows
         size = np.full_like(self.load, model.kept[unit])
         if len(near.blocks):
@@ -172,10 +178,11 @@ class Annealer:
         need = self.bytes.copy()
         need[rows, home] -= size[rows, home]
         live = self._live_without(unit, home)
-        without = np.maximum(need + live - model.memory, 0.0) * self.per_byte
-        there = np.maximum(need + size + np.maximum(live, model.live[unit]) - model.memory, 0.0) * self.per_byte
-        penalty: Floats = without.sum(axis=1, keepdims=True) - without + there
-        return penalty
+        without, there = need + live, need + size + np.maximum(live, model.live[unit])
+        energy = _with_each(self._over(without), self._over(there))
+        if model.by_bytes:
+            energy += _with_each(self._power(without), self._power(there)) ** (0.5**self.squarings)
+        return energy
 
     def _live_without(self, unit: int, home: Ints) -> Floats:
         size = self.model.live[unit]
@@ -191,7 +198,8 @@ class Annealer:
 
     def _move(self, unit: int, near: _Near, moved: Ints, home: Ints, target: Ints, loads: Floats) -> None:
         model = self.model
-        self.load[moved] = loads[moved, target]
+        if not model.by_bytes:
+            self.load[moved] = loads[moved, target]
         if self.has_live:
             live = self._live_without(unit, self.homes[:, unit])[moved]
             live[np.arange(len(moved)), target] = np.maximum(live[np.arange(len(moved)), target], model.live[unit])
@@ -212,6 +220,12 @@ class Annealer:
             self.users[moved[:, None], near.used[None, :], target[:, None]] += 1
 
 
+def _with_each(without: Floats, there: Floats) -> Floats:
+    """The sum over devices when one of them, each in turn, has the other figure."""
+    total: Floats = np.maximum(without.sum(axis=1, keepdims=True) - without, 0.0) + there
+    return total
+
+
 def _neighbourhoods(model: LoadModel) -> list[_Near]:
     used: list[list[int]] = [[] for _ in range(model.size)]
     made: list[list[int]] = [[] for _ in range(model.size)]
@@ -222,8 +236,5 @@ def _neighbourhoods(model: LoadModel) -> list[_Near]:
     near = []
     for unit in range(model.size):
         uses, makes = np.array(used[unit], dtype=np.int64), np.array(made[unit], dtype=np.int64)
-        send = model.send[uses]
-        near.append(
-            _Near(uses, model.source[uses], makes, send, send.transpose(0, 2, 1), model.send[makes], model.holds[unit])
-        )
+        near.append(_Near(uses, model.source[uses], makes, model.send[uses], model.send[makes], model.holds[unit]))
     return near

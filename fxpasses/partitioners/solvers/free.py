@@ -20,8 +20,8 @@ import numpy as np
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.coarsening import clustered
 from fxpasses.partitioners.solvers.loads import LoadModel
-from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
-from fxpasses.partitioners.solvers.tables import Floats, Ints
+from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_bytes, least_load, program_size
+from fxpasses.partitioners.solvers.tables import Ints
 
 __all__ = ["FreeAnswer", "FreeSearch"]
 
@@ -35,6 +35,8 @@ SMALL_PROGRAM = 600
 """Variables up to which the integer program is tried whatever the budget."""
 VARIABLES_A_SECOND = 300
 NODES_A_SECOND = 200
+SEARCH_FIRST = 0.05
+"""Seconds of search before the integer program is asked."""
 WORSE = 1.003
 """How much worse than the best the assignment may be that the next cycle starts from."""
 
@@ -69,7 +71,7 @@ class FreeSearch:
         draw = np.random.default_rng(self.seed)
         best = Best(math.inf, np.zeros(self.model.size, dtype=np.int64))
         first = np.stack([*starts, self.greedy()])
-        best.offer(self.model.loads(first), self.model.legal(first), first)
+        best.offer(self.model.figures(first), self.model.legal(first), first)
         self._cycles(best, draw, SEARCH_FIRST)
         bound = max(self.bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
@@ -81,11 +83,12 @@ class FreeSearch:
         model = self.model
         load, need = np.zeros(model.devices), np.zeros(model.devices)
         home = np.zeros(model.size, dtype=np.int64)
-        for unit in np.argsort(-model.weight.max(axis=1) - model.kept / (model.kept.sum() + 1), kind="stable").tolist():
+        longest = np.argsort(-model.weight.max(axis=1) - model.kept / (model.kept.sum() + 1), kind="stable")
+        for unit in longest.tolist():
             after = load + model.weight[unit]
             after[model.banned[unit]] = np.inf
-            full = need + model.kept[unit] + model.live[unit] > model.memory
-            home[unit] = target = int(np.argmin(np.where(full & np.isfinite(after), after + 1e9 * (1 + load.sum()), after)))
+            after[need + model.kept[unit] + model.live[unit] > model.memory] += 1e9 * (1 + float(load.sum()))
+            home[unit] = target = int(np.argmin(after))
             load[target] += model.weight[unit, target]
             need[target] += model.kept[unit]
         return home
@@ -96,14 +99,15 @@ class FreeSearch:
         if size > max(SMALL_PROGRAM, VARIABLES_A_SECOND * self.budget) or best.value <= self.bound:
             return 0.0
         nodes = int(NODES_A_SECOND * (1 + self.budget))
-        proof = least_load(self.model, below=best.value, nodes=nodes)
+        prove = least_bytes if self.model.by_bytes else least_load
+        proof = prove(self.model, below=best.value, nodes=nodes)
         return self.settle(proof, best)
 
     def settle(self, proof: Proof, best: Best) -> float:
         """Take what a program found; the bound is the value itself when they agree up to the program's rounding."""
         if proof.home is not None:
             found = proof.home[None]
-            best.offer(self.model.loads(found), self.model.legal(found), found)
+            best.offer(self.model.figures(found), self.model.legal(found), found)
         return best.value if proof.bound >= best.value * (1 - ROUNDING) else max(proof.bound * (1 - ROUNDING), 0.0)
 
     def _cycles(self, best: Best, draw: np.random.Generator, seconds: float) -> None:
@@ -118,15 +122,16 @@ class FreeSearch:
                 first = np.unique(cluster, return_index=True)[1]
                 homes = np.repeat(current[None, first], ROWS, axis=0)
                 spent += SWEEPS * model.size * _step_seconds(model)
-                current = _annealed(Annealer(model, homes, scale, draw, squarings), hot)[cluster]
-                best.offer(self.model.loads(current[None]), self.model.legal(current[None]), current[None])
+                current = _annealed(Annealer(model, homes, scale=scale, squarings=squarings, draw=draw), hot)[cluster]
+                best.offer(self.model.figures(current[None]), self.model.legal(current[None]), current[None])
             if not self._is_near(current, best):
                 current = best.home
 
     def _is_near(self, home: Ints, best: Best) -> bool:
         if math.isinf(best.value):
             return True
-        return bool(self.model.legal(home[None])[0]) and float(self.model.loads(home[None]).max()) <= best.value * WORSE
+        is_legal = bool(self.model.legal(home[None])[0])
+        return is_legal and float(self.model.figures(home[None]).max()) <= best.value * WORSE
 
     def _levels(self, home: Ints, draw: np.random.Generator) -> Iterator[Ints]:
         """Clusters of two sizes, then the units; none cuts what ``home`` keeps together."""
@@ -137,10 +142,6 @@ class FreeSearch:
             if count < self.model.size:
                 yield clustered(self.model, home[None], count, average * draw.uniform(0.1, 0.7), draw)
         yield np.arange(self.model.size)
-
-
-SEARCH_FIRST = 0.05
-"""Seconds of search before the integer program is asked."""
 
 
 def _annealed(annealer: Annealer, hot: float) -> Ints:

@@ -21,7 +21,7 @@ class LoadModel:
     """The costs of ``m`` units on ``k`` devices with ``q`` values that may cross and ``s`` shared blocks of bytes.
 
     Args:
-        weight: What a unit adds to the load of each device, ``(m, k)``; 0 where it is banned.
+        weight: What a unit adds to the load of each device, ``(m, k)``; 0 where it is banned; bytes with ``by_bytes``.
         banned: Whether a device cannot run a unit, ``(m, k)``.
         kept: Bytes of each unit, ``(m,)``.
         live: Bytes that each unit needs while it runs; a device needs the most of its units', ``(m,)``.
@@ -31,6 +31,7 @@ class LoadModel:
         source: The unit that makes each value, ``(q,)``.
         uses: Pairs (value, unit that uses it), ``(u, 2)``.
         send: Seconds of each value between two devices, ``(q, k, k)``, 0 within one.
+        by_bytes: Whether the fullest device counts, and not the busiest.
     """
 
     weight: Floats
@@ -43,6 +44,7 @@ class LoadModel:
     source: Ints
     uses: Ints
     send: Floats
+    by_bytes: bool = False
 
     @property
     def size(self) -> int:
@@ -67,8 +69,8 @@ class LoadModel:
         """Take the costs of a reduced problem; under another objective than seconds no value costs anything."""
         kinds = len(tables.memory)
         allowed = np.isfinite(units.seconds)
-        timed = objective == "throughput"
-        weight = units.seconds if timed else np.zeros_like(units.seconds)
+        timed = objective != "memory"
+        weight = units.seconds if timed else np.broadcast_to(units.kept[:, None], units.seconds.shape)
         source, uses, makers = _values(units, tables) if timed else (units.source[:0], units.uses[:0], ())
         return cls(
             np.where(allowed, weight, 0.0),
@@ -81,6 +83,7 @@ class LoadModel:
             source,
             uses,
             _sending(makers, tables, kinds),
+            not timed,
         )
 
     def users(self, homes: Ints) -> NDArray[np.int32]:
@@ -115,6 +118,10 @@ class LoadModel:
             need += most
         return need
 
+    def figures(self, homes: Ints) -> Floats:
+        """What counts of each device, ``(p, k)``: its load, or its bytes."""
+        return self.needs(homes) if self.by_bytes else self.loads(homes)
+
     def holders(self, homes: Ints) -> NDArray[np.int32]:
         """How many units of each device need each shared block, ``(p, s, k)``."""
         count = np.zeros((len(homes), len(self.shared), self.devices), dtype=np.int32)
@@ -144,7 +151,9 @@ class LoadModel:
         source, uses, parts = _merged_values(cluster[self.source], self.uses[:, 0], cluster[self.uses[:, 1]])
         send = np.stack([self.send[part].sum(axis=0) for part in parts]) if parts else self.send[:0]
         blocks_of = tuple(np.unique(np.concatenate(found)) for found in holds)
-        return LoadModel(weight, banned, kept, live, self.shared, blocks_of, self.memory, source, uses, send)
+        return LoadModel(
+            weight, banned, kept, live, self.shared, blocks_of, self.memory, source, uses, send, self.by_bytes
+        )
 
 
 def _values(units: Units, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:

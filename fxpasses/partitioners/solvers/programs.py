@@ -47,7 +47,7 @@ class Program:
         return numbers
 
     def at_most(self, right: ArrayLike, *terms: tuple[ArrayLike, Ints]) -> None:
-        """Add rows: in each the sum of coefficient times variable, over terms and their last axes, is at most ``right``.
+        """Add rows: the sum of coefficient times variable, over terms and their last axes, is at most ``right``.
 
         A term is (coefficients, variables); the first axis of the variables counts the rows.
         """

@@ -1,7 +1,7 @@
 """Free placement as an integer program: the best assignment of small problems, proven, or that there is none.
 
-``x[u, d]`` says that a device runs a unit, ``enters[v, d]`` and ``leaves[v, d]`` that a value comes or goes there. Where
-links differ, ``sent[v, a, b]`` says over which one.
+``runs[u, d]`` says that a device runs a unit, ``enters[v, d]`` and ``leaves[v, d]`` that a value comes or goes there.
+Where links differ, ``sent[v, a, b]`` says over which one.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def least_load(model: LoadModel, *, below: float, nodes: int) -> Proof:
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
-def least_bytes(model: LoadModel, *, nodes: int) -> Proof:
-    """The smallest largest need of a device, under the budgets."""
+def least_bytes(model: LoadModel, *, below: float, nodes: int) -> Proof:
+    """The smallest largest need of a device that is at most ``below``, under the budgets."""
     program, runs = _assignments(model)
     scale = _unit_bytes(model)
-    top = program.add(1, 0.0, np.inf)
+    top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
     _budgets(program, model, runs, top=(-1.0, top))
     _budgets(program, model, runs)
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
 def missing_bytes(model: LoadModel, *, nodes: int) -> Proof:
-    """The fewest bytes more on every device with which there is an assignment; the bound is 0 or less when none lack."""
+    """The fewest bytes more on every device with which there is an assignment."""
     program, runs = _assignments(model)
     more = program.add(1, 0.0, np.inf)
     _budgets(program, model, runs, more=(-1.0, more))
@@ -116,9 +116,8 @@ def _budgets(
             peak = np.full(len(own), most[row])
             program.at_most(np.zeros(len(own)), (model.live[own] / unit, runs[own, device]), (-1.0, peak))
         terms.append((1.0, most))
-    for extra in (more, top):
-        if extra is not None:
-            terms.append((extra[0], np.broadcast_to(extra[1], len(limited))))
+    extras = [extra for extra in (more, top) if extra is not None]
+    terms += [(factor, np.broadcast_to(variable, len(limited))) for factor, variable in extras]
     right = np.zeros(len(limited)) if top else model.memory[limited] / unit
     program.at_most(right, *terms)
 
