@@ -22,12 +22,12 @@ _BODY_AT = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
 
 def is_region(node: Node) -> bool:
     """Whether a node runs a body under autocast or a grad mode."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _BODY_AT
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.__name__ in _BODY_AT
 
 
 def body_of_region(node: Node) -> GraphModule | None:
     """The graph that a region node runs; None if it is not an attribute of the module that owns the graph."""
-    body = node.args[_BODY_AT[node.target.name()]]  # type: ignore[union-attr]  # is_region
+    body = node.args[_BODY_AT[node.target.__name__]]  # type: ignore[union-attr]  # is_region
     root = node.graph.owning_module
     if root is None or not isinstance(body, Node) or body.op != "get_attr":
         return None
@@ -53,7 +53,7 @@ def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_
         if not wanted(node) or body_of_region(node) is None or _is_shared(node):
             continue
         mode = mode_at.get(node)
-        sets_mode = len(node.args) > 0 and node.target.name() == "wrap_with_set_grad_enabled"  # type: ignore[union-attr]
+        sets_mode = len(node.args) > 0 and node.target.__name__ == "wrap_with_set_grad_enabled"
         made = _open(node, mode)
         inner = bool(node.args[0]) if sets_mode else mode
         if inner is not None:
@@ -64,7 +64,7 @@ def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_
 
 
 def _is_shared(node: Node) -> bool:
-    body = node.args[_BODY_AT[node.target.name()]]  # type: ignore[union-attr]
+    body = node.args[_BODY_AT[node.target.__name__]]  # type: ignore[union-attr]
     same = [each for each in node.graph.find_nodes(op="get_attr") if each.target == body.target]  # type: ignore[union-attr]
     return sum(len(each.users) for each in same) > 1
 
@@ -72,7 +72,7 @@ def _is_shared(node: Node) -> bool:
 def _open(node: Node, mode: bool | None) -> list[Node]:
     """Write the markers, and the body between them; ``mode`` is the grad mode around, None if it is the caller's."""
     graph = node.graph
-    at = _BODY_AT[node.target.name()]  # type: ignore[union-attr]
+    at = _BODY_AT[node.target.__name__]  # type: ignore[union-attr]
     body: Node = node.args[at]  # type: ignore[assignment]
     with graph.inserting_before(node):
         if at == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing import erase_nodes, insert_before
@@ -16,6 +17,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PartitionError
 from fxpasses.metadata import running_pass
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.passes.opening_regions import body_of_region, is_region
 
 __all__ = ["replicate", "why_not_replicable"]
 
@@ -39,7 +41,7 @@ def why_not_replicable(node: Node, effects: EffectAnalysis) -> str:
     does = effects.of(node)
     if does.random:
         return "it draws random numbers"
-    if not does.is_pure:
+    if not does.is_pure and not (is_region(node) and _only_asserts(node)):
         return f"it has an effect: {does.reason}" if does.reason else "it has an effect"
     touched = {*does.reads, *effects.storages(node)}
     if not touched.isdisjoint(effects.written_storages):
@@ -49,13 +51,33 @@ def why_not_replicable(node: Node, effects: EffectAnalysis) -> str:
     return ""
 
 
+def _only_asserts(region: Node) -> bool:
+    """Whether the body of a region is pure but for assertions, which may be checked twice."""
+    waiting = [body_of_region(region)]
+    while waiting:
+        body = waiting.pop()
+        if body is None:
+            return False
+        effects = analyze_effects(body)
+        for node in body.graph.nodes:
+            if is_region(node):
+                waiting.append(body_of_region(node))
+            elif not effects.of(node).is_pure and not _is_assert(node):
+                return False
+    return True
+
+
+def _is_assert(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.startswith("aten::_assert")
+
+
 def replicate(
     graph_module: GraphModule, assignment: Assignment | Mapping[Node, Hashable], into: Mapping[Hashable, Iterable[Node]]
 ) -> dict[Node, Hashable]:
     """Copy nodes into parts that use them, so that these parts compute them themselves.
 
     Each part gets one copy of each node that is listed for it. The copy reads the copies of its own inputs where those
-    are listed too. An original that nothing uses any more is erased, unless its part would be left empty.
+    are listed too. A pure original that nothing uses any more is erased, unless its part would be left empty.
 
     Args:
         graph_module: The graph, which is changed in place.
@@ -83,7 +105,7 @@ def replicate(
         for part, nodes in wanted.items():
             copied = [node for node in nodes if homes.get(node) != part]
             _copy_into(part, copied, result)
-        _erase_unused([node for nodes in wanted.values() for node in nodes], result)
+        _erase_unused([node for nodes in wanted.values() for node in nodes if effects.is_removable(node)], result)
     return result
 
 

@@ -121,8 +121,8 @@ def _refuse_fixed_batch(source: GraphModule) -> None:
     shapes = [value.shape for value in values if isinstance(value, torch.Tensor) and value.dim()]
     if not any(isinstance(shape[0], torch.SymInt) for shape in shapes):
         raise StageError(
-            f"the model fixes its batch size at {shapes[0][0]}; look for a reshape or a constant of that size in it, or "
-            "leave dynamic_shapes out"
+            f"the model fixes its batch size at {shapes[0][0]}; look for a reshape or a constant of that size in it, "
+            "or leave dynamic_shapes out"
         )
 
 
@@ -181,7 +181,7 @@ def _put_back(source: GraphModule, own: Mapping[int, torch.Tensor], state: Mappi
                 given = own.get(id(entry), known.value if known is not None else None)
                 if given is None:
                     raise StageError(
-                        f"the constant {prefix + name!r} has no value: it was made on meta while the model was captured; "
-                        "build the model under parameters_on_meta() and keep constants as buffers"
+                        f"the constant {prefix + name!r} has no value: it was made on meta while the model was "
+                        "captured; build the model under parameters_on_meta() and keep constants as buffers"
                     )
                 table[name] = given

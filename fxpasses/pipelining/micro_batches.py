@@ -112,9 +112,10 @@ class StageSizes:
             for leaf in part
             if leaf.shape and wrong[0] in known_symbols(leaf.shape)
         )
+        shape = leaf.shape or ()
         raise StageError(
             f"micro-batch {number}: {leaf.path[0].lower()}{leaf.path[1:]} has the shape "
-            f"{sizes_at(leaf.shape, found)}, but the other ranks expect {sizes_at(leaf.shape, expected)}; call "
+            f"{sizes_at(shape, found)}, but the other ranks expect {sizes_at(shape, expected)}; call "
             "expect_batch() with the size of the whole batch on the stages of every rank before this step"
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule
@@ -36,7 +36,7 @@ MultiUseParamSpec = MultiUseParameterConfig | Mapping[str, MultiUseParameterConf
 
 def sharing_policy(
     graph_module: GraphModule, spec: MultiUseParamSpec | None
-) -> Callable[[str, Any, Sequence[str]], str]:
+) -> Callable[[str, Any, tuple[str, ...]], Literal["own", "share"]]:
     """The splitter's policy for constants, by what the user wants of parameters.
 
     Args:
@@ -49,7 +49,7 @@ def sharing_policy(
     """
     transmitted = _transmitted(graph_module, spec)
 
-    def policy(_name: str, value: Any, _parts: Sequence[str]) -> str:
+    def policy(_name: str, value: Any, _parts: tuple[str, ...]) -> Literal["own", "share"]:
         return "own" if id(value) in transmitted else "share"
 
     return policy

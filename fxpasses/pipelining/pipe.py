@@ -18,9 +18,9 @@ from fxpasses.pipelining.capturing import capture_model
 from fxpasses.pipelining.cutting import Recompute, SplitPolicy, Stages, cut_into_stages
 from fxpasses.pipelining.losses import LossOutput, find_loss
 from fxpasses.pipelining.materializing import StateSource, materialize, refuse_empty
+from fxpasses.pipelining.micro_batches import StageSizes
 from fxpasses.pipelining.multi_use import MultiUseParamSpec, parameters_in
 from fxpasses.pipelining.routes import make_routes
-from fxpasses.pipelining.micro_batches import StageSizes
 from fxpasses.pipelining.sizes import hints_of
 from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_spec
 from fxpasses.pipelining.stage_state import aliases_in, give_unused_state, tied_names

@@ -2,19 +2,19 @@
 
 For one stage this is a minimum cut. A value that the stage needs is either sent, which costs its bytes over all links
 between here and the last stage that has it; or computed, which costs the operator's seconds and needs all its inputs
-here. Each value is two vertices, "computed here" and "here": the edge from the source to the first costs the computing,
-the edge between the two costs the sending, edges without a limit lead from "here" of an input to "computed here" of its
-user, and what the stage needs leads to the sink. Stages are looked at in their order, because what reaches one stage need
-not travel so far to the next.
+here. Each value is two vertices, "made here" and "here": the edge from the source to the first costs the computing, the
+edge between the two costs the sending, edges without a limit lead from "here" of an input to "made here" of its user,
+and what the stage needs leads to the sink. Stages are looked at in their order, because what reaches one stage has not
+so far to travel to the next.
 
-Source: the cut is that of J. Chen, H. He, Z. DeVito, B. Hirsh, "min-cut rematerialization" (functorch, 2022), with the
-price of computing beside that of keeping. The flow costs at most O(V²·√E) (preflow-push) in the cheap pure operators
-that lead to what crosses.
+Source: the cut is that of the min-cut rematerialization of functorch (H. He, S. Boyd, 2022), with the price of
+computing beside that of keeping. The flow costs at most O(V²·√E) (preflow-push) in the cheap pure operators that lead
+to what crosses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -115,7 +115,7 @@ class _Search:
         return cone
 
     def _near_sink(self, cone: Mapping[Node, int], needed: Iterable[Node], stage: int) -> Any:
-        network = nx.DiGraph()
+        network: Any = nx.DiGraph()
         for node, price in cone.items():
             network.add_edge("source", ("made", node), capacity=price)
             network.add_edge(("made", node), ("here", node), capacity=self._sending(node, stage))
@@ -155,7 +155,7 @@ class _Search:
         return self.replicable[node]
 
     def _has_constant(self, constant: Node, stage: int, largest: int) -> bool:
-        """Whether a stage has a constant anyway, or may get a copy: of what is small, and neither learns nor changes."""
+        """Whether a stage has a constant anyway, or may get a copy: of what is small and does not learn."""
         if self._identity(constant) in self.held_in.get(stage, ()):
             return True
         value = find_attribute(self.graph_module, str(constant.target)).value
@@ -166,8 +166,3 @@ class _Search:
 
 def _sent_bytes(tensor: torch.Tensor, node: Node) -> int:
     return Traveller.of(0, node.name, tensor, is_input=node.op == "placeholder").bytes
-
-
-def names_by_stage(recomputed: Mapping[int, Sequence[Node]], count: int) -> tuple[tuple[str, ...], ...]:
-    """The names of what each stage computes again, for reports."""
-    return tuple(tuple(node.name for node in recomputed.get(stage, ())) for stage in range(count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from torch import Tensor
@@ -22,8 +22,8 @@ __all__ = [
     "symbols_in",
 ]
 
-Size = int | sympy.Expr
-Symbols = Mapping[sympy.Symbol, int]
+Size: TypeAlias = int | sympy.Expr
+Symbols: TypeAlias = Mapping[sympy.Symbol, int]
 
 
 def size_of(size: Any) -> Size:

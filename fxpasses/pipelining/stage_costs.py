@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
-from fxpasses.errors import InputError
+from fxpasses.effects import analyze_effects
+from fxpasses.errors import InputError, PlacementError
 from fxpasses.partitioners.cost import (
     NodeCost,
-    concrete_size,
     measure_node,
     seconds_on,
     storage_bytes,
     tensor_bytes,
     tensors_in,
 )
+from fxpasses.partitioners.training_memory import trace_backward
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
@@ -113,8 +114,8 @@ def _figures(stage: StageModule) -> StageFigures:
         gradients=sum(tensor_bytes(value) for value in stage.parameters() if value.requires_grad),
         kept=kept_for_backward(stage),
         working=max(map(_touched, compute), default=0),
-        received=sum(tensor_bytes(traveller.example()) for traveller in route.received),
-        sent=sum(tensor_bytes(traveller.example()) for traveller in route.sent),
+        received=sum(traveller.bytes for traveller in route.received),
+        sent=sum(traveller.bytes for traveller in route.sent),
         output=0 if route.leaving is None else sum(map(tensor_bytes, _made_by(part))),
     )
     return StageFigures(tuple(map(measure_node, compute)), held)
@@ -136,39 +137,24 @@ def kept_for_backward(stage: StageModule) -> int:
     Where an operator cannot run without data, all results of the stage are counted, which is at least as much.
     """
     part: Any = stage.part
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    inputs = [_empty_like(mode, node) for node in part.graph.find_nodes(op="placeholder")]
-    state = {
-        name: mode.from_tensor(value).detach().requires_grad_(value.requires_grad)
-        for name, value in (*part.named_parameters(), *part.named_buffers())
-    }
-    if not stage.route.is_first:
-        for value in inputs:
-            value.requires_grad_(value.is_floating_point() or value.is_complex())
-    given = {value.untyped_storage()._cdata for value in (*inputs, *state.values())}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def note(value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        if storage._cdata not in given:
-            saved[storage._cdata] = storage  # held, so that no later storage gets its address
-        return value
-
     try:
-        with torch.enable_grad(), mode, torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-            result = torch.func.functional_call(part, state, tuple(inputs))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        needs = trace_backward(part, inputs_need_gradients=not stage.route.is_first)
+    except PlacementError:
         return sum(cost.output_bytes for cost in map(measure_node, part.graph.nodes) if cost.flops)
-    for value in tensors_in(result):
-        note(value)
-    return sum(storage.nbytes() for storage in saved.values())
-
-
-def _empty_like(mode: FakeTensorMode, node: Node) -> Tensor:
-    value = node.meta["val"]
-    shape, stride = ([concrete_size(size) for size in sizes] for sizes in (value.shape, value.stride()))
-    with mode:
-        return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+    effects = analyze_effects(part)
+    given = {
+        storage
+        for node in part.graph.nodes
+        if node.op in ("placeholder", "get_attr")
+        for storage in effects.storages(node)
+    }
+    saved = dict.fromkeys(itertools.chain(*needs.saved.values(), part.graph.output_node().all_input_nodes))
+    sizes: dict[int, int] = {}
+    for node in saved:
+        for storage in effects.storages(node):
+            if storage not in given:
+                sizes[storage] = max([sizes.get(storage, 0), *map(storage_bytes, tensors_in(node.meta.get("val")))])
+    return sum(sizes.values()) + sum(needs.extra.values())
 
 
 def measure_stage_costs(

@@ -98,6 +98,11 @@ class TiedParameters:
         """The model's names of the tied parameters that this rank holds."""
         return [copies.name for _, held in self._groups for copies in held]
 
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All copies that this rank holds."""
+        return [copy for _, held in self._groups for copies in held for copy in copies.parameters]
+
     def synchronize_gradients(self) -> None:
         """Add up the gradients of all copies; to be called on every rank after each step of the schedule.
 

@@ -14,10 +14,11 @@ from fxpasses.pipelining.schedules import Schedule, find_schedule
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage
 
     from fxpasses.pipelining.pipe import Pipe
+    from fxpasses.pipelining.runtime import RunningStage
     from fxpasses.pipelining.stages import StageModule
+    from fxpasses.pipelining.tied import TiedParameters
 
 __all__ = ["RankSchedule", "build_schedule"]
 
@@ -34,15 +35,17 @@ class RankSchedule:
         rank: Which rank this is.
         ranks: How many there are.
         group: The processes; None for all.
+        ties: The parameters that several ranks hold, whose gradients :meth:`step` adds up.
     """
 
     schedule: Schedule
     runner: Any
     pipe: Pipe
-    stages: tuple[PipelineStage, ...]
+    stages: tuple[RunningStage, ...]
     rank: int
     ranks: int
     group: dist.ProcessGroup | None
+    ties: TiedParameters
 
     @property
     def modules(self) -> tuple[StageModule, ...]:
@@ -71,6 +74,8 @@ class RankSchedule:
     def step(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run all micro-batches forward and backward; the same call on every rank.
 
+        Gradients are added to those that are there; those of tied parameters are the sums over all ranks that hold one.
+
         Args:
             *args: The model's inputs of a whole batch; only the rank with the first stage looks at them.
             target: What the loss compares with; only the rank with the last stage looks at it.
@@ -83,7 +88,28 @@ class RankSchedule:
         Raises:
             StageError: Another process is gone, or did not answer within the group's timeout.
         """
-        return self._run(self.runner.step, args, kwargs, target, losses)
+        tied = self.ties.parameters
+        before = [parameter.grad for parameter in tied]
+        for parameter in tied:  # what earlier steps left is added up already
+            parameter.grad = None
+        result = self._run(self.runner.step, args, kwargs, target, losses, afterwards=self._add_up_tied)
+        for parameter, gradient in zip(tied, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        return result
+
+    def _add_up_tied(self) -> None:
+        if self.runner._has_backward:  # torch has no public name for whether there is a loss
+            self.ties.synchronize_gradients()
+
+    def expect_batch(self, size: int) -> None:
+        """Say how many rows the next steps have, for a model captured with a dynamic batch; the same on every rank.
+
+        Raises:
+            StageError: The model was captured for one batch size, or there are fewer rows than micro-batches.
+        """
+        for stage in self.stages:
+            stage.expect_batch(size)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run all micro-batches forward only; otherwise as :meth:`step`.
@@ -95,7 +121,13 @@ class RankSchedule:
             return self._run(self.runner.eval, args, kwargs, target, losses)
 
     def _run(
-        self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, losses: Any
+        self,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: Any,
+        afterwards: Callable[[], None] | None = None,
     ) -> Any:
         from fxpasses.pipelining.failures import explain_failures  # torch.distributed is heavy
 
@@ -108,7 +140,10 @@ class RankSchedule:
             rank: self.schedule.stages_of(rank, self.ranks, self.pipe.num_stages) for rank in range(self.ranks)
         }
         with explain_failures(stages_of, self.group):
-            return run(*args, target=target, losses=losses, **options, **kwargs)
+            result = run(*args, target=target, losses=losses, **options, **kwargs)
+            if afterwards is not None:
+                afterwards()
+        return result
 
 
 def build_schedule(
@@ -154,4 +189,5 @@ def build_schedule(
     kind = getattr(torch_pipelining, found.torch_name)
     given = stages[0] if issubclass(kind, PipelineScheduleSingle) else list(stages)
     runner = kind(given, num_microbatches, loss_fn=loss_fn, **options)
-    return RankSchedule(found, runner, pipe, stages, rank, ranks, group)
+    ties = pipe.tie_parameters(stages, group)  # after the runner, which says where each stage is
+    return RankSchedule(found, runner, pipe, stages, rank, ranks, group, ties)

@@ -165,9 +165,9 @@ class Traveller:
         )
         if not fits:
             raise StageError(
-                f"{self.name} came with the shape {tuple(sent.shape)} from the stage before, but the model was captured "
-                f"for {shape_text(self.sent_shape)}; give micro-batches of the captured size, or call pipeline() with "
-                "dynamic_shapes"
+                f"{self.name} came with the shape {tuple(sent.shape)} from the stage before, but the model was "
+                f"captured for {shape_text(self.sent_shape)}; give micro-batches of the captured size, or call "
+                "pipeline() with dynamic_shapes"
             )
 
 
