@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["constant_views", "is_aten_view", "is_guard", "is_pulled"]
+__all__ = ["constant_views", "is_aten_view", "is_guard", "is_pulled", "is_tuple_of_views"]
+
+_VIEWS = (torch.ops.aten._unsafe_view.default,)
+"""Views whose schemas do not say so."""
+
+_CUTTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit"})
 
 
 def is_guard(node: Node) -> bool:
@@ -35,7 +40,15 @@ def is_aten_view(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not node.all_input_nodes:
         return False
-    return any(result.alias_info is not None for result in target._schema.returns)
+    return target in _VIEWS or any(result.alias_info is not None for result in target._schema.returns)
+
+
+def is_tuple_of_views(node: Node) -> bool:
+    """Whether it cuts a tensor into views, as ``torch.chunk`` does; torch's partitioner takes no tuples at all."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _CUTTING
 
 
 def _comes_from_attributes(node: Node) -> bool:

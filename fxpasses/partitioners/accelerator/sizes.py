@@ -18,7 +18,7 @@ from fxpasses.attributes import find_attribute
 from fxpasses.partitioners.cost import concrete_size, tensor_bytes
 from fxpasses.partitioners.keep_together import is_getitem
 
-from .kinds import is_aten_view, is_guard
+from .kinds import is_aten_view, is_guard, is_tuple_of_views
 from .recording import NOTHING, missing_values, record_values, recorded, refuse_unknown
 
 __all__ = [
@@ -80,7 +80,7 @@ def get_size_of_node(fx_module: GraphModule, node: Node) -> SizeBytes:
     if node.op == "output" or is_guard(node):
         return SizeBytes(0, 0)
     output = _output_bytes(fx_module, node)
-    if is_getitem(node) or is_aten_view(node):
+    if is_getitem(node) or is_aten_view(node) or is_tuple_of_views(node):
         return SizeBytes(output, 0)
     if node.op == "call_module":
         return SizeBytes(output, output + sum(state_items(fx_module, node).values()))
@@ -160,11 +160,15 @@ def _output_bytes(fx_module: GraphModule, node: Node) -> int:
 
 
 def _used_elements(node: Node, value: Sequence[Any]) -> list[Any]:
-    """The elements of a tuple that somebody takes; all of them if somebody takes the tuple as a whole."""
-    taken = {user.args[1] if is_getitem(user) and isinstance(user.args[1], int) else None for user in node.users}
-    if None in taken or not taken:
-        return list(value)
-    return [value[index] for index in sorted(index % len(value) for index in taken if isinstance(index, int))]
+    """The elements of a tuple that somebody uses; all of them if somebody takes the tuple as a whole."""
+    taken: set[int] = set()
+    for user in node.users:
+        index = user.args[1] if is_getitem(user) else None
+        if not isinstance(index, int):
+            return list(value)
+        if user.users:
+            taken.add(index % len(value))
+    return [value[index] for index in sorted(taken)]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

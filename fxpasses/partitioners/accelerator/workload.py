@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
+from fxpasses.partitioners.assignment import group_order
 from fxpasses.partitioners.keep_together import KeptGroup, element_homes, form_units, region_groups
 
 from .kinds import constant_views, is_guard
@@ -28,7 +29,7 @@ class Workload:
         graph_module: The graph.
         dependencies: Its data and order edges.
         sizes: The bytes of each node.
-        atoms: The nodes of each atom; atoms stand in the order of their first nodes.
+        atoms: The nodes of each atom; atoms stand in an order in which they can run, the graph's own where that is one.
         atom_of: The atom of each node that is in one.
         pulled: For each atom the inputs, attributes and views of attributes that it uses.
         items: For each atom the state that it holds, with its bytes; tied tensors have one key.
@@ -248,7 +249,12 @@ def _atoms(dependencies: Dependencies, nodes: Sequence[Node]) -> list[tuple[Node
     members: dict[int, list[Node]] = {}
     for node in nodes:
         members.setdefault(units.unit_of[dependencies.position[node]], []).append(node)
-    return [tuple(found) for found in members.values()]
+    if len(members) == len(nodes):
+        return [(node,) for node in nodes]
+    number = {unit: place for place, unit in enumerate(members)}
+    labels = [number.get(unit, -1) for unit in units.unit_of]
+    found = list(members.values())
+    return [tuple(found[place]) for place in group_order(dependencies, labels, len(found)) or range(len(found))]
 
 
 def _containers(dependencies: Dependencies, computes: set[Node]) -> list[KeptGroup]:
