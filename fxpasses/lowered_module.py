@@ -9,11 +9,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.input_contract import InputContract
+from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
 from fxpasses.report.summary import Summary
 
-__all__ = ["LoweredModule", "lowered_module"]
+__all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 
 
 class LoweredModule(GraphModule):
@@ -51,10 +52,25 @@ class LoweredModule(GraphModule):
         return super().load_state_dict(renamed, strict=strict, assign=assign)
 
 
-def lowered_module(parts: Split, program: ExportedProgram) -> LoweredModule:
-    """Make the module that users call from a split whose parts are on their devices."""
+class OffloadedModule(LoweredModule):
+    """A lowered model of which some parts load their parameters when they run, in backward as in forward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; autograd keeps no loaded parameter."""
+        with loading_again():
+            return super().__call__(*args, **kwargs)
+
+
+def lowered_module(parts: Split, program: ExportedProgram, *, offloads: bool = False) -> LoweredModule:
+    """Make the module that users call from a split whose parts are on their devices.
+
+    Args:
+        parts: The split, placed.
+        program: What it was made of.
+        offloads: Whether parts load parameters.
+    """
     placed = parts.graph_module
-    lowered = LoweredModule(placed, placed.graph, "LoweredModule")
+    lowered = (OffloadedModule if offloads else LoweredModule)(placed, placed.graph, "LoweredModule")
     _keep_persistence(placed, lowered)
     lowered.meta.update(placed.meta)
     lowered.qualified_names = parts.original_names

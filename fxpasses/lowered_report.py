@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.memory import DeviceMemory
+from fxpasses.partitioners.parameter_loads import LoadedMemory
 from fxpasses.passes.placement import COPY_OF
 from fxpasses.plan import Plan
 from fxpasses.report.summary import CopyRow, DeviceRow
@@ -17,13 +18,14 @@ __all__ = ["copy_rows", "device_rows", "predicted_figures", "why_there"]
 
 
 def device_rows(
-    plan: Plan, nodes: Mapping[str, int], memory: Mapping[str, DeviceMemory], load: Mapping[str, float]
+    plan: Plan, nodes: Mapping[str, int], memory: Mapping[str, LoadedMemory], load: Mapping[str, float]
 ) -> tuple[DeviceRow, ...]:
     """A row for each device of a plan, used or not."""
     rows = []
     for device in plan.devices:
         parts = tuple(part.name for part in plan.parts if part.device == device.name)
-        held = memory.get(device.name, DeviceMemory())
+        loads = memory.get(device.name, LoadedMemory(DeviceMemory()))
+        held = loads.memory
         rows.append(
             DeviceRow(
                 device.name,
@@ -32,10 +34,12 @@ def device_rows(
                 held.parameters,
                 held.activations,
                 held.copies,
-                held.peak,
+                loads.peak,
                 device.available_mem_bytes,
                 load.get(device.name, 0.0) * 1e3,
                 parts,
+                loads.loaded,
+                loads.traffic,
             )
         )
     return tuple(rows)
@@ -73,7 +77,10 @@ def _transfer_seconds(topology: Topology, source: str, target: str, size: int) -
 
 def predicted_figures(row: DeviceRow) -> dict[str, float]:
     """What a plan file says about one device."""
-    return {"seconds": row.estimated_ms / 1e3, "parameter_bytes": row.parameter_bytes, "peak_bytes": row.peak_bytes}
+    facts = {"seconds": row.estimated_ms / 1e3, "parameter_bytes": row.parameter_bytes, "peak_bytes": row.peak_bytes}
+    if row.loaded_bytes:
+        facts |= {"loaded_bytes": row.loaded_bytes, "traffic_bytes": row.traffic_bytes}
+    return facts
 
 
 def why_there(node: Node, assignment: Assignment, device_of: Mapping[str, Device], reasons: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ Capture with ``torch.export``, clean up with passes, decide which device runs wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,23 +20,24 @@ from fxpasses.backends import compile_part
 from fxpasses.capture import capture
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import InfeasibleError, InputError
+from fxpasses.errors import InputError
 from fxpasses.input_contract import InputContract
 from fxpasses.lowered_module import LoweredModule, lowered_module
 from fxpasses.lowered_report import copy_rows, device_rows, predicted_figures, why_there
+from fxpasses.model_placement import check_offload, module_paths, propose
 from fxpasses.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device, predict_times
-from fxpasses.partitioners.by_device_map import devices_of_map, place_by_device_map
+from fxpasses.partitioners.by_device import Objective, predict_times
+from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.device_maps import DeviceMap
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.offloading import OffloadedPlacement
+from fxpasses.partitioners.parameter_loads import LoadedMemory, ParameterUses
 from fxpasses.pass_manager import PassManager
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.registry import parse_pipeline
 from fxpasses.report.summary import PassRow, StepRow, Summary
-from fxpasses.units import format_bytes
 from fxpasses.verification import compare_with_model
 
 __all__ = ["DEFAULT_PIPELINE", "LoweredModule", "lower", "lower_with_plan"]
@@ -71,6 +72,7 @@ def lower(
     links: Iterable[Link] = (),
     objective: Objective = "latency",
     device_map: DeviceMap | None = None,
+    offload: str | None = None,
     pipeline: str | PassManager | Sequence[Any] = DEFAULT_PIPELINE,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -89,6 +91,8 @@ def lower(
         objective: ``latency``, ``throughput`` or ``memory``.
         device_map: Which module runs where, as Hugging Face writes it: module path to the name of a device, a torch
             device, or the number of a GPU. The longest path that covers an operator counts. Nothing is searched then.
+        offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small: some parts then load
+            theirs in each run, one part ahead. Nothing changes where the model fits.
         pipeline: The clean-up passes: a text, a manager, or a list of passes.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
         strict: Capture by bytecode instead of by running.
@@ -110,6 +114,7 @@ def lower(
     if devices is None:
         devices = () if device_map is None else devices_of_map(device_map)
     topology = Topology.of(devices, links)
+    check_offload(offload)
     clock = _Clock(progress)
     with clock.step("capture"):
         program = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
@@ -119,10 +124,11 @@ def lower(
         cleaned, rows = _run_passes(program, pipeline)
     with clock.step("place"):
         graph_module = _stateful(cleaned)
-        placement = _place(graph_module, topology, objective, device_map, _module_paths(model, program))
-        plan = Plan.of(name or _name_of(model), objective, topology, placement.assignment, placement.device_of)
-    reasons = dict(placement.reasons)
-    lowered = _build(cleaned, graph_module, placement.assignment, plan, clock, rows, reasons)
+        modules = module_paths(model, program)
+        found = propose(graph_module, topology, objective, device_map=device_map, modules=modules, offload=offload)
+        plan = _plan(name or _name_of(model), found, pipeline)
+    placement = found.placement
+    lowered = _build(cleaned, graph_module, placement.assignment, plan, clock, rows, dict(placement.reasons))
     if check:
         with clock.step("check"):
             verdict = compare_with_model(model, program, lowered, args, kwargs)
@@ -148,39 +154,13 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
     return _build(program, graph_module, assignment, plan, clock, (), {})
 
 
-def _place(
-    graph_module: GraphModule,
-    topology: Topology,
-    objective: Objective,
-    device_map: DeviceMap | None,
-    modules: Iterable[str],
-) -> DevicePlacement:
-    if device_map is None:
-        return place_by_device(graph_module, topology, objective=objective)
-    placement = place_by_device_map(graph_module, device_map, topology, modules=modules, objective=objective)
-    _refuse_too_small(graph_module, placement)
-    return placement
-
-
-def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement) -> None:
-    for name, held in predict_memory(graph_module, placement.assignment, placement.device_of).items():
-        budget = placement.topology[name].memory
-        if held.peak > budget:
-            raise InfeasibleError(
-                f"The device map puts {format_bytes(held.peak)} on {name} (parameters {format_bytes(held.parameters)}, "
-                f"activations {format_bytes(held.activations)}), which has {format_bytes(budget)}; give some of its "
-                "modules to another device.",
-                missing_bytes=int(held.peak - budget),
-                reason=f"the device map does not fit {name}",
-            )
-
-
-def _module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:
-    """The modules of a model, those included that leave no operator behind."""
-    names = [entry.fqn.partition("@")[0] for entry in program.module_call_graph]
-    if isinstance(model, torch.nn.Module):
-        names += [name for name, _ in model.named_modules()]
-    return dict.fromkeys(names)
+def _plan(name: str, found: OffloadedPlacement, pipeline: Any) -> Plan:
+    placed = found.placement
+    plan = Plan.of(
+        name, placed.objective, placed.topology, placed.assignment, placed.device_of, offloaded=found.offloaded
+    )
+    text = pipeline if isinstance(pipeline, str) else None
+    return attrs.evolve(plan, pipeline=text, contiguity=placed.contiguity)
 
 
 def _name_of(model: Any) -> str:
@@ -253,16 +233,20 @@ def _build(
     device_of = plan.device_of
     keys = stable_keys(graph_module)
     why = {key: why_there(node, assignment, device_of, reasons) for node, key in keys.items()}
-    memory = predict_memory(graph_module, assignment, device_of)
+    offloaded = tuple(part.name for part in plan.parts if part.offload is not None)
+    uses = ParameterUses.of(graph_module, assignment, device_of)
+    memory = uses.memory(offloaded)
     seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
+    seconds += sum(uses.load_seconds(offloaded).values())
     nodes = {str(part): len(members) for part, members in assignment.partitions.items()}
     with clock.step("split"):
-        constants = _where_constants_live(graph_module, assignment, device_of)
+        constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
         parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
     with clock.step("move and copy"):
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
-        PlaceOnDevices(by_submodule)(parts.graph_module)
-    lowered = lowered_module(parts, program)
+        submodules = tuple(parts.part_names[part] for part in assignment.order if str(part) in offloaded)
+        PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(memory, plan))(parts.graph_module)
+    lowered = lowered_module(parts, program, offloads=bool(offloaded))
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
     if compiled:
         with clock.step("compile"):
@@ -294,25 +278,35 @@ def _build(
 
 
 def _where_constants_live(
-    graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device]
+    graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device], loaded: Container[int]
 ) -> Callable[[str, Any, Sequence[str]], Policy]:
     """A tensor that parts on several torch devices use stays one tensor: it is held at the top and copied in each run.
 
-    So tied weights stay tied when they are trained. Parts on one torch device share the tensor itself.
+    So tied weights stay tied when they are trained. Parts on one torch device share the tensor itself; constants of the
+    program, which nobody can change, are on each device. What offloaded parts load is held at the top, too.
     """
+    effects = analyze_effects(graph_module)
     used_on: dict[int, set[str]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
-        value = find_attribute(graph_module, str(node.target)).value
+        attribute = find_attribute(graph_module, str(node.target))
+        value = attribute.value
+        if attribute.kind == "constant" and effects.written_storages.isdisjoint(effects.storages(node)):
+            continue
         for user in node.users:
             if user in assignment.partition_of:
                 device = device_of[str(assignment.partition_of[user])]
                 used_on.setdefault(id(value), set()).add(device.torch_device)
 
     def policy(_name: str, value: Any, _parts: Sequence[str]) -> Policy:
-        several = len(used_on.get(id(value), ())) > 1
-        return "pass_in" if several and isinstance(value, torch.Tensor) else "share"
+        is_passed = len(used_on.get(id(value), ())) > 1 or id(value) in loaded
+        return "pass_in" if is_passed and isinstance(value, torch.Tensor) else "share"
 
     return policy
+
+
+def _spare(memory: Mapping[str, LoadedMemory], plan: Plan) -> dict[str, float]:
+    """What each device has left at its fullest, for copies that start early."""
+    return {name: device.memory - memory[name].peak for name in memory for device in [plan.topology[name]]}
 
 
 def _attribute_name(part: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,15 @@ __all__ = ["PartPlan", "Plan"]
 
 @attrs.frozen
 class PartPlan:
-    """One part: its name, its device, and the operators or whole modules in it."""
+    """One part: its name, its device, and the operators or whole modules in it.
+
+    With ``offload="cpu"`` its parameters stay in main memory and are loaded in each run, one part ahead.
+    """
 
     name: str
     device: str
     ops: tuple[str, ...]
+    offload: str | None = None
 
 
 @attrs.frozen
@@ -77,15 +81,23 @@ class Plan:
         topology: Topology,
         assignment: Assignment,
         device_of: Mapping[str, Device],
+        *,
+        offloaded: Collection[str] = (),
     ) -> Plan:
-        """Write a proposal down."""
+        """Write a proposal down; ``offloaded`` names the parts whose parameters stay in main memory."""
         keys = stable_keys(assignment.graph)
         owner = {key: str(assignment.partition_of.get(node, "")) for node, key in keys.items()}
         parts = [
-            PartPlan(str(name), device_of[str(name)].name, tuple(condensed([keys[node] for node in nodes], owner)))
+            PartPlan(
+                str(name),
+                device_of[str(name)].name,
+                tuple(condensed([keys[node] for node in nodes], owner)),
+                "cpu" if str(name) in offloaded else None,
+            )
             for name, nodes in assignment.partitions.items()
         ]
-        return cls(model, objective, topology.devices, topology.links, tuple(parts))
+        links, devices = topology.links, topology.devices
+        return cls(model, objective, devices, links, tuple(parts), pipeline=pipeline, contiguity=contiguity)
 
     @property
     def topology(self) -> Topology:
@@ -211,7 +223,7 @@ class Plan:
             "pipeline": self.pipeline,
             "devices": [_device_json(device) for device in self.devices],
             "links": [attrs.asdict(link) for link in self.links],
-            "parts": [{"name": p.name, "device": p.device, "ops": list(p.ops)} for p in self.parts],
+            "parts": [_part_json(part) for part in self.parts],
             "copies": [dict(each) for each in self.copies],
             "predicted": dict(self.predicted),
         }
@@ -260,6 +272,11 @@ class Plan:
         except ValueError as error:
             raise PlanError(f"{str(path)!r} is not JSON: {error}.") from error
         return cls.from_json(data)
+
+
+def _part_json(part: PartPlan) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": part.name, "device": part.device, "ops": list(part.ops)}
+    return facts if part.offload is None else {**facts, "offload": part.offload}
 
 
 def _device_json(device: Device) -> dict[str, Any]:

@@ -89,8 +89,10 @@ def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Read ``parts`` as name, device and operators.
+def read_parts(
+    data: Mapping[str, Any], devices: Sequence[Device]
+) -> list[tuple[str, str, tuple[str, ...], str | None]]:
+    """Read ``parts`` as name, device, operators, and where its parameters stay.
 
     Raises:
         PlanError: an entry that is missing, misspelled, of another type, or names a device that is not there.
@@ -98,7 +100,7 @@ def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> list[tuple
     names = [device.name for device in devices]
     parts = []
     for where, entry in _objects(data, "parts"):
-        _refuse_unknown(entry, ("name", "device", "ops"), where)
+        _refuse_unknown(entry, ("name", "device", "ops", "offload"), where)
         name, device = text(entry, "name", f"{where}."), text(entry, "device", f"{where}.")
         if device not in names:
             raise PlanError(
@@ -114,8 +116,11 @@ def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> list[tuple
                     f"In this plan {where}.ops names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
                     f"for a whole module write {op + '/*'!r}."
                 )
-        parts.append((name, device, tuple(ops)))
-    _refuse_twice([name for name, _, _ in parts], "parts are called")
+        offload = entry.get("offload")
+        if offload not in (None, "cpu"):
+            raise PlanError(f'In this plan {where}.offload is {_shown(offload)}; write "cpu", or leave it out.')
+        parts.append((name, device, tuple(ops), offload))
+    _refuse_twice([name for name, *_ in parts], "parts are called")
     return parts
 
 

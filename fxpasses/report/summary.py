@@ -7,7 +7,10 @@ from typing import Any
 
 import attrs
 
-__all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "StepRow", "Summary"]
+from fxpasses.advice import Advice
+from fxpasses.timeline import Timeline
+
+__all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "StepRow", "Summary"]
 
 
 @attrs.frozen
@@ -44,6 +47,8 @@ class DeviceRow:
         budget_bytes: The budget; None for no limit.
         estimated_ms: Predicted busy milliseconds of one run.
         parts: The parts it runs, in execution order.
+        loaded_bytes: Most bytes of offloaded parameters on it at one time; the peak counts them.
+        traffic_bytes: Bytes of parameters that it loads in one run.
     """
 
     name: str
@@ -56,6 +61,8 @@ class DeviceRow:
     budget_bytes: int | None
     estimated_ms: float
     parts: tuple[str, ...]
+    loaded_bytes: int = 0
+    traffic_bytes: int = 0
 
 
 @attrs.frozen
@@ -104,6 +111,11 @@ class Summary:
         estimated_ms: Predicted milliseconds of one run.
         check: The comparison with the model, if it was asked for.
         reasons: Why each operator sits where it sits: part, device and reason by operator key.
+        path: What determines the time of one run, step by step, where devices work at the same time.
+        objective_value: The objective of the placement: seconds, bytes or devices; None where it is not known.
+        bound: No placement of this kind has a smaller objective; None where it is not known.
+        advice: What would help most, if somebody asked.
+        timeline: One run on paper (several samples for ``throughput``).
     """
 
     model: str
@@ -116,7 +128,34 @@ class Summary:
     estimated_ms: float
     check: CheckRow | None = None
     reasons: Mapping[str, str] = attrs.field(factory=dict)
+    path: tuple[PathRow, ...] = ()
+    objective_value: float | None = None
+    bound: float | None = None
+    advice: tuple[Advice, ...] | None = None
+    timeline: Timeline | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the bound the placement is at most, as a share of it; None where that is not known."""
+        if self.bound is None or self.objective_value is None:
+            return None
+        return max(0.0, self.objective_value / self.bound - 1) if self.bound > 0 else None
+
+    def optimality(self) -> str:
+        """What is known about better placements, in words."""
+        gap = self.gap
+        if gap is None:
+            return "How far it is from the best placement is not known."
+        if gap <= 1e-9:
+            return f"No placement of this kind has a smaller {self.objective}: it is proven optimal."
+        return f"No placement of this kind can be more than {100 * gap / (1 + gap):.2g}% better."
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain data."""
-        return attrs.asdict(self, recurse=True)
+        """The summary as plain data; the timeline is a file of its own."""
+        facts = attrs.asdict(
+            self, recurse=True, filter=lambda attribute, _: attribute.name not in ("timeline", "advice")
+        )
+        advice = (
+            None if self.advice is None else [{**attrs.asdict(each), "text": each.sentence()} for each in self.advice]
+        )
+        return {**facts, "gap": self.gap, "advice": advice}

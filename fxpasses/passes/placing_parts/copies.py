@@ -159,6 +159,8 @@ class _Copying:
 
 def _inherit(node: Node) -> None:
     """A ``getitem`` of a part's results lives where the part does."""
+    if DEVICE.has(node):
+        return
     homes = [DEVICE.read(used) for used in node.all_input_nodes if DEVICE.has(used)]
     if homes and node.op not in ("placeholder", "output"):
         DEVICE.write(node, homes[0])

@@ -1,0 +1,97 @@
+"""Find out where a captured model runs: by search or by a device map; with parameters in main memory if allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.devices import Topology
+from fxpasses.errors import InfeasibleError, InputError
+from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.by_device_map import place_by_device_map
+from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
+from fxpasses.units import format_bytes
+
+__all__ = ["check_offload", "module_paths", "propose"]
+
+
+def check_offload(offload: str | None) -> None:
+    """Refuse a place for parameters that is not there.
+
+    Raises:
+        InputError: it is neither None nor ``"cpu"``.
+    """
+    if offload not in (None, "cpu"):
+        raise InputError(f"Parameters can be offloaded to 'cpu', not to {offload!r}; write offload=\"cpu\".")
+
+
+def propose(
+    graph_module: GraphModule,
+    topology: Topology,
+    objective: Objective,
+    *,
+    device_map: DeviceMap | None = None,
+    modules: Iterable[str] = (),
+    offload: str | None = None,
+) -> OffloadedPlacement:
+    """Propose where each operator runs, and which parts load their parameters.
+
+    Args:
+        graph_module: The model with its state.
+        topology: The devices and links.
+        objective: What is made small.
+        device_map: Which module runs where; nothing is searched then.
+        modules: The modules of the model, for the map.
+        offload: ``"cpu"`` if parameters may stay there.
+
+    Raises:
+        PlacementError: the map does not fit the model.
+        InfeasibleError: the model does not fit the devices; says so if offloading would help.
+    """
+    if device_map is not None:
+        placement = place_by_device_map(graph_module, device_map, topology, modules=modules, objective=objective)
+        if offload is None:
+            _refuse_too_small(graph_module, placement)
+            return OffloadedPlacement(placement, ())
+        return offload_where_too_small(graph_module, placement)
+    try:
+        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective), ())
+    except InfeasibleError as error:
+        if error.node is not None and error.missing_bytes is None:  # an operator that no device supports
+            raise
+        if offload is None:
+            raise _with_hint(error) from error.__cause__
+    return place_with_offloading(graph_module, topology, objective=objective)
+
+
+def _with_hint(error: InfeasibleError) -> InfeasibleError:
+    if error.node is None:  # else it is a single operator, which offloading makes no smaller
+        error.message += ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
+    return error
+
+
+def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement) -> None:
+    for name, held in predict_memory(graph_module, placement.assignment, placement.device_of).items():
+        budget = placement.topology[name].memory
+        if held.peak > budget:
+            raise InfeasibleError(
+                f"The device map puts {format_bytes(held.peak)} on {name} (parameters {format_bytes(held.parameters)}, "
+                f"activations {format_bytes(held.activations)}), which has {format_bytes(budget)}; give some of its "
+                'modules to another device, or allow offload="cpu".',
+                missing_bytes=int(held.peak - budget),
+                reason=f"the device map does not fit {name}",
+            )
+
+
+def module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:
+    """The modules of a model, those included that leave no operator behind."""
+    names = [entry.fqn.partition("@")[0] for entry in program.module_call_graph]
+    if isinstance(model, torch.nn.Module):
+        names += [name for name, _ in model.named_modules()]
+    return dict.fromkeys(names)

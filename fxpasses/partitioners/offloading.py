@@ -1,0 +1,221 @@
+"""Place a model that is too large for all devices together: some parts load their parameters from main memory.
+
+Everything that fits stays on the devices. One device, the one with the most memory that works, takes what is left: its
+operators are cut into small parts, as many of these as possible keep their parameters, evenly spread over the run, and
+the others load theirs one part ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import attrs
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.colocation import uncuttable
+from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.units import format_bytes
+
+__all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]
+
+_PARTS_IN_MEMORY = 8
+"""Into how many parts the free memory of a device is divided: two of them are for loading, the others stay."""
+
+_STEPS = 5
+"""Bisections of how much one device must take."""
+
+
+@attrs.frozen(eq=False)
+class OffloadedPlacement:
+    """A placement, and the parts whose parameters are loaded when they run."""
+
+    placement: DevicePlacement
+    offloaded: tuple[str, ...]
+
+
+def place_with_offloading(
+    graph_module: GraphModule, topology: Topology, *, objective: Objective = "latency"
+) -> OffloadedPlacement:
+    """Place a model that does not fit the devices; its parameters stay in main memory where they have to.
+
+    Args:
+        graph_module: A graph whose nodes carry ``val``.
+        topology: The devices; every budget is kept, with the parameters of two offloaded parts at a time.
+        objective: See :func:`~fxpasses.partitioners.by_device.place_by_device`.
+
+    Raises:
+        InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
+    """
+    figures = GraphFigures.of(graph_module)
+    failures: list[InfeasibleError] = []
+    for device in sorted(topology.devices, key=lambda device: -device.memory):
+        try:
+            placement = _with_least_on(figures, topology, device, objective)
+            return offload_where_too_small(graph_module, placement, figures=figures)
+        except InfeasibleError as error:
+            failures.append(error)
+    raise min(failures, key=lambda error: math.inf if error.missing_bytes is None else error.missing_bytes)
+
+
+def _with_least_on(figures: GraphFigures, topology: Topology, device: Device, objective: Objective) -> DevicePlacement:
+    """The placement that gives a device with unlimited memory as little as it can."""
+    best = _enlarged(figures.graph_module, topology, device, None, objective)
+    if len(topology.devices) == 1:
+        return best
+    low, high = device.memory, float(figures.bytes_of(range(len(figures.nodes))))
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        try:
+            best, high = _enlarged(figures.graph_module, topology, device, int(middle), objective), middle
+        except PlacementError:  # none exists, or none was found
+            low = middle
+    return best
+
+
+def _enlarged(
+    graph_module: GraphModule, topology: Topology, device: Device, memory: int | None, objective: Objective
+) -> DevicePlacement:
+    larger = attrs.evolve(device, available_mem_bytes=memory)
+    devices = tuple(larger if each is device else each for each in topology.devices)
+    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective)
+    real = {part: topology[each.name] for part, each in placement.device_of.items()}
+    return attrs.evolve(placement, device_of=real, topology=topology)
+
+
+def offload_where_too_small(
+    graph_module: GraphModule, placement: DevicePlacement, *, figures: GraphFigures | None = None
+) -> OffloadedPlacement:
+    """Cut the parts of each device that holds too much, and offload as few of them as its budget allows.
+
+    Args:
+        graph_module: The graph.
+        placement: Which operator runs where; stays so.
+        figures: The graph, measured, if it is.
+
+    Raises:
+        InfeasibleError: a device is too small even for the parameters of two of its smallest parts at a time.
+    """
+    figures = figures or GraphFigures.of(graph_module)
+    offloaded: tuple[str, ...] = ()
+    for device in placement.topology.devices:
+        uses = ParameterUses.of(graph_module, placement.assignment, placement.device_of, figures.effects)
+        held = uses.memory(offloaded).get(device.name)
+        if held is not None and held.peak > device.memory:
+            placement, chosen = _offload_one(figures, placement, device, uses, offloaded)
+            offloaded += chosen
+    return OffloadedPlacement(placement, offloaded)
+
+
+def _offload_one(
+    figures: GraphFigures, placement: DevicePlacement, device: Device, uses: ParameterUses, before: tuple[str, ...]
+) -> tuple[DevicePlacement, tuple[str, ...]]:
+    units = list(_units(figures, placement, device))
+    least = max(sum(_loadable(figures, members).values()) for _, members in units)
+    room = device.memory - uses.course.memory(device.name).activations
+    missing = math.inf
+    for limit in dict.fromkeys((max(least, room / _PARTS_IN_MEMORY), least)):
+        cut = _cut(figures, placement, device, units, limit)
+        names = tuple(part for part, on in cut.device_of.items() if on.name == device.name)
+        finer = ParameterUses.of(figures.graph_module, cut.assignment, cut.device_of, figures.effects)
+        chosen = _fewest(finer, device, names, before)
+        if chosen is not None:
+            return cut, chosen
+        missing = min(missing, finer.memory((*before, *names))[device.name].peak - device.memory)
+    raise InfeasibleError(
+        f"{device.name} has {format_bytes(device.memory)}, which is {format_bytes(missing)} too little even if all "
+        "parameters stay on the CPU: what is alive at one time, what the model writes to, and the parameters of two "
+        "parts that follow each other must fit; give it more memory, or make the inputs smaller.",
+        missing_bytes=int(missing),
+        reason=f"two parts at a time are too large for {device.name}",
+    )
+
+
+def _fewest(
+    uses: ParameterUses, device: Device, names: Sequence[str], before: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """The fewest parts to offload, evenly spread over the run; None if all of them are too few."""
+
+    def offloaded(stay: int) -> tuple[str, ...]:
+        count = len(names)
+        return tuple(name for i, name in enumerate(names) if (i + 1) * stay // count == i * stay // count)
+
+    def fits(stay: int) -> bool:
+        return uses.memory((*before, *offloaded(stay)))[device.name].peak <= device.memory
+
+    if not fits(0):
+        return None
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return offloaded(low)
+
+
+def _units(figures: GraphFigures, placement: DevicePlacement, device: Device) -> Iterator[tuple[str, list[Node]]]:
+    """The smallest pieces that the parts of a device can be cut into, in order, each with its part."""
+    glued = uncuttable(figures)
+    for part in placement.assignment.order:
+        if placement.device_of[str(part)].name != device.name:
+            continue
+        unit: list[Node] = []
+        for node in placement.assignment.partitions[part]:
+            if unit and not glued[figures.position[node]]:
+                yield str(part), unit
+                unit = []
+            unit.append(node)
+        yield str(part), unit
+
+
+def _loadable(figures: GraphFigures, members: Sequence[Node]) -> dict[int, int]:
+    """Bytes of the state that some nodes use and that no node writes to, by storage."""
+    written = figures.effects.written_storages
+    uses = (figures.constants[figures.position[node]] for node in members)
+    return {storage: size for use in uses for storage, size in use.items() if storage not in written}
+
+
+def _cut(
+    figures: GraphFigures,
+    placement: DevicePlacement,
+    device: Device,
+    units: Sequence[tuple[str, list[Node]]],
+    limit: float,
+) -> DevicePlacement:
+    """Cut the parts of a device so that each uses at most ``limit`` bytes of state."""
+    pieces: dict[str, list[list[Node]]] = {}
+    state: dict[int, int] = {}
+    for part, members in units:
+        wanted = _loadable(figures, members)
+        if part not in pieces or sum({**state, **wanted}.values()) > limit:
+            pieces.setdefault(part, []).append([])
+            state = {}
+        state.update(wanted)
+        pieces[part][-1] += members
+    return _renamed(placement, device, pieces)
+
+
+def _renamed(placement: DevicePlacement, device: Device, pieces: dict[str, list[list[Node]]]) -> DevicePlacement:
+    partition_of: dict[Node, str] = {}
+    device_of: dict[str, Device] = {}
+    reasons: dict[str, str] = {}
+    taken = set(map(str, placement.assignment.order)) - set(pieces)
+    for part in map(str, placement.assignment.order):
+        for members in pieces.get(part, [placement.assignment.partitions[part]]):
+            name = part if part in taken and part not in pieces else _free_name(device.name, device_of, taken)
+            partition_of.update(dict.fromkeys(members, name))
+            device_of[name] = placement.device_of[part]
+            reasons[name] = placement.reasons.get(part, "")
+    assignment = Assignment.of(placement.assignment.graph, partition_of, order=list(device_of))
+    return attrs.evolve(placement, assignment=assignment, device_of=device_of, reasons=reasons)
+
+
+def _free_name(device: str, device_of: dict[str, Device], taken: set[str]) -> str:
+    count = 0
+    while (name := f"{device}_{count}" if count else device) in device_of or name in taken:
+        count += 1
+    return name
