@@ -195,8 +195,8 @@ class _Arrival(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        filled = [
-            gradient if real and gradient is not None else torch.zeros(shape, dtype=dtype, device=device)
+        filled = [  # contiguous: a backward in halves sends them as they are
+            gradient.contiguous() if real and gradient is not None else torch.zeros(shape, dtype=dtype, device=device)
             for gradient, real, (shape, dtype, device) in zip(gradients, ctx.has_gradient, ctx.like, strict=True)
         ]
         return (None, *filled)
