@@ -79,7 +79,7 @@ def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
     """Solve, check, and solve more strictly until every budget holds.
 
     After the relaxed problem comes one that counts all that is alive anywhere, then relaxed ones whose budgets are cut
-    by what was missed so far.
+    by what the solver did not see on the devices that passed theirs.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
@@ -89,15 +89,17 @@ def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
     solution = solve_placement(relaxed)
     bound = solution.bound
     runs, over = _checked(figures, wish.topology, solution)
-    missing: dict[str, int] = {}
+    unseen: dict[str, int] = {}
     for attempt in range(MAX_ROUNDS):
         if not over:
             return Found(solution, runs, contiguity, min(bound, solution.objective_value))
-        for name, size in over.items():
-            missing[name] = missing.get(name, 0) + size
+        if attempt != 1:
+            for name, size in over.items():
+                spare = int(wish.topology[name].memory) - solution.kept_bytes[name]
+                unseen[name] = max(unseen.get(name, 0) + 1, size + spare)
         try:
             solution = solve_placement(
-                attrs.evolve(relaxed, devices=[_smaller(device, missing) for device in relaxed.devices])
+                attrs.evolve(relaxed, devices=[_smaller(device, unseen) for device in relaxed.devices])
                 if attempt
                 else wish.problem(figures, contiguity, relaxed=False)
             )
@@ -109,10 +111,10 @@ def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
     raise _none_found(over)
 
 
-def _smaller(device: Device, missing: Mapping[str, int]) -> Device:
-    if device.available_mem_bytes is None or device.name not in missing:
+def _smaller(device: Device, unseen: Mapping[str, int]) -> Device:
+    if device.available_mem_bytes is None or device.name not in unseen:
         return device
-    return attrs.evolve(device, available_mem_bytes=max(0, device.available_mem_bytes - missing[device.name]))
+    return attrs.evolve(device, available_mem_bytes=max(0, device.available_mem_bytes - unseen[device.name]))
 
 
 def _checked(figures: GraphFigures, topology: Topology, solution: PlacementSolution) -> tuple[Runs, dict[str, int]]:
