@@ -15,7 +15,7 @@ from fxpasses.units import format_bytes
 
 from .bookkeeping import memory_of
 from .structures import PartitionerConfig, PartitionMode
-from .workload import Group, Workload
+from .workload import Filling, Group, Workload
 
 __all__ = [
     "check_complete",
@@ -96,7 +96,7 @@ def check_room(workload: Workload, total: int, devices: Sequence[Device]) -> Non
         InfeasibleError: All devices together are too small, or no device takes some node.
     """
     largest = max(devices, key=memory_of)
-    needs = [workload.group([atom]).used for atom in range(len(workload.atoms))]
+    needs = [Filling(workload).extra(atom) for atom in range(len(workload.atoms))]
     hungriest = max(range(len(needs)), key=needs.__getitem__)
     if (everything := sum(map(memory_of, devices))) < total:
         raise infeasible(

@@ -26,6 +26,7 @@ __all__ = [
     "get_extra_size_of",
     "get_size_of_all_nodes",
     "get_size_of_node",
+    "measure",
     "size_bytes",
     "size_of",
     "state_items",
@@ -77,14 +78,18 @@ def get_size_of_node(fx_module: GraphModule, node: Node) -> SizeBytes:
     Raises:
         MissingMetadataError: The node has no recorded value (also a ``RuntimeError``).
     """
+    return measure(fx_module, node)[0]
+
+
+def measure(fx_module: GraphModule, node: Node) -> tuple[SizeBytes, dict[Hashable, int]]:
+    """The bytes of one node, and what it keeps in memory though it does not make it (:func:`state_items`)."""
     if node.op == "output" or is_guard(node):
-        return SizeBytes(0, 0)
+        return SizeBytes(0, 0), {}
     output = _output_bytes(fx_module, node)
+    items: dict[Hashable, int] = {node: output} if node.op == "placeholder" else state_items(fx_module, node)
     if is_getitem(node) or is_aten_view(node) or is_tuple_of_views(node):
-        return SizeBytes(output, 0)
-    if node.op == "call_module":
-        return SizeBytes(output, output + sum(state_items(fx_module, node).values()))
-    return SizeBytes(output, output)
+        return SizeBytes(output, 0), items
+    return SizeBytes(output, output + sum(items.values()) * (node.op == "call_module")), items
 
 
 def size_of(node: Node) -> SizeBytes:
@@ -115,10 +120,8 @@ def get_extra_size_of(node: Node, nodes: Container[Node]) -> int:
 def state_items(fx_module: GraphModule, node: Node) -> dict[Hashable, int]:
     """What a node keeps in memory though it does not make it, with its bytes: tied tensors have one key.
 
-    An input counts as itself, a parameter, buffer or constant as the storage it lives in.
+    A parameter, buffer or constant counts as the storage it lives in.
     """
-    if node.op == "placeholder":
-        return {node: _output_bytes(fx_module, node)}
     if node.op not in ("get_attr", "call_module") or is_guard(node):
         return {}
     found: dict[Hashable, int] = {}

@@ -16,7 +16,7 @@ from fxpasses.partitioners.keep_together import KeptGroup, element_homes, form_u
 
 from .kinds import constant_views, is_guard
 from .latency import critical_path
-from .sizes import SizeBytes, get_size_of_node, state_items
+from .sizes import SizeBytes, measure
 from .structures import NodeLatency, Partition
 
 __all__ = ["Filling", "Group", "Workload"]
@@ -29,6 +29,7 @@ class Workload:
         graph_module: The graph.
         dependencies: Its data and order edges.
         sizes: The bytes of each node.
+        items_of: What each node keeps in memory though it does not make it, with its bytes: tied tensors have one key.
         atoms: The nodes of each atom; atoms stand in an order in which they can run, the graph's own where that is one.
         atom_of: The atom of each node that is in one.
         pulled: For each atom the inputs, attributes and views of attributes that it uses.
@@ -44,9 +45,11 @@ class Workload:
         self.graph_module = graph_module
         self.dependencies = Dependencies.of(graph_module)
         nodes = self.dependencies.nodes
-        self.sizes: dict[Node, SizeBytes] = {node: get_size_of_node(graph_module, node) for node in nodes}
+        self.sizes: dict[Node, SizeBytes] = {}
+        self.items_of: dict[Node, dict[Hashable, int]] = {}
+        for node in nodes:
+            self.sizes[node], self.items_of[node] = measure(graph_module, node)
         self.views = constant_views(graph_module)
-        self._items_of: dict[Node, dict[Hashable, int]] = {}
         self.atoms = _atoms(self.dependencies, [node for node in nodes if self._computes(node)])
         self.atom_of = {node: number for number, members in enumerate(self.atoms) for node in members}
         self.own = [sum(self._result_bytes(node) for node in members) for members in self.atoms]
@@ -66,18 +69,12 @@ class Workload:
         return node.op not in ("placeholder", "get_attr", "output") and not is_guard(node) and node not in self.views
 
     def _result_bytes(self, node: Node) -> int:
-        return self.sizes[node].total_size - sum(self.items_of(node).values())
-
-    def items_of(self, node: Node) -> dict[Hashable, int]:
-        """What a node keeps in memory though it does not make it."""
-        if node not in self._items_of:
-            self._items_of[node] = state_items(self.graph_module, node)
-        return self._items_of[node]
+        return self.sizes[node].total_size - sum(self.items_of[node].values())
 
     def _items(self, atom: int) -> dict[Hashable, int]:
         items: dict[Hashable, int] = {}
         for node in (*self.pulled[atom], *self.atoms[atom]):
-            items.update(self.items_of(node))
+            items.update(self.items_of[node])
         return items
 
     def _pulled(self, members: Iterable[Node]) -> dict[Node, None]:
@@ -118,7 +115,7 @@ class Workload:
         """Bytes of all results and all state, tied tensors once."""
         items: dict[Hashable, int] = {}
         for node in self.dependencies.nodes:
-            items.update(self.items_of(node))
+            items.update(self.items_of[node])
         return sum(items.values()) + sum(self.own)
 
     def group(self, atoms: Iterable[int]) -> Group:
