@@ -1,0 +1,222 @@
+"""Copies on side streams: nobody uses one too early, and no memory is given away too early."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from fake_streams import ClockedStreams, LateStreams
+from lowering_models import InPlace, KeyValueCache, Mlp, cpu_pair
+from torch import nn
+
+from fxpasses import Device, LoweredModule, lower
+from fxpasses.passes import placement
+from fxpasses.passes.placing_parts.copy_engine import CopyEngine
+
+HOST, GPU, OTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
+
+
+def on(device: torch.device) -> torch.Tensor:
+    return torch.empty(4, device=device)
+
+
+@pytest.mark.parametrize(("source", "target"), [(HOST, GPU), (GPU, HOST), (GPU, OTHER)], ids=["in", "out", "across"])
+def test_a_copy_has_happened_before_it_is_used(source: torch.device, target: torch.device) -> None:
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    where = streams.compute(source) if streams.overlaps(source) else "host"
+    streams.happens("make", where)
+
+    ticket = engine.begin(on(source), target)
+    engine.wait(ticket)
+    streams.happens("use", streams.compute(target) if streams.overlaps(target) else "host")
+
+    assert streams.is_before("make", "copy")
+    assert streams.is_before("copy", "use")
+
+
+def test_a_copy_does_not_wait_for_what_is_computed_meanwhile() -> None:
+    """The point of it all: compute queued before the copy on the target is no reason to wait."""
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    streams.happens("compute", streams.compute(GPU))
+
+    engine.begin(on(HOST), GPU)
+
+    assert not streams.is_before("compute", "copy")
+
+
+@pytest.mark.parametrize("source", [GPU, HOST])
+def test_who_writes_to_the_source_waits_until_it_was_read(source: torch.device) -> None:
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    value = on(source)
+    value.is_pinned_here = True
+    ticket = engine.begin(value, OTHER)
+
+    engine.let_read(ticket, source)
+    streams.happens("write", streams.compute(source) if source is GPU else "host")
+
+    assert streams.is_before("copy", "write")
+
+
+def test_the_memory_that_a_copy_reads_is_held_until_it_was_read() -> None:
+    streams = ClockedStreams()
+
+    CopyEngine(streams).begin(on(GPU), HOST)
+
+    assert [streams.lane(GPU, "out")] == streams.held
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_memory_of_a_copy_is_used_again_only_after_its_last_use(training: bool) -> None:
+    """Without autograd the lane waits and the memory is free at once; with it the allocator is told to look."""
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    with torch.set_grad_enabled(training):
+        ticket = engine.begin(on(HOST), GPU)
+        engine.wait(ticket)
+        streams.happens("use", streams.compute(GPU))
+        engine.release(ticket)
+    streams.happens("copy into the same memory", streams.lane(GPU, "in"))
+
+    assert ticket.copy is None
+    assert (not training) == streams.is_before("use", "copy into the same memory")
+    assert ([streams.compute(GPU)] if training else []) == streams.held
+
+
+@pytest.mark.parametrize("holder", ["variable", "view"])
+def test_a_copy_that_somebody_still_holds_is_left_to_the_allocator(holder: str) -> None:
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    with torch.no_grad():
+        ticket = engine.begin(on(HOST), GPU)
+        kept = engine.wait(ticket) if holder == "variable" else engine.wait(ticket)[1:]
+        engine.release(ticket)
+
+    assert kept is not None
+    assert [streams.compute(GPU)] == streams.held
+
+
+def test_an_error_between_use_and_release_gives_no_memory_away() -> None:
+    streams = ClockedStreams()
+    ticket = CopyEngine(streams).begin(on(HOST), GPU)
+    ticket.streams.wait(streams.compute(GPU), ticket.event)
+    ticket.used = True
+
+    del ticket
+
+    assert [streams.compute(GPU)] == streams.held
+
+
+def test_the_caller_may_write_to_pinned_inputs_when_the_model_returns() -> None:
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    value = on(HOST)
+    value.is_pinned_here = True
+    ticket = engine.begin(value, GPU)
+
+    engine.finish(ticket)
+    streams.happens("write", "host")
+
+    assert streams.is_before("copy", "write")
+
+
+def test_an_engine_is_copied_and_pickled_with_its_model() -> None:
+    engine = CopyEngine(ClockedStreams())
+
+    assert engine is copy.deepcopy(engine)
+    assert isinstance(pickle.loads(pickle.dumps(engine)), CopyEngine)
+
+
+class Branches(nn.Module):
+    """A value that two devices need, one of them late, and a write to what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x)
+        there = self.second(hidden + y)
+        back = self.third(there) + hidden
+        return back, there
+
+
+MAPS = {
+    "chain": (lambda: Mlp(6), lambda: (torch.randn(2, 64),), {"layers.0": "left", "layers.3": "left", "": "right"}),
+    "branches": (
+        Branches,
+        lambda: (torch.randn(2, 8), torch.randn(8)),
+        {"first": "left", "second": "right", "third": "left"},
+    ),
+    "in place": (InPlace, lambda: (torch.randn(2, 16),), {"first": "left", "second": "right", "": "left"}),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_model_is_right_when_every_copy_is_as_late_as_it_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients are eager's, although a copy holds nonsense until it is awaited."""
+    make, inputs, device_map = MAPS[name]
+    model, args = make(), inputs()
+    streams = LateStreams()
+    monkeypatch.setattr(placement, "streams_for", lambda _devices: streams)
+
+    lowered = lower(model, args, devices=cpu_pair(), device_map=device_map)
+    expected, actual = model(*args), lowered(*args)
+    wanted = torch.autograd.grad(sum(map(torch.sum, expected)), list(model.parameters()))
+    given = torch.autograd.grad(sum(map(torch.sum, actual)), list(lowered.parameters()))
+    with torch.no_grad():
+        inferred = lowered(*args)
+
+    assert streams.sent
+    assert 0 == streams.lost
+    for one, two, three in zip(expected, actual, inferred, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+    assert {g.sum().item() for g in wanted} == {g.sum().item() for g in given}
+
+
+def test_a_cache_is_right_when_every_copy_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a decoder follow eager; its state stays where it is written."""
+    streams = LateStreams()
+    monkeypatch.setattr(placement, "streams_for", lambda _devices: streams)
+    model = KeyValueCache().eval()
+    lowered = lower(
+        model,
+        (torch.randn(1, 1, 16), torch.tensor([0])),
+        devices=cpu_pair(),
+        device_map={"qkv": "left", "out": "right"},
+    )
+
+    with torch.no_grad():
+        for step in range(3):
+            x, position = torch.randn(1, 1, 16), torch.tensor([step])
+            assert torch.equal(model(x, position), lowered(x, position))
+    assert torch.equal(model.keys, lowered.state_dict()["keys"])
+    assert 0 == streams.lost
+
+
+def test_copies_begin_early_only_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is there earlier takes memory earlier; without room it begins right before its use."""
+    monkeypatch.setattr(placement, "streams_for", lambda _devices: LateStreams())
+
+    def lowered(budget: int | None) -> LoweredModule:
+        return lower(
+            Branches(),
+            (torch.randn(2, 8), torch.randn(8)),
+            devices=[Device("left"), Device("middle"), Device("right", budget)],
+            device_map={"first": "left", "second": "middle", "third": "right"},
+        )
+
+    def is_early(module: LoweredModule) -> bool:
+        names = [node.name for node in module.graph.nodes]
+        return names.index("linear_to_right_begun") < names.index("middle")
+
+    peak = lowered(None).report.devices[2].peak_bytes
+
+    assert is_early(lowered(None))
+    assert is_early(lowered(peak + 64))
+    assert not is_early(lowered(peak))
