@@ -30,17 +30,17 @@ def _llama(layers: int, width: int = 256) -> tuple[nn.Module, dict[str, Any]]:
 
 def _lower_step(step: str, layers: int) -> Duel:
     """Lower an exported Llama; what is timed is one step of it, by itself."""
-    from fxpasses.lowering import _run_passes, _stateful
     from fxpasses.partitioners.by_device import place_by_device
     from fxpasses.passes import split
+    from fxpasses.preparing import run_passes, stateful
 
     model, kwargs = _llama(layers)
     program = torch.export.export(model, (), kwargs)
-    graph_module = _stateful(program)
+    graph_module = stateful(program)
     devices = [Device("left", GiB), Device("right", GiB)]
     assignment = place_by_device(graph_module, devices).assignment
     steps: dict[str, Any] = {
-        "passes": lambda: _run_passes(program, "remove-detach,remove-no-ops,eliminate-dead-code")[0],
+        "passes": lambda: run_passes(program, "remove-detach,remove-no-ops,eliminate-dead-code")[0],
         "place": lambda: place_by_device(graph_module, devices),
         "split": lambda: split(graph_module, assignment, names=lambda part: f"part_{part}"),
         "all but capture": lambda: lower(program, devices=devices),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ def propose(
     device_map: DeviceMap | None = None,
     modules: Iterable[str] = (),
     offload: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> OffloadedPlacement:
     """Propose where each operator runs, and which parts load their parameters.
 
@@ -49,6 +50,7 @@ def propose(
         device_map: Which module runs where; nothing is searched then.
         modules: The modules of the model, for the map.
         offload: ``"cpu"`` if parameters may stay there.
+        options: Further options of :func:`~fxpasses.partitioners.by_device.place_by_device`.
 
     Raises:
         PlacementError: the map does not fit the model.
@@ -61,7 +63,7 @@ def propose(
             return OffloadedPlacement(placement, ())
         return offload_where_too_small(graph_module, placement)
     try:
-        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective), ())
+        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **(options or {})), ())
     except InfeasibleError as error:
         if error.node is not None and error.missing_bytes is None:  # an operator that no device supports
             raise

@@ -17,7 +17,8 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.cost import seconds_of, tensor_bytes, tensors_in
+from fxpasses.partitioners.cost import seconds_of
+from fxpasses.partitioners.graph_figures import value_bytes
 from fxpasses.partitioners.memory import MemoryCourse, follow_memory
 from fxpasses.timeline import MemoryCurve, Span, Timeline
 
@@ -221,12 +222,11 @@ def _tasks(
             source = assignment.partition_of.get(used)
             if source is None or source == part:
                 continue
-            origin = device_of[str(source)].name
-            if origin == home:
+            origin, size = device_of[str(source)].name, value_bytes(used)
+            if origin == home or not size:
                 needs[todo.computing[sample, str(source)]] = None
                 continue
             if (sample, used, home) not in todo.copying:
-                size = sum(map(tensor_bytes, tensors_in(used.meta.get("val"))))
                 link = f"{origin} → {home}"
                 todo.copying[sample, used, home] = todo.add(
                     _Task(

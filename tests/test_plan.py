@@ -149,7 +149,7 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "In this plan parts[0].ops names 'layers.0', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for "
             "a whole module write 'layers.0/*'.",
         ),
-        (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops."),
+        (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops, offload."),
         (
             edited(parts=[*GOOD["parts"], *GOOD["parts"]]),  # type: ignore[misc]
             "In this plan two parts are called 'left'; give each its own name.",

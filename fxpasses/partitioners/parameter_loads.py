@@ -125,6 +125,15 @@ class ParameterUses:
             lives[device] += self._lives(constant, device)
         return {name: self._memory(name, held[name], lives[name]) for name in held}
 
+    def course_with(self, offloaded: Collection[str]) -> MemoryCourse:
+        """The memory over time when some parts are offloaded: what they load comes and goes."""
+        held, lives = dict(self.course.held), {name: list(lives) for name, lives in self.course.lives.items()}
+        for constant, device in self.loaded(offloaded):
+            held[device] -= constant.held
+            lives[device] += self._lives(constant, device)
+        every = {name: tuple(each) for name, each in lives.items()}
+        return attrs.evolve(self.course, held=held, lives=every)
+
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
         """Seconds that the loads of one run take over the default link to main memory, if nothing else runs."""
         link = Link("host", "device")

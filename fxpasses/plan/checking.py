@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.memory import follow_memory
+from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, torn_apart
 from fxpasses.plan.keys import graph_of, listed, stable_keys
 from fxpasses.units import format_bytes
@@ -190,7 +190,7 @@ def _budgets(
     plan: Plan, graph_module: GraphModule, given: Fit, assignment: Assignment, now: Mapping[str, Device]
 ) -> list[Violation]:
     device_of = {part.name: now[part.device] for part in plan.parts}
-    course = follow_memory(graph_module, assignment, device_of)
+    course = ParameterUses.of(graph_module, assignment, device_of).course_with(plan.offloaded)
     found = []
     for name in course.held:
         held, budget = course.memory(name), now[name].memory

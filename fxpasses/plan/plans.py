@@ -83,6 +83,8 @@ class Plan:
         device_of: Mapping[str, Device],
         *,
         offloaded: Collection[str] = (),
+        pipeline: str | None = None,
+        contiguity: str | None = None,
     ) -> Plan:
         """Write a proposal down; ``offloaded`` names the parts whose parameters stay in main memory."""
         keys = stable_keys(assignment.graph)
@@ -98,6 +100,11 @@ class Plan:
         ]
         links, devices = topology.links, topology.devices
         return cls(model, objective, devices, links, tuple(parts), pipeline=pipeline, contiguity=contiguity)
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """The parts whose parameters stay in main memory and are loaded in each run."""
+        return tuple(part.name for part in self.parts if part.offload is not None)
 
     @property
     def topology(self) -> Topology:

@@ -49,6 +49,10 @@ class DeviceRow:
         parts: The parts it runs, in execution order.
         loaded_bytes: Most bytes of offloaded parameters on it at one time; the peak counts them.
         traffic_bytes: Bytes of parameters that it loads in one run.
+        state_bytes: Of the parameters, those that are buffers and constants.
+        peak_copy_bytes: Received copies at the moment at which most is held.
+        peak_op: The operator at which most is held.
+        idle_ms: Milliseconds in which it does nothing: of one run, or for ``throughput`` of the busiest device's time.
     """
 
     name: str
@@ -63,6 +67,38 @@ class DeviceRow:
     parts: tuple[str, ...]
     loaded_bytes: int = 0
     traffic_bytes: int = 0
+    state_bytes: int = 0
+    peak_copy_bytes: int = 0
+    peak_op: str = ""
+    idle_ms: float = 0.0
+
+    @property
+    def own_bytes(self) -> int:
+        """Activations that the device made itself, at the moment at which most is held."""
+        return self.activation_bytes - self.peak_copy_bytes
+
+
+@attrs.frozen
+class PathRow:
+    """One step of the critical path.
+
+    Args:
+        name: The part, or the value that is copied.
+        kind: ``compute`` or ``copy``.
+        where: The device, or the two ends of the link.
+        start_ms: When it begins.
+        estimated_ms: How long it takes.
+        waited_for: What it had to wait for.
+        heaviest: The operators in it that take longest, with their milliseconds.
+    """
+
+    name: str
+    kind: str
+    where: str
+    start_ms: float
+    estimated_ms: float
+    waited_for: str
+    heaviest: tuple[tuple[str, float], ...] = ()
 
 
 @attrs.frozen

@@ -1,0 +1,249 @@
+"""What would help most: the objective of a placement if one device were larger or faster, or one link faster.
+
+Each change is evaluated with the operators where they are. A larger memory only helps once operators move, so those
+changes, and the others as far as the graph is small enough, are placed again as well; the better answer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import attrs
+from torch.fx import GraphModule
+
+from fxpasses.devices import Device, Link, Topology
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.cost import seconds_of
+from fxpasses.partitioners.graph_figures import value_bytes
+from fxpasses.partitioners.memory import predict_memory
+from fxpasses.units import format_bytes, format_seconds
+
+__all__ = ["Advice", "Placed", "Replace", "what_helps"]
+
+MORE = 1.25
+"""How much larger a memory and how much faster a device is tried."""
+
+LINK = 2.0
+"""How much faster a link is tried."""
+
+MOST_WORK = 12_000
+"""Operators times changes that are placed again."""
+
+Placed = tuple[Assignment, Mapping[str, Device]]
+"""Parts, and the device of each."""
+
+Replace = Callable[[Topology], Placed]
+"""Place the same graph on other devices; may raise PlacementError."""
+
+
+@attrs.frozen
+class Advice:
+    """One change of the machine, and what it would do to the objective.
+
+    Args:
+        what: ``memory``, ``device`` or ``link``.
+        name: The device, or the two ends of the link.
+        change: The change in words.
+        objective: What ``before`` and ``after`` are: seconds (``latency``, ``throughput``), bytes (``memory``) or
+            devices.
+        before: The objective now.
+        after: The objective then.
+        how: ``placed again``, or ``same placement`` where the operators stay where they are.
+    """
+
+    what: Literal["memory", "device", "link"]
+    name: str
+    change: str
+    objective: str
+    before: float
+    after: float
+    how: Literal["placed again", "same placement"]
+
+    @property
+    def gain(self) -> float:
+        """By which share the objective would shrink."""
+        return 1 - self.after / self.before if self.before else 0.0
+
+    def sentence(self) -> str:
+        """The change and what it does, in words."""
+        before, after = _worded(self.objective, self.before), _worded(self.objective, self.after)
+        subject = {
+            "latency": "one run would take",
+            "throughput": "the busiest device would work",
+            "memory": "the fullest device would hold",
+            "devices": "it would need",
+        }[self.objective]
+        moved = ", operators placed again" if self.how == "placed again" else ", operators where they are"
+        return f"With {self.change}, {subject} {after} instead of {before} ({-100 * self.gain:+.1f}%{moved})."
+
+
+@attrs.frozen(eq=False)
+class _Now:
+    """The placement as it is, and what its devices do."""
+
+    graph_module: GraphModule
+    assignment: Assignment
+    device_of: Mapping[str, Device]
+    topology: Topology
+    objective: str
+    seconds: float
+    load: Mapping[str, float]
+    compute: Mapping[str, float]
+    peaks: Mapping[str, int]
+
+    @property
+    def value(self) -> float:
+        return _value(self.objective, self.seconds, self.load, self.peaks)
+
+
+@attrs.frozen
+class _Change:
+    what: Literal["memory", "device", "link"]
+    name: str
+    words: str
+    topology: Topology
+    urgency: float
+
+
+def what_helps(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    objective: str,
+    replace: Replace | None = None,
+) -> list[Advice]:
+    """Try each change of the machine, one at a time.
+
+    Args:
+        graph_module: The graph.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        topology: Devices and links.
+        objective: ``latency``, ``throughput``, ``memory`` or ``devices``.
+        replace: How the graph is placed; without it, operators stay where they are, and no larger memory is tried.
+
+    Returns:
+        The changes that help, those that help most first. How many are placed again depends on the size of the graph
+        only, so that the answer is the same on every machine.
+    """
+    now = _now(graph_module, assignment, device_of, topology, objective)
+    if not now.value:
+        return []
+    rounds = 0 if replace is None else MOST_WORK // max(1, len(assignment.partition_of))
+    found = []
+    for index, change in enumerate(sorted(_changes(now), key=lambda change: -change.urgency)):
+        after, how = _with_same_placement(now, change), "same placement"
+        if replace is not None and index < rounds and (again := _placed_again(now, change, replace)) is not None:
+            after, how = (again, "placed again") if again < after * (1 - 1e-6) else (after, how)
+        found.append(Advice(change.what, change.name, change.words, objective, now.value, after, how))  # type: ignore[arg-type]
+    helping = [advice for advice in found if advice.gain > 1e-3]
+    return sorted(helping, key=lambda advice: -advice.gain)
+
+
+def _now(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    objective: str,
+) -> _Now:
+    seconds, load = predict_times(graph_module, assignment, device_of, topology)
+    compute = dict.fromkeys(load, 0.0)
+    for node, part in assignment.partition_of.items():
+        compute[device_of[str(part)].name] += seconds_of(node, device_of[str(part)])
+    memory = predict_memory(graph_module, assignment, device_of)
+    peaks = {name: held.peak for name, held in memory.items()}
+    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, compute, peaks)
+
+
+def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
+    if objective == "latency":
+        return seconds
+    if objective == "throughput":
+        return max(load.values(), default=0.0)
+    if objective == "memory":
+        return max(peaks.values(), default=0)
+    return len(peaks)
+
+
+def _changes(now: _Now) -> Iterator[_Change]:
+    """One change a device and link; the urgency says which are worth placing again first."""
+    for device in now.topology.devices:
+        if device.available_mem_bytes:
+            more = int(device.available_mem_bytes * MORE)
+            words = f"{format_bytes(more)} instead of {format_bytes(device.memory)} on {device.name}"
+            fullness = 1 + now.peaks.get(device.name, 0) / device.memory
+            yield _Change("memory", device.name, words, _replaced(now.topology, device, memory=more), fullness)
+        if now.objective in ("latency", "throughput"):
+            words = f"{device.name} {100 * (MORE - 1):.0f}% faster"
+            share = now.load[device.name] / (now.seconds or 1.0)
+            yield _Change("device", device.name, words, _replaced(now.topology, device, speed=MORE), share)
+    if now.objective in ("latency", "throughput"):
+        for first, second in _used_links(now):
+            link = now.topology.link(first, second)
+            faster = Link(first, second, link.bandwidth * LINK, link.latency / LINK)
+            others = [each for each in now.topology.links if {each.first, each.second} != {first, second}]
+            yield _Change(
+                "link",
+                f"{first}:{second}",
+                f"the link {first}:{second} twice as fast",
+                Topology(now.topology.devices, (*others, faster)),
+                0.0,
+            )
+
+
+def _replaced(topology: Topology, device: Device, *, memory: int | None = None, speed: float = 1.0) -> Topology:
+    changed = attrs.evolve(
+        device,
+        available_mem_bytes=device.available_mem_bytes if memory is None else memory,
+        flops=device.flops * speed,
+        flops_by_dtype={dtype: rate * speed for dtype, rate in device.flops_by_dtype.items()},
+        bandwidth=device.bandwidth * speed,
+        overhead=device.overhead / speed,
+    )
+    devices = tuple(changed if each.name == device.name else each for each in topology.devices)
+    return Topology(devices, topology.links)
+
+
+def _used_links(now: _Now) -> Sequence[tuple[str, str]]:
+    """The links that were given, and the pairs of devices between which something crosses."""
+    pairs: dict[tuple[str, str], None] = {(link.first, link.second): None for link in now.topology.links}
+    known = {frozenset(pair) for pair in pairs}
+    home = {node: now.device_of[str(part)].name for node, part in now.assignment.partition_of.items()}
+    for node, source in home.items():
+        for user in node.users:
+            target = home.get(user, source)
+            if target != source and frozenset((source, target)) not in known and value_bytes(node):
+                known.add(frozenset((source, target)))
+                pairs[source, target] = None
+    return list(pairs)
+
+
+def _with_same_placement(now: _Now, change: _Change) -> float:
+    if change.what == "memory":
+        return now.value
+    if change.what == "device":  # measured seconds scale as well
+        saved = now.compute[change.name] * (1 - 1 / MORE)
+        load = {name: busy - (saved if name == change.name else 0.0) for name, busy in now.load.items()}
+        return _value(now.objective, now.seconds - saved, load, now.peaks)
+    seconds, load = predict_times(now.graph_module, now.assignment, now.device_of, change.topology)
+    return _value(now.objective, seconds, load, now.peaks)
+
+
+def _placed_again(now: _Now, change: _Change, replace: Replace) -> float | None:
+    try:
+        assignment, device_of = replace(change.topology)
+    except PlacementError:
+        return None
+    return _now(now.graph_module, assignment, device_of, change.topology, now.objective).value
+
+
+def _worded(objective: str, value: float) -> str:
+    if objective in ("latency", "throughput"):
+        return format_seconds(value)
+    return format_bytes(value) if objective == "memory" else f"{value:.0f} devices"

@@ -1,0 +1,223 @@
+"""The facts of a placement, as rows: what each device holds and does, what crosses and why, what takes the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.cost import seconds_of, tensors_in
+from fxpasses.partitioners.graph_figures import value_bytes
+from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.plan import Plan, stable_keys
+from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, StepRow, Summary
+from fxpasses.simulation import Simulation, simulate
+
+__all__ = ["planned_copies", "summarize", "with_figures"]
+
+HEAVIEST = 3
+
+
+def summarize(
+    plan: Plan,
+    graph_module: GraphModule,
+    assignment: Assignment,
+    *,
+    reasons: Mapping[str, str] | None = None,
+    copies: Sequence[CopyRow] | None = None,
+    steps: Sequence[StepRow] = (),
+    passes: Sequence[PassRow] = (),
+) -> Summary:
+    """Collect what a report says about a placement.
+
+    Args:
+        plan: The plan.
+        graph_module: The unsplit graph.
+        assignment: The plan as an assignment of this graph.
+        reasons: For each part, why it is where it is.
+        copies: What really crosses; by default what the plan makes cross.
+        steps: What led here, with seconds.
+        passes: The passes that ran.
+    """
+    device_of, keys = plan.device_of, stable_keys(graph_module)
+    uses = ParameterUses.of(graph_module, assignment, device_of)
+    seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
+    seconds += sum(uses.load_seconds(plan.offloaded).values())
+    samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
+    run = simulate(graph_module, assignment, device_of, plan.topology, overlap="devices")
+    shown = simulate(graph_module, assignment, device_of, plan.topology, samples=samples) if samples > 1 else run
+    sent = planned_copies(graph_module, assignment, plan) if copies is None else copies
+    period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
+    return Summary(
+        plan.model,
+        plan.objective,
+        len(assignment.partition_of),
+        tuple(steps),
+        tuple(passes),
+        tuple(_device_rows(plan, assignment, uses, load, period, keys)),
+        tuple(sent),
+        seconds * 1e3,
+        reasons={key: _why_there(node, assignment, device_of, reasons or {}) for node, key in keys.items()},
+        path=tuple(_path_rows(run, assignment, device_of, keys)),
+        objective_value=plan.predicted.get("objective_value"),
+        bound=plan.predicted.get("bound"),
+        timeline=shown.timeline,
+    )
+
+
+def with_figures(
+    plan: Plan, summary: Summary, *, objective_value: float | None = None, bound: float | None = None
+) -> Plan:
+    """Write the predicted figures of a summary into its plan."""
+    devices = {
+        row.name: {
+            "seconds": row.estimated_ms / 1e3,
+            "parameter_bytes": row.parameter_bytes,
+            "peak_bytes": row.peak_bytes,
+            **({"loaded_bytes": row.loaded_bytes, "traffic_bytes": row.traffic_bytes} if row.loaded_bytes else {}),
+        }
+        for row in summary.devices
+    }
+    sizes = ("value", "source", "target", "size")
+    copies = tuple(attrs.asdict(row, filter=lambda attribute, _: attribute.name in sizes) for row in summary.copies)
+    predicted: dict[str, Any] = {"seconds": summary.estimated_ms / 1e3}
+    if objective_value is not None:
+        predicted["objective_value"] = objective_value
+    if bound is not None:
+        predicted["bound"] = bound
+    return attrs.evolve(plan, copies=copies, predicted={**predicted, "devices": devices})
+
+
+def _device_rows(
+    plan: Plan,
+    assignment: Assignment,
+    uses: ParameterUses,
+    load: Mapping[str, float],
+    period: float,
+    keys: Mapping[Node, str],
+) -> Iterator[DeviceRow]:
+    """A row for each device of a plan, used or not."""
+    for device in plan.devices:
+        parts = tuple(part.name for part in plan.parts if part.device == device.name)
+        busy = load.get(device.name, 0.0)
+        row = DeviceRow(
+            device.name,
+            device.torch_device,
+            sum(len(assignment.partitions.get(part, ())) for part in parts),
+            0,
+            0,
+            0,
+            0,
+            device.available_mem_bytes,
+            busy * 1e3,
+            parts,
+            idle_ms=max(0.0, period - busy) * 1e3,
+        )
+        yield _with_memory(row, plan, uses, keys) if device.name in uses.course.held else row
+
+
+def _with_memory(row: DeviceRow, plan: Plan, uses: ParameterUses, keys: Mapping[Node, str]) -> DeviceRow:
+    loads, course = uses.memory(plan.offloaded)[row.name], uses.course_with(plan.offloaded)
+    held, curve = loads.memory, course.curve(row.name)
+    fullest = int(np.argmax(curve))
+    node = course.schedule[min(fullest, len(course.schedule) - 1)] if course.schedule else None
+    return attrs.evolve(
+        row,
+        parameter_bytes=held.parameters,
+        activation_bytes=held.activations,
+        copy_bytes=held.copies,
+        peak_bytes=loads.peak,
+        loaded_bytes=loads.loaded,
+        traffic_bytes=loads.traffic,
+        state_bytes=min(held.parameters, course.state.get(row.name, 0)),
+        peak_copy_bytes=min(held.activations, int(course.curve(row.name, copies_only=True)[fullest])),
+        peak_op=keys[node] if node is not None else "",
+    )
+
+
+def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan) -> list[CopyRow]:
+    """What crosses between devices in one run: values of parts, and inputs and results that are elsewhere.
+
+    Args:
+        graph_module: The unsplit graph.
+        assignment: Which node is in which part.
+        plan: The devices and links.
+    """
+    device_of, keys = plan.device_of, stable_keys(graph_module)
+    home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
+    rows = []
+    for node in graph_module.graph.nodes:
+        if node.op in ("get_attr", "output") or not value_bytes(node) or _is_container(node):
+            continue
+        users: dict[str, list[Node]] = {}
+        for user in node.users:
+            if user in home and _crosses(node, home.get(node), home[user]):
+                users.setdefault(home[user].name, []).append(user)
+        source = home[node].name if node in home else "host"
+        for target, needing in users.items():
+            rows.append(_copy_row(plan, node, source, target, _needed_by(needing, assignment, keys)))
+        if node in home and any(user.op == "output" for user in node.users) and _crosses_back(node, home[node]):
+            rows.append(_copy_row(plan, node, source, "host", "the result is wanted there"))
+    return rows
+
+
+def _is_container(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _crosses(node: Node, source: Device | None, target: Device) -> bool:
+    if source is not None:
+        return source.name != target.name
+    return _is_elsewhere(node, target)
+
+
+def _crosses_back(node: Node, source: Device) -> bool:
+    return _is_elsewhere(node, source)
+
+
+def _is_elsewhere(node: Node, device: Device) -> bool:
+    """Whether a value, as the model has it, is on another torch device than this one."""
+    (first, *_), wanted = tensors_in(node.meta.get("val")), torch.device(device.torch_device)
+    return (first.device.type, first.device.index or 0) != (wanted.type, wanted.index or 0)
+
+
+def _needed_by(users: Sequence[Node], assignment: Assignment, keys: Mapping[Node, str]) -> str:
+    parts = dict.fromkeys(str(assignment.partition_of[user]) for user in users)
+    more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    return f"{', '.join(parts)} uses it in {keys[users[0]]}{more}"
+
+
+def _copy_row(plan: Plan, node: Node, source: str, target: str, why: str) -> CopyRow:
+    (tensor, *_), size = tensors_in(node.meta["val"]), value_bytes(node)
+    known = {device.name for device in plan.devices}
+    seconds = plan.topology.seconds(source, target, size) if {source, target} <= known else 0.0
+    return CopyRow(node.name, source, target, size, "x".join(map(str, tensor.shape)), seconds * 1e3, why)
+
+
+def _path_rows(
+    run: Simulation, assignment: Assignment, device_of: Mapping[str, Device], keys: Mapping[Node, str]
+) -> Iterator[PathRow]:
+    for step in run.critical_path:
+        times: list[tuple[str, float]] = []
+        if step.kind == "compute":
+            device = device_of[step.name]
+            times = [(keys[node], seconds_of(node, device) * 1e3) for node in assignment.partitions[step.name]]
+        heaviest = sorted(times, key=lambda entry: -entry[1])[:HEAVIEST]
+        yield PathRow(
+            step.name, step.kind, step.track, step.start * 1e3, step.seconds * 1e3, step.waited_for, tuple(heaviest)
+        )
+
+
+def _why_there(node: Node, assignment: Assignment, device_of: Mapping[str, Device], reasons: Mapping[str, str]) -> str:
+    part = assignment.partition_of.get(node)
+    if part is None:
+        return f"outside of all parts: {assignment.why(node)}"
+    reason = reasons.get(str(part))
+    return f"{part} on {device_of[str(part)].name}" + (f": {reason}" if reason else "")
