@@ -21,6 +21,7 @@ from fxpasses.partitioners.cost import seconds_of
 from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
 from fxpasses.partitioners.device_search import Found, Wish, search
 from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.memory import predict_memory
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
@@ -43,8 +44,9 @@ class DevicePlacement:
         load: Predicted busy seconds of each device.
         reasons: For each part, why it is where it is and why it ends where it ends.
         contiguity: What a device may take: one run of a pipeline, a convex part, or anything.
-        objective_value: What the objective is, as the solver predicts it: seconds of the busiest device
-            (``throughput``), seconds from the first node to the last (``latency``), bytes (``memory``), devices.
+        objective_value: What was made small, as it is predicted: seconds of the busiest device (``throughput``),
+            seconds from the first operator to the last (``latency``), bytes of the fullest device (``memory``), or how
+            many devices are used (``devices``).
         bound: No placement of this kind can be below it; 0 where nobody asked.
     """
 
@@ -144,7 +146,7 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...]) -> F
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
-            if wish.objective == "latency" or kind != "pipeline":
+            if wish.objective == "latency":
                 from fxpasses.partitioners.linear_placement import linear_search
 
                 return linear_search(figures, wish)
@@ -162,7 +164,11 @@ def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlac
     assignment, topology = found.runs.assignment, wish.topology
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
     seconds, load = _times(figures.measured, assignment, device_of, topology)
-    is_optimal = found.solution.objective_value <= found.bound * (1 + 1e-9)
+    value = found.solution.objective_value
+    if wish.objective == "memory":  # what the solver counts is less than what is there
+        held = predict_memory(figures.graph_module, assignment, device_of, figures.effects)
+        value = float(max((memory.peak for memory in held.values()), default=0))
+    is_optimal = value <= found.bound * (1 + 1e-9)
     reasons = reasons_of(figures, assignment, device_of, wish.objective, is_optimal)
     return DevicePlacement(
         assignment,
@@ -173,7 +179,7 @@ def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlac
         load,
         dict(zip(device_of, reasons, strict=True)),
         found.contiguity,
-        found.solution.objective_value,
+        value,
         found.bound,
     )
 

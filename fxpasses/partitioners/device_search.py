@@ -2,27 +2,30 @@
 
 A problem for the solvers knows memory only roughly: what is alive depends on what runs where. So the first problem
 counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
-none. An answer is checked against :func:`~fxpasses.partitioners.memory.predict_memory`; where it passes a budget, a
-stricter problem is solved, a few times.
+none. An answer is checked against :func:`~fxpasses.partitioners.memory.predict_memory`; where it passes a budget, the
+next problem counts what was seen to be alive beside each operator.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from fxpasses.devices import Device, Topology
+from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_runs import Runs, runs_of
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
-from fxpasses.partitioners.memory import DeviceMemory, predict_memory
+from fxpasses.partitioners.memory import MemoryCourse, follow_memory
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
-__all__ = ["Found", "Wish", "memory_of", "search"]
+__all__ = ["Found", "Wish", "search"]
 
 MAX_ROUNDS = 8
 
@@ -40,7 +43,7 @@ class Wish:
     time_budget: float = 0.5
     seed: int = 0
 
-    def problem(self, figures: GraphFigures, contiguity: str, *, relaxed: bool) -> PlacementProblem:
+    def problem(self, figures: GraphFigures, contiguity: str, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
         return placement_problem(
             figures.graph_module,
@@ -54,7 +57,7 @@ class Wish:
             time_budget=self.time_budget,
             seed=self.seed,
             figures=figures,
-            relaxed=relaxed,
+            live=live,
         )
 
 
@@ -76,61 +79,54 @@ class Found:
 
 
 def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
-    """Solve, check, and solve more strictly until every budget holds.
-
-    After the relaxed problem comes one that counts all that is alive anywhere, then relaxed ones whose budgets are cut
-    by what the solver did not see on the devices that passed theirs.
+    """Solve, check, and solve with what the check saw, until every budget holds.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
         PlacementError: none was found that does.
     """
-    relaxed = wish.problem(figures, contiguity, relaxed=True)
-    solution = solve_placement(relaxed)
+    live = figures.needs
+    solution = solve_placement(wish.problem(figures, contiguity, live))
     bound = solution.bound
-    runs, over = _checked(figures, wish.topology, solution)
-    unseen: dict[str, int] = {}
-    for attempt in range(MAX_ROUNDS):
-        if not over:
+    for round_ in range(MAX_ROUNDS):
+        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies)
+        course = _course(figures, wish.topology, runs)
+        over = {} if course is None else _passed(course, wish.topology)
+        if course is None or not over:
             return Found(solution, runs, contiguity, min(bound, solution.objective_value))
-        if attempt != 1:
-            for name, size in over.items():
-                spare = int(wish.topology[name].memory) - solution.kept_bytes[name]
-                unseen[name] = max(unseen.get(name, 0) + 1, size + spare)
+        wish = attrs.evolve(wish, time_budget=wish.time_budget / (1 + round_))
+        live = np.maximum(_alive(figures, runs, course), (live + figures.needs) // 2)
         try:
-            solution = solve_placement(
-                attrs.evolve(relaxed, devices=[_smaller(device, unseen) for device in relaxed.devices])
-                if attempt
-                else wish.problem(figures, contiguity, relaxed=False)
-            )
-        except PlacementError:
-            if attempt:
-                break
-            continue  # it counts too much: that it has no answer proves nothing
-        runs, over = _checked(figures, wish.topology, solution)
+            solution = solve_placement(wish.problem(figures, contiguity, live))
+        except PlacementError:  # that proves nothing: what is alive beside an operator may be less elsewhere
+            live = (live + figures.needs) // 2
+            with contextlib.suppress(PlacementError):
+                solution = solve_placement(wish.problem(figures, contiguity, live))
     raise _none_found(over)
 
 
-def _smaller(device: Device, unseen: Mapping[str, int]) -> Device:
-    if device.available_mem_bytes is None or device.name not in unseen:
-        return device
-    return attrs.evolve(device, available_mem_bytes=max(0, device.available_mem_bytes - unseen[device.name]))
-
-
-def _checked(figures: GraphFigures, topology: Topology, solution: PlacementSolution) -> tuple[Runs, dict[str, int]]:
-    """The parts of an answer, and by how many bytes which devices are over their budget as memory is predicted."""
-    runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies)
+def _course(figures: GraphFigures, topology: Topology, runs: Runs) -> MemoryCourse | None:
+    """What is on each device over time; None where no device has a budget."""
     if all(device.available_mem_bytes is None for device in topology.devices):
-        return runs, {}
-    memory = memory_of(figures, topology, runs)
-    over = {name: held.peak - topology[name].memory for name, held in memory.items()}
-    return runs, {name: int(size) for name, size in over.items() if size > 0}
-
-
-def memory_of(figures: GraphFigures, topology: Topology, runs: Runs) -> dict[str, DeviceMemory]:
-    """What each device holds at most."""
+        return None
     device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    return predict_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
+    return follow_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
+
+
+def _passed(course: MemoryCourse, topology: Topology) -> dict[str, int]:
+    """By how many bytes which devices are over their budget."""
+    over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
+    return {name: int(size) for name, size in over.items() if size > 0}
+
+
+def _alive(figures: GraphFigures, runs: Runs, course: MemoryCourse) -> NDArray[np.int64]:
+    """Bytes of inputs and activations that were on an operator's device while it ran."""
+    curves = {name: course.curve(name) for name in course.held}
+    alive = np.zeros(len(figures.nodes), dtype=np.int64)
+    for place, node in enumerate(course.schedule):
+        device = runs.device_of[str(runs.assignment.partition_of[node])]
+        alive[figures.position[node]] = curves[device][place]
+    return alive
 
 
 def _none_found(over: Mapping[str, int]) -> PlacementError:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
@@ -37,7 +39,7 @@ def placement_problem(
     time_budget: float = 2.0,
     seed: int = 0,
     figures: GraphFigures | None = None,
-    relaxed: bool = False,
+    live: NDArray[np.int64] | None = None,
 ) -> PlacementProblem:
     """Pose the placement of a graph as a problem for :func:`~fxpasses.partitioners.solve_placement`.
 
@@ -54,8 +56,8 @@ def placement_problem(
         time_budget: About how many seconds of search.
         seed: For what the search draws.
         figures: The measured graph, if it is there already.
-        relaxed: Count only the bytes that must be on a device whatever else is placed where: if this problem has no
-            answer, no placement keeps the budgets. Otherwise what is alive anywhere counts where it is alive.
+        live: Bytes of inputs and activations to count while each compute node runs. By default activations count as
+            long as they are alive in the whole graph, wherever, and inputs like constants.
 
     Returns:
         The problem. Its nodes are the compute nodes; constants are shared bytes under their storage, so that tied ones
@@ -67,7 +69,7 @@ def placement_problem(
     """
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module)
-    graph, markers = _problem_graph(figures, topology.devices, supports, relaxed)
+    graph, markers = _problem_graph(figures, topology.devices, supports, live)
     pins = {node: name for key, name in (pinned or {}).items() for node in select(figures, key, "pinned")}
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
@@ -93,7 +95,7 @@ def placement_problem(
 
 
 def _problem_graph(
-    figures: GraphFigures, devices: Sequence[Device], supports: Support | None, relaxed: bool
+    figures: GraphFigures, devices: Sequence[Device], supports: Support | None, live: NDArray[np.int64] | None
 ) -> tuple[nx.DiGraph[Any], list[tuple[Hashable, Hashable]]]:
     """The graph with its costs, and each marker with the node it stands behind."""
     graph: nx.DiGraph[Any] = nx.DiGraph()
@@ -106,9 +108,9 @@ def _problem_graph(
             facts["seconds"] = next(iter(seconds.values()))
         if size := value_bytes(node):
             facts["output_bytes"] = size
-        if shared := figures.constants[index] if relaxed else figures.held(index):
+        if shared := figures.held(index) if live is None else figures.constants[index]:
             facts["shared_bytes"] = shared
-        if alive := int((figures.needs if relaxed else figures.live)[index]):
+        if alive := int((figures.live if live is None else live)[index]):
             facts["live_bytes"] = alive
         if node in partners:
             facts["backward_of"] = partners[node]
