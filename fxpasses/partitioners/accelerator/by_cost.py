@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .mapping import Clock
 from .refusing import unmappable
-from .workload import Group, Workload
+from .workload import Filling, Group, Workload
 
 __all__ = ["partition_by_cost"]
 
@@ -25,7 +25,10 @@ def partition_by_cost(workload: Workload, clock: Clock) -> list[Group]:
     Raises:
         InfeasibleError: No way to join them was found that fits the devices.
     """
-    groups = first_groups(workload, clock)
+    if len(workload.atoms) > MOST_GROUPS:
+        workload = workload.coarsened(_runs(workload, max(clock.memory) / 4))
+        clock = clock.of(workload)
+    groups = [workload.group([atom]) for atom in range(len(workload.atoms))]
     joined: dict[tuple[Group, Group], Group] = {}
     best = clock.seconds(groups, [-1] * len(groups))
     while True:
@@ -57,21 +60,18 @@ def _pairs(workload: Workload, groups: Sequence[Group]) -> list[tuple[int, int]]
     ]
 
 
-def first_groups(workload: Workload, clock: Clock) -> list[Group]:
-    """Each atom alone; in a large graph, runs of atoms of about equal bytes, none larger than the smallest device."""
-    if len(workload.atoms) <= MOST_GROUPS:
-        return [workload.group([atom]) for atom in range(len(workload.atoms))]
-    singles = [workload.group([atom]) for atom in range(len(workload.atoms))]
-    share = min(2 * sum(group.used for group in singles) / MOST_GROUPS, min(clock.memory) / 2)
-    longest = -(-2 * len(singles) // MOST_GROUPS)
-    runs: list[list[int]] = [[]]
-    filled = 0
-    for group in singles:
-        if runs[-1] and (filled + group.used > share or len(runs[-1]) >= longest):
+def _runs(workload: Workload, room: float) -> list[Group]:
+    """Runs of atoms, about equal in bytes and number; none larger than ``room``, but single atoms that are."""
+    share = min(2 * workload.total_bytes() / MOST_GROUPS, room)
+    longest = -(-2 * len(workload.atoms) // MOST_GROUPS)
+    runs: list[list[int]] = []
+    filling = Filling(workload)
+    for atom in range(len(workload.atoms)):
+        if not runs or filling.used + filling.extra(atom) > share or len(runs[-1]) >= longest:
             runs.append([])
-            filled = 0
-        runs[-1] += group.atoms
-        filled += group.used
+            filling = Filling(workload)
+        filling.add(atom)
+        runs[-1].append(atom)
     return [workload.group(run) for run in runs]
 
 

@@ -17,8 +17,11 @@ from .workload import Group, Workload
 
 __all__ = ["partition_by_swapping"]
 
-MOST_TRIALS = 20_000
-"""Moves and swaps that are tried in all; a graph of 100 atoms takes about half of them in a round."""
+MOST_STEPS = 2_000_000
+"""Trials in all, times the atoms that each looks at."""
+
+MOST_SWAPPED = 128
+"""In a graph with more atoms, only moves to groups that an atom has an edge with are tried."""
 
 
 def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
@@ -30,13 +33,11 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
     groups = partition_by_size(workload, clock.devices)
     numbers = {device.logical_id: number for number, device in enumerate(clock.devices)}
     best = clock.seconds(groups, [numbers[group.device_ids[0]] for group in groups])
-    left = MOST_TRIALS
+    left = MOST_STEPS // len(workload.atoms)
     while left > 0:
         found: tuple[list[Group], list[int]] | None = None
         for candidate in itertools.islice(_neighbours(workload, groups), left):
             left -= 1
-            if candidate is None:
-                continue
             tried = clock.try_out(candidate)
             if tried is not None and tried[0] < best:
                 best, found = tried[0], (candidate, tried[1])
@@ -48,16 +49,24 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
     return groups
 
 
-def _neighbours(workload: Workload, groups: Sequence[Group]) -> Iterator[list[Group] | None]:
-    """All moves of one atom to another group, then all swaps of two; None for one that would make a cycle."""
+def _neighbours(workload: Workload, groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """What one move of an atom to another group, or one swap of two, makes of the groups; without cycles."""
     home = workload.homes(groups)
     quotient = _Quotient(workload, home, len(groups))
-    pairs = itertools.combinations(range(len(home)), 2)
-    moves = ({atom: target} for atom in range(len(home)) for target in range(len(groups)))
+    if len(home) <= MOST_SWAPPED:
+        moves = ({atom: target} for atom in range(len(home)) for target in range(len(groups)))
+        pairs = itertools.combinations(range(len(home)), 2)
+    else:
+        moves = ({atom: target} for atom in range(len(home)) for target in _beside(workload, home, atom))
+        pairs = itertools.combinations((), 2)
     swaps = ({one: home[other], other: home[one]} for one, other in pairs)
     for to in itertools.chain(moves, swaps):
-        if any(home[atom] != target for atom, target in to.items()):
-            yield _moved(workload, groups, home, to) if quotient.stays_acyclic(to) else None
+        if any(home[atom] != target for atom, target in to.items()) and quotient.stays_acyclic(to):
+            yield _moved(workload, groups, home, to)
+
+
+def _beside(workload: Workload, home: Sequence[int], atom: int) -> dict[int, None]:
+    return dict.fromkeys(home[other] for other in (*workload.before[atom], *workload.behind[atom]))
 
 
 def _moved(workload: Workload, groups: Sequence[Group], home: Sequence[int], to: Mapping[int, int]) -> list[Group]:

@@ -66,7 +66,7 @@ def best_fit(
 
 
 class Clock:
-    """Predicts the latency of groups: ``get_latency_of_partitioned_graph``, in microseconds of its own.
+    """Predicts the latency of groups: what ``get_latency_of_partitioned_graph`` will say.
 
     Args:
         workload: The graph.
@@ -87,6 +87,10 @@ class Clock:
         self.memory = [memory_of(device) for device in devices]
         self.latencies = latencies
         self.rate = rate
+
+    def of(self, workload: Workload) -> Clock:
+        """The same clock for the same graph with other atoms."""
+        return Clock(workload, self.devices, self.latencies, self.rate)
 
     def try_out(self, groups: Sequence[Group]) -> tuple[float, list[int]] | None:
         """Seconds of the groups on the devices that :func:`best_fit` gives them; None if they cannot run so."""

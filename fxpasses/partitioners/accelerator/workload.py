@@ -6,6 +6,7 @@ markers, what writes in place with those whose value others still read. In most 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from torch.fx import GraphModule, Node
@@ -50,7 +51,11 @@ class Workload:
         for node in nodes:
             self.sizes[node], self.items_of[node] = measure(graph_module, node)
         self.views = constant_views(graph_module)
-        self.atoms = _atoms(self.dependencies, [node for node in nodes if self._computes(node)])
+        self._take(_atoms(self.dependencies, [node for node in nodes if self._computes(node)]))
+
+    def _take(self, atoms: list[tuple[Node, ...]]) -> None:
+        """Measure atoms, and find out what they read of each other."""
+        self.atoms = atoms
         self.atom_of = {node: number for number, members in enumerate(self.atoms) for node in members}
         self.own = [sum(self._result_bytes(node) for node in members) for members in self.atoms]
         self.pulled = [self._pulled(members) for members in self.atoms]
@@ -64,6 +69,12 @@ class Workload:
         for number, others in enumerate(self.before):
             for other in others:
                 self.behind[other].append(number)
+
+    def coarsened(self, groups: Iterable[Group]) -> Workload:
+        """The same graph with groups as atoms."""
+        coarse = copy.copy(self)
+        coarse._take([tuple(sorted(group.nodes())) for group in groups])
+        return coarse
 
     def _computes(self, node: Node) -> bool:
         return node.op not in ("placeholder", "get_attr", "output") and not is_guard(node) and node not in self.views
@@ -125,10 +136,7 @@ class Workload:
     def order(self, groups: Sequence[Group]) -> list[int] | None:
         """Positions of groups so that each stands behind what it waits for; None if some wait for each other."""
         home = self.homes(groups)
-        before = [
-            dict.fromkeys(home[other] for atom in group.atoms for other in self.before[atom] if home[other] != number)
-            for number, group in enumerate(groups)
-        ]
+        before = [dict.fromkeys(home[other] for other in group.before) for group in groups]
         behind: list[list[int]] = [[] for _ in groups]
         for number, others in enumerate(before):
             for other in others:
@@ -169,6 +177,7 @@ class Group:
         items: The state that they hold, each tensor once, with its bytes.
         reads: By atom outside, the bytes that they read of it: once for each node that reads a value.
         values: The values they read from outside, with the atom that makes each.
+        before: The atoms outside that they wait for.
         used: Bytes of their results, their state, and what they read from outside.
         device_ids: The logical devices, where they are chosen already.
     """
@@ -181,7 +190,9 @@ class Group:
         self.items: dict[Hashable, int] = {}
         self.reads: dict[int, int] = {}
         self.values: dict[Node, int] = {}
+        self.before: dict[int, None] = {}
         for atom in self.atoms:
+            self.before.update((other, None) for other in workload.before[atom] if other not in members)
             self.pulled.update(workload.pulled[atom])
             self.items.update(workload.items[atom])
             for home, size in workload.reads[atom].items():
