@@ -133,7 +133,8 @@ class LoadModel:
     def legal(self, homes: Ints) -> NDArray[np.bool_]:
         """Which assignments keep every budget and give no device what it cannot run, ``(p,)``."""
         fits = (self.needs(homes) <= self.memory).all(axis=1)
-        legal: NDArray[np.bool_] = fits & ~self.banned[np.arange(self.size)[None, :], homes].any(axis=1)
+        banned = np.any(self.banned[np.arange(self.size)[None, :], homes], axis=1)
+        legal: NDArray[np.bool_] = np.logical_and(fits, np.logical_not(banned))
         return legal
 
     def merged(self, cluster: Ints) -> LoadModel:

@@ -22,9 +22,9 @@ __all__ = ["Node", "PlacementProblem", "PlacementSolution"]
 
 Node = Hashable
 
-OBJECTIVES = ("throughput", "memory", "devices")
+OBJECTIVES = ("throughput", "latency", "memory", "devices")
 CONTIGUITIES = ("pipeline", "free")
-NOT_YET = ("latency", "convex")
+NOT_YET = ("convex",)
 
 
 def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
@@ -51,8 +51,9 @@ class PlacementProblem:
         graph: The nodes; an edge says that one needs the other's output. Nodes on a cycle stay together.
         devices: Their names and memory count; a node's seconds are its own.
         links: Bandwidth and latency between devices; pairs left out use the default link.
-        objective: ``throughput``: the smallest largest load of a device; ``memory``: the smallest largest number of
-            bytes that a device keeps. Budgets are kept under both.
+        objective: ``throughput``: the smallest largest load of a device; ``latency``: the shortest time for one sample,
+            in which a device runs one node at a time and copies go on beside the nodes; ``memory``: the smallest
+            largest number of bytes that a device keeps. Budgets are kept under both.
         contiguity: ``pipeline``: each device takes a convex set, and the devices need no value back from later ones;
             ``free``: any device takes any nodes, as a pipeline over many samples that visits a device several times.
         colocate: Groups of nodes that share a device.
@@ -129,6 +130,7 @@ class PlacementSolution:
         load: Seconds of each device: its nodes and the values that leave and enter it.
         compute: Seconds of each device's nodes alone.
         kept_bytes: Bytes that each device needs.
+        schedule: Under ``latency``, when each node starts, in seconds; the copy of a value starts when its node ends.
     """
 
     device_of: Mapping[Node, str]
@@ -138,6 +140,7 @@ class PlacementSolution:
     load: Mapping[str, float]
     compute: Mapping[str, float]
     kept_bytes: Mapping[str, int]
+    schedule: Mapping[Node, float] = attrs.field(factory=dict, kw_only=True)
 
     @property
     def gap(self) -> float:

@@ -79,8 +79,8 @@ class Program:
         answer = milp(
             weights,
             integrality=np.concatenate(self._whole),
-            bounds=Bounds(np.concatenate(self._low), np.concatenate(self._high)),  # type: ignore[arg-type]  # arrays are fine
-            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._right)),  # type: ignore[arg-type]  # so are sparse ones
+            bounds=Bounds(np.concatenate(self._low), np.concatenate(self._high)),
+            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._right)),
             options={"node_limit": nodes, "mip_rel_gap": 1e-9},
         )
         if answer.status == 2:

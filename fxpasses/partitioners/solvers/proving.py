@@ -10,12 +10,23 @@ import math
 
 import attrs
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.programs import Program
-from fxpasses.partitioners.solvers.tables import Floats, Ints
+from fxpasses.partitioners.solvers.tables import Ints
 
-__all__ = ["Proof", "fewest_devices", "least_bytes", "least_load", "missing_bytes", "program_size"]
+__all__ = [
+    "ROUNDING",
+    "Proof",
+    "add_assignments",
+    "add_budgets",
+    "fewest_devices",
+    "least_bytes",
+    "least_load",
+    "missing_bytes",
+    "program_size",
+]
 
 ROUNDING = 1e-6
 """HiGHS keeps rows up to about 1e-7; a value within this share of a bound counts as proven."""
@@ -37,48 +48,53 @@ def program_size(model: LoadModel) -> int:
 
 def least_load(model: LoadModel, *, below: float, nodes: int) -> Proof:
     """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
-    program, runs = _assignments(model)
+    program, runs = add_assignments(model)
     scale = float(model.weight.max(initial=0.0)) or 1.0
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
-    _budgets(program, model, runs)
+    add_budgets(program, model, runs)
     each = np.broadcast_to(top, model.devices)
-    terms = [(model.weight.T / scale, runs.T), (-1.0, each), *_transfers(program, model, runs, scale)]
+    terms: list[tuple[ArrayLike, Ints]] = [
+        (model.weight.T / scale, runs.T),
+        (-1.0, each),
+        *_transfers(program, model, runs, scale),
+    ]
     program.at_most(np.zeros(model.devices), *terms)
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
 def least_bytes(model: LoadModel, *, below: float, nodes: int) -> Proof:
     """The smallest largest need of a device that is at most ``below``, under the budgets."""
-    program, runs = _assignments(model)
+    program, runs = add_assignments(model)
     scale = _unit_bytes(model)
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
-    _budgets(program, model, runs, top=(-1.0, top))
-    _budgets(program, model, runs)
+    add_budgets(program, model, runs, top=(-1.0, top))
+    add_budgets(program, model, runs)
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
 def missing_bytes(model: LoadModel, *, nodes: int) -> Proof:
     """The fewest bytes more on every device with which there is an assignment."""
-    program, runs = _assignments(model)
+    program, runs = add_assignments(model)
     more = program.add(1, 0.0, np.inf)
-    _budgets(program, model, runs, more=(-1.0, more))
+    add_budgets(program, model, runs, more=(-1.0, more))
     return _answer(program, (1.0, more), runs, _unit_bytes(model), nodes)
 
 
 def fewest_devices(model: LoadModel, *, nodes: int) -> Proof:
     """The assignment that uses the fewest devices."""
-    program, runs = _assignments(model)
+    program, runs = add_assignments(model)
     used = program.add(model.devices, 0.0, 1.0, whole=True)
     for device in range(model.devices):
         program.at_most(np.zeros(model.size), (1.0, runs[:, device]), (-1.0, np.full(model.size, used[device])))
-    _budgets(program, model, runs)
+    add_budgets(program, model, runs)
     proof = _answer(program, (1.0, used), runs, 1.0, nodes)
     return Proof(proof.home, math.ceil(proof.bound - 1e-4) if math.isfinite(proof.bound) else proof.bound)
 
 
-def _assignments(model: LoadModel) -> tuple[Program, Ints]:
+def add_assignments(model: LoadModel, *, whole: bool = True) -> tuple[Program, Ints]:
+    """A program in which each unit is on one device, and its variables, ``(m, k)``."""
     program = Program()
-    runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, 1.0), whole=True)
+    runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, 1.0), whole=whole)
     program.equal(np.ones(model.size), (1.0, runs))
     return program, runs
 
@@ -88,7 +104,7 @@ def _unit_bytes(model: LoadModel) -> float:
     return float(max(largest))
 
 
-def _budgets(
+def add_budgets(
     program: Program,
     model: LoadModel,
     runs: Ints,
@@ -101,7 +117,7 @@ def _budgets(
     limited = np.arange(model.devices) if top else np.flatnonzero(np.isfinite(model.memory))
     if not limited.size:
         return
-    terms: list[tuple[Floats | float, Ints]] = [(model.kept / unit, runs.T[limited])]
+    terms: list[tuple[ArrayLike, Ints]] = [(model.kept / unit, runs.T[limited])]
     if len(model.shared):
         held = program.add((len(limited), len(model.shared)), 0.0, 1.0)
         block = np.concatenate(model.holds)
@@ -122,14 +138,14 @@ def _budgets(
     program.at_most(right, *terms)
 
 
-def _transfers(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+def _transfers(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[ArrayLike, Ints]]:
     """What values add to the load of each device."""
     if not len(model.source):
         return []
     return (_alike if model.links_alike else _over_links)(program, model, runs, scale)
 
 
-def _alike(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+def _alike(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[ArrayLike, Ints]]:
     """A value enters where a user is and its maker is not, and leaves its maker where a user is not."""
     values, kinds = len(model.source), model.devices
     enters, leaves = program.add((values, kinds), 0.0, 1.0), program.add((values, kinds), 0.0, 1.0)
@@ -143,7 +159,7 @@ def _alike(program: Program, model: LoadModel, runs: Ints, scale: float) -> list
     return [(np.broadcast_to(seconds, (kinds, values)), each.T) for each in (enters, leaves)]
 
 
-def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[ArrayLike, Ints]]:
     """A value is sent over a link where its maker is at one end and a user at the other."""
     values, kinds = len(model.source), model.devices
     sent = program.add((values, kinds, kinds), 0.0, 1.0)

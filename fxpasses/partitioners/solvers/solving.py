@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.solvers.explaining import first_over
@@ -11,6 +10,8 @@ from fxpasses.partitioners.solvers.freely import solve_free
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.solved import Solved
+from fxpasses.partitioners.solvers.soonest import solve_latency
 from fxpasses.partitioners.solvers.tables import CostTables, evaluate, tables_of
 
 __all__ = ["solve_placement"]
@@ -36,20 +37,18 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     """
     tables = tables_of(problem)
     if not tables.nodes:
-        return _solution(problem, tables, np.zeros(0, dtype=np.int64), (), 0.0)
+        return _solution(problem, tables, Solved(np.zeros(0, dtype=np.int64), (), 0.0))
     units = reduce_problem(problem, tables)
     _check_each(problem, tables, units)
-    device_of, order, bound = _solved(problem, tables, units)
-    return _solution(problem, tables, device_of, tuple(problem.devices[device].name for device in order), bound)
+    return _solution(problem, tables, _solved(problem, tables, units))
 
 
-def _solved(
-    problem: PlacementProblem, tables: CostTables, units: Units
-) -> tuple[NDArray[np.int64], tuple[int, ...], float]:
-    """The answer of the solver for an objective and a contiguity: devices of nodes, their order, a bound."""
-    if problem.contiguity == "free":
-        return solve_free(problem, tables, units)
-    return solve_pipeline(problem, tables, units)
+def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
+    """The answer of the solver for an objective and a contiguity."""
+    if problem.objective == "latency":
+        return solve_latency(problem, tables, units)
+    solve = solve_free if problem.contiguity == "free" else solve_pipeline
+    return Solved(*solve(problem, tables, units))
 
 
 def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> None:
@@ -85,22 +84,18 @@ def _names(tables: CostTables, members: tuple[int, ...]) -> str:
     return ", ".join(names) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
 
 
-def _solution(
-    problem: PlacementProblem,
-    tables: CostTables,
-    device_of: NDArray[np.int64],
-    order: tuple[str, ...],
-    bound: float,
-) -> PlacementSolution:
+def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> PlacementSolution:
     names = [device.name for device in problem.devices]
-    figures = evaluate(tables, device_of)
-    value = figures.value(problem.objective)
+    figures = evaluate(tables, solved.device_of)
+    value = figures.value(problem.objective) if solved.value is None else solved.value
+    start = () if solved.start is None else solved.start.tolist()
     return PlacementSolution(
-        {node: names[device] for node, device in zip(tables.nodes, device_of.tolist(), strict=True)},
-        order,
+        {node: names[device] for node, device in zip(tables.nodes, solved.device_of.tolist(), strict=True)},
+        tuple(names[device] for device in solved.order),
         value,
-        min(bound, value),
+        min(solved.bound, value),
         dict(zip(names, figures.load.tolist(), strict=True)),
         dict(zip(names, figures.compute.tolist(), strict=True)),
         dict(zip(names, figures.kept.tolist(), strict=True)),
+        schedule=dict(zip(tables.nodes, start)),
     )

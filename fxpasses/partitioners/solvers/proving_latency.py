@@ -1,0 +1,150 @@
+"""Latency as an integer program: which device runs a unit, when each node starts, which of two nodes goes first."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.programs import Program
+from fxpasses.partitioners.solvers.proving import ROUNDING, add_assignments, add_budgets
+from fxpasses.partitioners.solvers.scheduling import Scheduler
+from fxpasses.partitioners.solvers.tables import Floats, Ints
+
+__all__ = ["LatencyProgram"]
+
+
+@attrs.frozen(eq=False)
+class LatencyProgram:
+    """The program for nodes in units, or its linear relaxation.
+
+    Args:
+        model: What units need, and where they may be.
+        scheduler: The nodes.
+        unit_of: The unit of each node.
+        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+        horizon: A makespan that is reached already; ``inf`` when none is known.
+    """
+
+    model: LoadModel
+    scheduler: Scheduler
+    unit_of: Ints
+    flow: Ints | None
+    horizon: float
+
+    @property
+    def size(self) -> int:
+        """About how many variables there are."""
+        edges = int((self.scheduler.before < len(self.unit_of)).sum())
+        return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
+
+    def solve(self, *, nodes: int) -> tuple[Ints | None, Floats | None, float]:
+        """The devices of units and the starts of nodes, None if none was found, and the proven bound."""
+        program, runs, start, top, scale = self._built(whole=True)
+        answer = program.minimize((1.0, top), nodes=nodes)
+        if answer.x is None:
+            return None, None, answer.bound * scale
+        return np.argmax(answer.x[runs], axis=1), answer.x[start] * scale, answer.bound * scale
+
+    def relaxed(self) -> float:
+        """What no schedule can be below: units in fractions, devices that run several nodes at once."""
+        program, _runs, _start, top, scale = self._built(whole=False)
+        answer = program.minimize((1.0, top), nodes=1)
+        return answer.bound * scale if np.isfinite(answer.bound) else 0.0
+
+    def _built(self, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
+        seconds, unit_of = self.scheduler.seconds, self.unit_of
+        scale = float(seconds.max(initial=0.0)) or 1.0
+        horizon = (
+            self.horizon if np.isfinite(self.horizon) else float(seconds.max(axis=1).sum() + self.scheduler.send.sum())
+        )
+        horizon = horizon / scale * (1 + ROUNDING)
+        program, runs = add_assignments(self.model, whole=whole)
+        start, top = program.add(len(unit_of), 0.0, horizon), program.add(1, 0.0, horizon)
+        add_budgets(program, self.model, runs)
+        taken = (seconds / scale, runs[unit_of])  # (n, k): what each node takes
+        program.at_most(
+            np.zeros(len(unit_of)), taken, (1.0, start[:, None]), (-1.0, np.broadcast_to(top, (len(unit_of), 1)))
+        )
+        each = np.broadcast_to(top, self.model.devices)
+        program.at_most(np.zeros(self.model.devices), (seconds.T / scale, runs[unit_of].T), (-1.0, each))
+        self._edges(program, runs, start, scale, crossing=whole)
+        if whole:
+            self._one_at_a_time(program, runs, start, scale, horizon)
+        if whole and self.flow is not None:
+            self._pipeline(program, runs, self.flow)
+        return program, runs, start, top, scale
+
+    def _edges(self, program: Program, runs: Ints, start: Ints, scale: float, *, crossing: bool) -> None:
+        """A node starts after what it needs, and after the copy where they are on two devices."""
+        node, column = np.nonzero(self.scheduler.before < len(self.unit_of))
+        need = self.scheduler.before[node, column]
+        if not len(node):
+            return
+        seconds, kinds = self.scheduler.seconds / scale, self.model.devices
+        terms = [(seconds[need], runs[self.unit_of[need]]), (1.0, start[need]), (-1.0, start[node])]
+        if not crossing or kinds < 2:
+            program.at_most(np.zeros(len(node)), *terms)
+            return
+        sent = program.add(len(node), 0.0, np.inf)
+        program.at_most(np.zeros(len(node)), *terms, (1.0, sent))
+        for source in range(kinds):
+            for target in range(kinds):
+                if source != target:
+                    taken = self.scheduler.send[need, source, target] / scale
+                    here, there = runs[self.unit_of[need], source], runs[self.unit_of[node], target]
+                    program.at_most(taken, (taken, here), (taken, there), (-1.0, sent))
+
+    def _unrelated(self) -> list[tuple[int, int]]:
+        """Pairs of nodes that take time and that no path connects."""
+        count = len(self.unit_of)
+        reach = np.zeros((count, count), dtype=bool)
+        for node in self.scheduler.topological.tolist():
+            needs = self.scheduler.before[node][self.scheduler.before[node] < count]
+            reach[node] = reach[needs].any(axis=0)
+            reach[node, needs] = True
+        busy = (self.scheduler.seconds > 0).any(axis=1)
+        apart = ~(reach | reach.T) & busy[:, None] & busy[None, :]
+        pairs = np.argwhere(np.triu(apart, 1)).tolist()
+        return [(first, second) for first, second in pairs]
+
+    def _one_at_a_time(self, program: Program, runs: Ints, start: Ints, scale: float, horizon: float) -> None:
+        pairs = np.array(self._unrelated(), dtype=np.int64).reshape(-1, 2)
+        if not len(pairs):
+            return
+        goes_first = program.add(len(pairs), 0.0, 1.0, whole=True)
+        for device in range(self.model.devices):
+            for (one, other), sign, right in (((0, 1), 1.0, 3.0), ((1, 0), -1.0, 2.0)):
+                early, late = pairs[:, one], pairs[:, other]
+                taken = self.scheduler.seconds[early, device] / scale
+                both = np.stack([runs[self.unit_of[early], device], runs[self.unit_of[late], device]], axis=1)
+                relevant = np.flatnonzero((taken > 0) & (self.scheduler.seconds[late, device] > 0))
+                if relevant.size:
+                    program.at_most(
+                        right * horizon - taken[relevant],
+                        (1.0, start[early[relevant]]),
+                        (-1.0, start[late[relevant]]),
+                        (horizon, both[relevant]),
+                        (sign * horizon, goes_first[relevant]),
+                    )
+
+    def _pipeline(self, program: Program, runs: Ints, flow: Ints) -> None:
+        """Devices stand in an order, and no value flows against it."""
+        kinds = self.model.devices
+        ahead = program.add((kinds, kinds), 0.0, 1.0, whole=True)
+        for first in range(kinds):
+            for second in range(kinds):
+                if first == second:
+                    continue
+                here, there = runs[flow[:, 0], first], runs[flow[:, 1], second]
+                if len(flow):
+                    program.at_most(1.0, (1.0, here), (1.0, there), (-1.0, np.full(len(flow), ahead[first, second])))
+                program.at_most(1.0, (1.0, ahead[first, second, None]), (1.0, ahead[second, first, None]))
+                for third in range(kinds):
+                    if third not in (first, second):
+                        program.at_most(
+                            1.0,
+                            (1.0, ahead[first, second, None]),
+                            (1.0, ahead[second, third, None]),
+                            (-1.0, ahead[first, third, None]),
+                        )
