@@ -147,7 +147,7 @@ def _places(
             places.setdefault(module.rpartition(".")[0], device)
         else:
             raise PlacementError(
-                f"The device map names {module!r}, which the model does not have{_nearest(module, known)}."
+                f"The device map names {module!r}, which the model does not have{_nearest(module, known)}"
             )
     return places
 
@@ -156,7 +156,7 @@ def _nearest(module: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(module, [path for path in known if path], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _refuse_missing(paths: Sequence[str], chosen: Sequence[str | None], places: Mapping[str, Device]) -> None:

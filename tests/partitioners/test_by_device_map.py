@@ -1,0 +1,229 @@
+"""Which module runs where, as a dict that is given, and as one that a plan gives."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
+from torch import nn
+
+from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower
+from fxpasses.demo_model import demo_llama
+from fxpasses.partitioners.device_maps import map_of_operators
+from fxpasses.plan import stable_keys
+from fxpasses.units import KiB
+
+
+class Blocks(nn.Module):
+    """Two blocks with a scale of their own (Complaint 24), and a module that leaves no operator behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.rest = nn.Dropout()
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.rest(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("layer_scalar", torch.full((8,), 0.5))
+        self.register_buffer("shift", torch.ones(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x))) * self.layer_scalar + self.shift
+
+
+def mapped(device_map: dict[str, Any], model: nn.Module | None = None, **options: Any) -> LoweredModule:
+    options.setdefault("devices", cpu_pair())
+    return lower(model or Blocks().eval(), (torch.randn(2, 8),), device_map=device_map, **options)
+
+
+def homes(lowered: LoweredModule) -> dict[str, str]:
+    """The device of each operator, by its stable name."""
+    keys = stable_keys(lowered.program.module(check_guards=False).graph)
+    return {key: lowered.report.reasons[key].split(" on ")[1].split(":")[0] for key in keys.values()}
+
+
+def test_each_module_runs_where_the_map_says_and_the_longest_path_counts() -> None:
+    model, x = Blocks().eval(), torch.randn(2, 8)
+
+    lowered = mapped({"": "right", "blocks.0": "left", "blocks.1.second": "left"}, model)
+
+    where = homes(lowered)
+    assert "left" == where["blocks.0.first/linear#0"]
+    assert "right" == where["blocks.1.first/linear#0"]
+    assert "left" == where["blocks.1.second/linear#0"]
+    assert "right" == where["head/linear#0"]
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_what_only_holds_modules_of_the_map_needs_no_entry() -> None:
+    """As Hugging Face writes maps: the additions between blocks stay with the block before them."""
+    lowered = mapped({"blocks.0": "left", "blocks.1": "right", "head": "right"})
+
+    assert ["left", "right"] == [part.device for part in lowered.plan.parts]
+
+
+def test_every_tensor_is_placed_once_though_the_map_names_only_layers() -> None:
+    """Complaint 24: buffers beside layers, persistent or not, and constants have a place by construction."""
+    model, x = Blocks().eval(), torch.randn(2, 8)
+    named = {f"blocks.{i}.{name}": side for i, side in enumerate(("left", "right")) for name in ("first", "second")}
+
+    lowered = mapped({**named, "head": "right"}, model)
+
+    assert set(model.state_dict()) == set(lowered.state_dict())
+    assert "left" == homes(lowered)["blocks.0/mul#0"]
+    assert "right" == homes(lowered)["blocks.1/mul#0"]
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_torch_devices_need_no_list_of_devices() -> None:
+    model, x = Blocks().eval(), torch.randn(2, 8)
+
+    lowered = lower(model, (x,), device_map={"": torch.device("cpu")})
+
+    assert ["cpu"] == [device.name for device in lowered.plan.devices]
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_a_torch_device_stands_for_the_device_that_is_there() -> None:
+    devices = [Device("host"), Device("nowhere", torch_device="meta")]
+
+    lowered = mapped({"head": "cpu", "": "host"}, devices=devices)
+
+    assert {"": "host"} == lowered.plan.device_map()
+
+
+def test_a_module_without_operators_and_a_parameter_may_be_named() -> None:
+    """Maps of Hugging Face list dropouts and single tensors as well."""
+    lowered = mapped({"rest": "left", "blocks": "left", "head.weight": "right"})
+
+    assert "right" == homes(lowered)["head/linear#0"]
+
+
+def test_what_writes_to_a_buffer_stays_together() -> None:
+    """State is written and read on one device, whatever the map says about the modules that read it."""
+    model = KeyValueCache().eval()
+    args = (torch.randn(1, 1, 16), torch.tensor([0]))
+
+    lowered = lower(model, args, devices=cpu_pair(), device_map={"qkv": "left", "out": "right", "": "right"})
+
+    assert torch.equal(model(*args), lowered(*args))
+    assert torch.equal(model.keys, lowered.state_dict()["keys"])
+
+
+def test_a_tied_weight_may_be_used_on_both_sides() -> None:
+    """Complaint 25: tied weights are one parameter on two devices."""
+    model, ids = Tied().eval(), torch.randint(0, 50, (2, 5))
+
+    lowered = lower(model, (ids,), devices=cpu_pair(), device_map={"embed": "left", "middle": "left", "head": "right"})
+
+    assert torch.equal(model(ids), lowered(ids))
+    assert len(list(model.parameters())) == len(list(lowered.parameters()))
+
+
+def test_a_plan_gives_the_map_that_makes_it() -> None:
+    """There and back: lowering with the map of a plan gives its parts again."""
+    model, args, kwargs = demo_llama(3)
+    given = {"model.layers.2": "right", "model.norm": "right", "lm_head": "right", "": "left"}
+    lowered = lower(model, args, kwargs, devices=cpu_pair(), device_map=given)
+
+    made = lowered.plan.device_map(strict=False)
+    again = lower(model, args, kwargs, devices=cpu_pair(), device_map=made)
+
+    assert lowered.plan.parts == again.plan.parts
+    assert "left" == made["model.layers.0"] if "model.layers.0" in made else made["model"]
+
+
+def test_the_map_of_a_plan_is_as_short_as_it_can_be() -> None:
+    operators = [("a.x", "left"), ("a.y", "left"), ("a", "left"), ("b", "right"), ("b.z", "right")]
+
+    assert {"a": "left", "b": "right"} == map_of_operators(operators)
+    assert {"": "left"} == map_of_operators([("", "left"), ("a.b", "left")])
+    assert {"m": "left", "m.b": "right"} == map_of_operators([("m", "left"), ("m.a", "left"), ("m.b", "right")])
+
+
+def test_a_module_torn_between_devices_is_refused_or_goes_where_most_of_it_is() -> None:
+    operators = [("m", "left"), ("m", "right"), ("m", "right"), ("m.a", "left")]
+
+    with pytest.raises(PlanError) as caught:
+        map_of_operators(operators)
+
+    assert "The module 'm' has operators of its own on left, right, which no device map can say" in str(caught.value)
+    assert {"m": "right", "m.a": "left"} == map_of_operators(operators, strict=False)
+
+
+def test_the_budget_of_each_device_holds_for_maps_too() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        lower(
+            Mlp(8),
+            (torch.randn(2, 64),),
+            devices=cpu_pair(100 * KiB, None),
+            device_map={"layers.7": "right", "": "left"},
+        )
+
+    assert "The device map puts 115 KiB on left (parameters 114 KiB, activations 1.50 KiB), which has 100 KiB" in str(
+        caught.value
+    )
+    assert caught.value.missing_bytes is not None
+
+
+@pytest.mark.parametrize(
+    ("device_map", "sentence"),
+    [
+        ({}, 'The device map is empty; {"": device} puts the whole model on one device.'),
+        (
+            {"blocks.0": "left", "head": "left"},
+            "The device map says nothing about 'blocks.1'; add them, or add '' for all the rest.",
+        ),
+        (
+            {"": "left", "blocks.7": "right"},
+            "The device map names 'blocks.7', which the model does not have; did you mean 'blocks.1'?",
+        ),
+        (
+            {"head": "middle", "": "left"},
+            "The device map puts 'head' on 'middle', which is no device; there are left (cpu), right (cpu).",
+        ),
+        (
+            {"head": "cpu", "": "left"},
+            "The device map puts 'head' on 'cpu', which 2 devices are: left (cpu), right (cpu); use a name.",
+        ),
+    ],
+)
+def test_a_map_that_does_not_fit_is_refused_in_one_sentence(device_map: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        mapped(device_map)
+
+    assert sentence == str(caught.value)
+
+
+def test_a_map_alone_must_name_torch_devices() -> None:
+    with pytest.raises(PlacementError, match=re.escape("puts 'head' on 'disk', which is no torch device; write cpu")):
+        mapped({"head": "disk", "": "cpu"}, devices=None)
+    with pytest.raises(InputError, match="There is no device to place the model on"):
+        lower(Mlp(), (torch.randn(2, 64),))
+
+
+def test_a_device_that_cannot_run_a_module_says_so() -> None:
+    def no_relu(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is not torch.ops.aten.relu.default
+
+    devices = [Device("npu", supports=no_relu), Device("host")]
+
+    with pytest.raises(InfeasibleError) as caught:
+        mapped({"blocks.0": "npu", "": "host"}, devices=devices)
+
+    assert (
+        "The device map puts relu (aten.relu.default, of module 'blocks.0') on npu, which does not support it; "
+        "give that module another device."
+    ) == str(caught.value)
