@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fxpasses.errors import InfeasibleError
+
+from .by_size import partition_by_size
+from .by_swapping import improved
 from .mapping import Clock
-from .refusing import unmappable
 from .workload import Filling, Group, Workload
 
 __all__ = ["partition_by_cost"]
@@ -22,29 +25,46 @@ MOST_GROUPS = 64
 def partition_by_cost(workload: Workload, clock: Clock) -> list[Group]:
     """Join pairs until none makes the graph faster.
 
+    Large graphs are joined as runs of atoms, and what comes of that is improved atom by atom.
+
     Raises:
-        InfeasibleError: No way to join them was found that fits the devices.
+        InfeasibleError: No way was found that fits the devices.
     """
-    if len(workload.atoms) > MOST_GROUPS:
-        workload = workload.coarsened(_runs(workload, max(clock.memory) / 4))
-        clock = clock.of(workload)
+    if len(workload.atoms) <= MOST_GROUPS:
+        return _joined(workload, clock) or improved(workload, clock, partition_by_size(workload, clock.devices))
+    coarse = workload.coarsened(_runs(workload, max(clock.memory) / 4))
+    joined = [workload.refined(group) for group in _joined(coarse, clock.of(coarse)) or ()]
+    try:
+        by_size = partition_by_size(workload, clock.devices)
+    except InfeasibleError:
+        if not joined:
+            raise
+        by_size = joined
+    candidates = [groups for groups in (joined, by_size) if groups]
+    return improved(workload, clock, min(candidates, key=clock.placed_seconds))
+
+
+def _joined(workload: Workload, clock: Clock) -> list[Group] | None:
+    """The groups with their devices; None if they do not fit."""
     groups = [workload.group([atom]) for atom in range(len(workload.atoms))]
-    joined: dict[tuple[Group, Group], Group] = {}
+    made: dict[tuple[Group, Group], Group] = {}
     best = clock.seconds(groups, [-1] * len(groups))
-    while True:
-        found: list[Group] | None = None
+    found: list[Group] | None = groups
+    while found is not None:
+        groups, found = found, None
         for first, second in _pairs(workload, groups):
             one, other = groups[first], groups[second]
-            if (one, other) not in joined:
-                joined[one, other] = workload.group((*one.atoms, *other.atoms))
+            if (one, other) not in made:
+                made[one, other] = workload.group((*one.atoms, *other.atoms))
             candidate = [group for group in groups if group is not one and group is not other]
-            candidate.append(joined[one, other])
+            candidate.append(made[one, other])
             tried = clock.try_out(candidate)
             if tried is not None and tried[0] <= best:
                 best, found = tried[0], candidate
-        if found is None:
-            return settled(clock, groups)
-        groups = found
+    if (settled := clock.try_out(groups)) is None:
+        return None
+    clock.place(groups, settled[1])
+    return groups
 
 
 def _pairs(workload: Workload, groups: Sequence[Group]) -> list[tuple[int, int]]:
@@ -73,17 +93,3 @@ def _runs(workload: Workload, room: float) -> list[Group]:
         filling.add(atom)
         runs[-1].append(atom)
     return [workload.group(run) for run in runs]
-
-
-def settled(clock: Clock, groups: list[Group]) -> list[Group]:
-    """The groups with their devices.
-
-    Raises:
-        InfeasibleError: A group finds no room.
-    """
-    tried = clock.try_out(groups)
-    if tried is None:
-        raise unmappable(groups, clock.devices)
-    for group, number in zip(groups, tried[1], strict=True):
-        group.device_ids = [clock.devices[number].logical_id]
-    return groups

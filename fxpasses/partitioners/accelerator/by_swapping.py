@@ -15,7 +15,7 @@ from .by_size import partition_by_size
 from .mapping import Clock
 from .workload import Group, Workload
 
-__all__ = ["partition_by_swapping"]
+__all__ = ["improved", "partition_by_swapping"]
 
 MOST_STEPS = 2_000_000
 """Trials in all, times the atoms that each looks at."""
@@ -30,9 +30,12 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
     Raises:
         InfeasibleError: There are no partitions by size.
     """
-    groups = partition_by_size(workload, clock.devices)
-    numbers = {device.logical_id: number for number, device in enumerate(clock.devices)}
-    best = clock.seconds(groups, [numbers[group.device_ids[0]] for group in groups])
+    return improved(workload, clock, partition_by_size(workload, clock.devices))
+
+
+def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Group]:
+    """The groups, which have devices, after all moves and swaps that made the graph faster."""
+    best = clock.placed_seconds(groups)
     left = MOST_STEPS // len(workload.atoms)
     while left > 0:
         found: tuple[list[Group], list[int]] | None = None
@@ -44,8 +47,7 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
         if found is None:
             break
         groups = found[0]
-        for group, number in zip(groups, found[1], strict=True):
-            group.device_ids = [clock.devices[number].logical_id]
+        clock.place(groups, found[1])
     return groups
 
 

@@ -110,6 +110,16 @@ class Clock:
             return float("inf")
         return self._longest(groups, self.workload.homes(groups), order, device_of)
 
+    def placed_seconds(self, groups: Sequence[Group]) -> float:
+        """Seconds of the groups on the devices that they have."""
+        numbers = {device.logical_id: number for number, device in enumerate(self.devices)}
+        return self.seconds(groups, [numbers[group.device_ids[0]] for group in groups])
+
+    def place(self, groups: Sequence[Group], device_of: Sequence[int]) -> None:
+        """Write the devices down at the groups."""
+        for group, number in zip(groups, device_of, strict=True):
+            group.device_ids = [self.devices[number].logical_id]
+
     def _longest(
         self, groups: Sequence[Group], home: Sequence[int], order: Sequence[int], device_of: Sequence[int]
     ) -> float:

@@ -76,6 +76,12 @@ class Workload:
         coarse._take([tuple(sorted(group.nodes())) for group in groups])
         return coarse
 
+    def refined(self, group: Group) -> Group:
+        """A group of a coarsened workload as a group of this one."""
+        mine = self.group({self.atom_of[node] for node in group.nodes()})
+        mine.device_ids = list(group.device_ids)
+        return mine
+
     def _computes(self, node: Node) -> bool:
         return node.op not in ("placeholder", "get_attr", "output") and not is_guard(node) and node not in self.views
 
