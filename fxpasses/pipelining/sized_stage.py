@@ -69,6 +69,8 @@ class SizedStage(PipelineStage):
                 for info, like in zip(infos, self.sizes.inputs(self._sizes_of(chunk)), strict=True):
                     info.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         for chunk, infos in self.grad_recv_info.items():
+            if self.is_last:
+                break
             for info, like in zip(infos, self.sizes.outputs(self._sizes_of(chunk)), strict=True):
                 if info.buffer is not None:
                     info.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)

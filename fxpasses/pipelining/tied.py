@@ -6,9 +6,8 @@ the gradient of its own use; the model's gradient is their sum. Only the ranks t
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -55,11 +54,6 @@ class _Copies:
             and self.summed() is gradient
             and (gradient._version == self.version)
         )
-
-    def set_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Give each copy a gradient."""
-        for copy, gradient in zip(self.parameters, gradients, strict=True):
-            copy.grad = gradient
 
     def gradient(self) -> torch.Tensor | None:
         """The sum of the gradients of the copies on this rank."""
@@ -130,23 +124,6 @@ class TiedParameters:
                     if group is not None:
                         dist.all_reduce(total, group=group)
                     copies.take(total.detach())
-
-    @contextlib.contextmanager
-    def summing(self) -> Iterator[None]:
-        """Add up what the step inside adds to the gradients; what they were before is kept, as when accumulating.
-
-        After an error inside nothing is added up.
-        """
-        held = [copies for _, group in self._groups for copies in group]
-        before = [[copy.grad for copy in copies.parameters] for copies in held]
-        for copies in held:
-            copies.set_gradients([None] * len(copies.parameters))
-        yield
-        self.synchronize_gradients()
-        for copies, gradients in zip(held, before, strict=True):
-            now = [copy.grad for copy in copies.parameters]
-            both = zip(gradients, now, strict=True)
-            copies.set_gradients([new if old is None else old if new is None else old + new for old, new in both])
 
     def synchronize_values(self) -> None:
         """Give every copy the value that the first stage has: after random initialisation, for example."""
