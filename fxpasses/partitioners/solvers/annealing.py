@@ -91,8 +91,8 @@ class Annealer:
         figures = self.bytes + self.live if self.model.by_bytes else self.load
         if figures.max(axis=1).min() < best.value:
             legal = (self.bytes + self.live <= self.model.memory).all(axis=1)
-            banned = self.model.banned[np.arange(self.model.size)[None, :], self.homes].any(axis=1)
-            best.offer(figures, legal & ~banned, self.homes)
+            banned = np.any(self.model.banned[np.arange(self.model.size)[None, :], self.homes], axis=1)
+            best.offer(figures, np.logical_and(legal, np.logical_not(banned)), self.homes)
 
     def resample(self, share: float) -> None:
         """The worst assignments become copies of the best."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.programs import Program
@@ -82,7 +83,11 @@ class LatencyProgram:
         if not len(node):
             return
         seconds, kinds = self.scheduler.seconds / scale, self.model.devices
-        terms = [(seconds[need], runs[self.unit_of[need]]), (1.0, start[need]), (-1.0, start[node])]
+        terms: list[tuple[ArrayLike, Ints]] = [
+            (seconds[need], runs[self.unit_of[need]]),
+            (1.0, start[need]),
+            (-1.0, start[node]),
+        ]
         if not crossing or kinds < 2:
             program.at_most(np.zeros(len(node)), *terms)
             return
@@ -101,10 +106,10 @@ class LatencyProgram:
         reach = np.zeros((count, count), dtype=bool)
         for node in self.scheduler.topological.tolist():
             needs = self.scheduler.before[node][self.scheduler.before[node] < count]
-            reach[node] = reach[needs].any(axis=0)
+            reach[node] = np.any(reach[needs], axis=0)
             reach[node, needs] = True
         busy = (self.scheduler.seconds > 0).any(axis=1)
-        apart = ~(reach | reach.T) & busy[:, None] & busy[None, :]
+        apart = np.logical_not(reach | reach.T) & np.outer(busy, busy)
         pairs = np.argwhere(np.triu(apart, 1)).tolist()
         return [(first, second) for first, second in pairs]
 

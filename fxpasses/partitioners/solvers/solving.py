@@ -88,7 +88,7 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
     names = [device.name for device in problem.devices]
     figures = evaluate(tables, solved.device_of)
     value = figures.value(problem.objective) if solved.value is None else solved.value
-    start = () if solved.start is None else solved.start.tolist()
+    start = {} if solved.start is None else dict(zip(tables.nodes, solved.start.tolist(), strict=True))
     return PlacementSolution(
         {node: names[device] for node, device in zip(tables.nodes, solved.device_of.tolist(), strict=True)},
         tuple(names[device] for device in solved.order),
@@ -97,5 +97,5 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         dict(zip(names, figures.load.tolist(), strict=True)),
         dict(zip(names, figures.compute.tolist(), strict=True)),
         dict(zip(names, figures.kept.tolist(), strict=True)),
-        schedule=dict(zip(tables.nodes, start)),
+        schedule=start,
     )
