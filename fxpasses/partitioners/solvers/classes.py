@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -37,9 +35,8 @@ class _Sending:
 
     def __init__(self, tables: CostTables, units: Units, known: dict[tuple[tuple[float, float], ...], Floats]) -> None:
         self.tables, self.known = tables, known
-        self.count = len(units.makers)
-        self.value = np.repeat(np.arange(self.count), [len(makers) for makers in units.makers])
-        self.makers = np.fromiter(itertools.chain.from_iterable(units.makers), dtype=np.int64, count=len(self.value))
+        self.count = len(units.source)
+        self.value, self.makers = units.outputs[:, 0], units.outputs[:, 1]
 
     def best(self, links: list[tuple[int, int]]) -> Floats:
         """``(q,)``; 0 when there is no link."""

@@ -22,6 +22,7 @@ from fxpasses.partitioners.solvers.cutting import (
     stops_of,
 )
 from fxpasses.partitioners.solvers.explaining import no_pipeline
+from fxpasses.partitioners.solvers.leaves import fold_leaves
 from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units, contract
@@ -35,8 +36,9 @@ IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 250e6
 MAX_STATES = 8192
 ORDERS = 6
-NEAR = 300
+NEAR = (300, 2000)
 """Ideals that are looked at around each cut of an answer."""
+ALL_NEAR = 20_000
 LONG = 2000
 """Units from which on one linear order is cut, instead of ``ORDERS``."""
 STOPS = 1000
@@ -118,6 +120,10 @@ class _Answer:
         rank = evaluate(search.tables, device_of).rank(search.problem.objective)
         return cls(device_of, tuple(device for device, _units in pipeline.runs), rank, pipeline)
 
+    def by_rank(self) -> tuple[float, float]:
+        """What decides between two answers."""
+        return self.rank
+
 
 def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
     """Place a reduced problem whose units each fit some device.
@@ -129,6 +135,7 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
+    units = fold_leaves(problem, tables, units)
     search = _Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     if problem.objective == "devices":
         best, bound = _fewest(search)
@@ -158,33 +165,47 @@ def _answers(search: _Search, words: Words, bound: float) -> Iterator[_Answer]:
                 yield _Answer.of(search, pipeline)
 
 
-def _improved(search: _Search, best: _Answer, limit: int = NEAR) -> _Answer:
-    """Look at the ideals around the cuts of an answer, as long as that helps."""
-    while True:
-        words = ideals_near(search.units, search.cuts(best.pipeline), limit)
-        below = math.inf if search.problem.objective == "devices" else best.rank[0] * BETTER
-        pipeline, _finished = search.run(words, below)
-        found = None if pipeline is None else _Answer.of(search, pipeline)
-        if found is None or found.rank >= best.rank:
-            return best
-        best = found
+def _improved(search: _Search, best: _Answer) -> _Answer:
+    """Look at the ideals around the cuts of an answer, more of them once that does not help any more."""
+    for limit in NEAR:
+        while True:
+            cuts = search.cuts(best.pipeline)
+            words = ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
+            below = math.inf if search.problem.objective == "devices" else best.rank[0] * BETTER
+            pipeline, _finished = search.run(words, below, steps=STEPS_A_SECOND)
+            found = None if pipeline is None else _Answer.of(search, pipeline)
+            if found is None or found.rank >= best.rank:
+                break
+            best = found
+    return best
 
 
 def _long_answer(search: _Search, bound: float) -> _Answer | None:
     """Cut one order coarsely, then ever finer around the cuts that were found."""
     order = np.arange(search.units.size)
     weight = search.prices.weight
-    coarse = search.contracted(order, stops_of(order, weight, STOPS, len(search.tables.memory)))
+    stops = stops_of(order, weight, STOPS, len(search.tables.memory))
+    coarse = search.contracted(order, stops)
     best = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
-    share = 1.0 / STOPS
-    while best is not None and share * search.units.size > 1:
+    if best is None:
+        return None
+    cuts, share = stops[_stops(best)], 1.0 / STOPS
+    while share * search.units.size > 1:
         share /= REFINING
-        stops = np.cumsum([int(np.isin(best.device_of, [device]).sum()) for device in best.order])
-        fine = search.contracted(order, stops_near(order, stops, weight, share, REFINING))
+        stops = stops_near(order, cuts, weight, share, REFINING)
+        fine = search.contracted(order, stops)
         pipeline, _finished = fine.run(prefixes([range(fine.units.size)]), best.rank[0])
-        if pipeline is not None:
-            best = min(best, _Answer.of(fine, pipeline), key=lambda answer: answer.rank)
-    return best
+        found = best if pipeline is None else _Answer.of(fine, pipeline)
+        if found.rank < best.rank:
+            best, cuts = found, stops[_stops(found)]
+    near = search.contracted(order, stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING))
+    pipeline, _finished = near.run(prefixes([range(near.units.size)]), best.rank[0] * (1 + 1e-9))
+    return best if pipeline is None else min(best, _improved(near, _Answer.of(near, pipeline)), key=_Answer.by_rank)
+
+
+def _stops(answer: _Answer) -> Ints:
+    """After how many units of the order each device of an answer stops."""
+    return np.cumsum([len(units) for _device, units in answer.pipeline.runs])
 
 
 def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[_Answer, float]:
@@ -197,7 +218,7 @@ def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[
     steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
     proven = 0.0
     for below in _thresholds(bound, goal):
-        words = _ideals(search, below, limit) if limit and States.count(search.classes) <= MAX_STATES else None
+        words = _ideals(search, below, limit)
         if words is None:
             break
         pipeline, finished = search.run(words, below, steps=steps)
@@ -205,7 +226,7 @@ def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[
             break
         if pipeline is not None:
             found = _Answer.of(search, pipeline)
-            return (found if best is None else min(found, best, key=lambda answer: answer.rank)), pipeline.value
+            return (found if best is None else min(found, best, key=_Answer.by_rank)), pipeline.value
         proven = min(below, goal)
         if below == math.inf and best is None:
             raise no_pipeline(search.problem, search.tables, search.units, search.classes, words)
@@ -232,11 +253,13 @@ def _thresholds(bound: float, goal: float) -> Iterator[float]:
     yield goal
 
 
-def _ideals(search: _Search, below: float, limit: int, states: States | None = None) -> Words | None:
+def _ideals(search: _Search, below: float, limit: int, most: int | None = None) -> Words | None:
     """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
+    if not limit or States.count(search.classes) > MAX_STATES or search.units.size > LONG:
+        return None
     measure = search.measure(below)
     total = float(measure.weight.sum())
-    low, high = measure.window(search.states() if states is None else states, total)
+    low, high = measure.window(States.of(search.classes, most), total)
     order = np.argsort(low, kind="stable")
     low, high = low[order], np.maximum.accumulate(high[order])
     begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
@@ -251,15 +274,15 @@ def _fewest(search: _Search) -> tuple[_Answer, float]:
     steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])
     for count in range(bound, most + 1):
-        states = States.of(search.classes, count) if States.count(search.classes) <= MAX_STATES and limit else None
         below = best.rank[1] * BETTER if best is not None and count == most else math.inf
-        words = None if states is None else _ideals(search, below, limit, states)
+        words = _ideals(search, below, limit, count)
         if words is None:
             break
+        states = States.of(search.classes, count)
         pipeline, finished = search.run(words, below, states, steps)
         if pipeline is not None:
             found = _Answer.of(search, pipeline)
-            return (found if best is None else min(found, best, key=lambda answer: answer.rank)), float(count)
+            return (found if best is None else min(found, best, key=_Answer.by_rank)), float(count)
         if not finished:
             break
         bound = min(count + 1, most)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
 
-__all__ = ["Units", "contract", "reduce_problem"]
+__all__ = ["Units", "contract", "merge", "reduce_problem"]
 
 
 @attrs.frozen(eq=False)
@@ -34,10 +35,10 @@ class Units:
         live: Bytes alive while each unit runs, ``(m,)``.
         shared: Bytes of each key that several units name, ``(p,)``.
         shares: Pairs (key, unit that names it), sorted, ``(·, 2)``.
-        predecessors: The units that must not be on a later device than each unit.
+        before: Pairs (a, b) of units: b must not be on an earlier device than a, ``(·, 2)``.
         source: The unit that makes each value, ``(q,)``.
         uses: Pairs (value, unit that uses it), sorted by value, ``(u, 2)``; each value has at least one.
-        makers: For each value the nodes whose outputs it stands for: same maker, same users.
+        outputs: Pairs (value, node whose output it stands for), sorted by value: same unit, same users.
     """
 
     unit_of: Ints
@@ -46,15 +47,25 @@ class Units:
     live: Ints
     shared: Ints
     shares: Ints
-    predecessors: tuple[tuple[int, ...], ...]
+    before: Ints
     source: Ints
     uses: Ints
-    makers: tuple[tuple[int, ...], ...]
+    outputs: Ints
 
     @property
     def size(self) -> int:
         """The number of units."""
         return len(self.kept)
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """The units that must not be on a later device than each unit. Time O(units)."""
+        return _tuples(_grouped(self.before[:, ::-1], self.size))
+
+    @cached_property
+    def makers(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes whose outputs each value stands for. Time O(nodes)."""
+        return _tuples(_grouped(self.outputs, len(self.source)))
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
@@ -135,8 +146,9 @@ def _fold_free(part: Ints, tables: CostTables) -> Ints:
     return _merged(part, np.array(folds, dtype=np.int64).reshape(-1, 2))
 
 
-def _numbered(part: Ints, pairs: Ints, *, is_acyclic: bool) -> Ints:
+def _numbered(part: Ints, before: Ints, *, is_acyclic: bool = True) -> Ints:
     """Number parts in topological order, of those that may come next the one whose first node stands first."""
+    pairs = _between(part, before)
     size = int(part.max()) + 1
     first = np.full(size, len(part), dtype=np.int64)
     np.minimum.at(first, part, np.arange(len(part)))
@@ -174,9 +186,8 @@ def _sums(unit_of: Ints, seconds: Floats) -> Floats:
 
 
 def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:
-    unit_of = _numbered(part, _between(part, tables.precedence), is_acyclic=is_acyclic)
+    unit_of = _numbered(part, tables.precedence, is_acyclic=is_acyclic)
     size = int(unit_of.max()) + 1
-    before = _between(unit_of, tables.precedence)[:, ::-1]
     kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     np.add.at(kept, unit_of, tables.kept)
     np.maximum.at(live, unit_of, tables.live)
@@ -190,8 +201,8 @@ def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:
         live,
         shared,
         shares,
-        _tuples(_grouped(before, size)),
-        *_values(unit_of, maker, user, [(node,) for node in range(len(unit_of))]),
+        _between(unit_of, tables.precedence),
+        *_values(unit_of, maker, user, np.stack([np.arange(len(unit_of))] * 2, axis=1)),
     )
 
 
@@ -202,21 +213,30 @@ def contract(units: Units, order: Ints, stops: Ints) -> Units:
     """
     place = np.empty(units.size, dtype=np.int64)
     place[order] = np.arange(units.size)
-    part = np.searchsorted(stops, place, side="right") - 1
-    begins = stops[:-1]
-    kept = np.add.reduceat(units.kept[order], begins)
-    before = np.array([(unit, user) for user, needs in enumerate(units.predecessors) for unit in needs], dtype=np.int64)
+    return _joined(units, np.searchsorted(stops, place, side="right") - 1)
+
+
+def merge(units: Units, leaf: Ints, neighbour: Ints) -> Units:
+    """Join each of some units to another one, to which nothing but it ties it."""
+    part = _merged(np.arange(units.size), np.stack([leaf, neighbour], axis=1))
+    return _joined(units, _numbered(part, units.before))
+
+
+def _joined(units: Units, part: Ints) -> Units:
+    size = int(part.max()) + 1
+    kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    np.add.at(kept, part, units.kept)
+    np.maximum.at(live, part, units.live)
     shared, shares = _shares(part, units.shared, units.shares, kept)
-    value, user = units.uses[:, 0], part[units.uses[:, 1]]
     return Units(
         part[units.unit_of],
-        np.add.reduceat(units.seconds[order], begins, axis=0),
+        _sums(part, units.seconds),
         kept,
-        np.maximum.reduceat(units.live[order], begins),
+        live,
         shared,
         shares,
-        _tuples(_grouped(_between(part, before.reshape(-1, 2))[:, ::-1], len(kept))),
-        *_values(part[units.source], value, user, units.makers),
+        _between(part, units.before),
+        *_values(part[units.source], units.uses[:, 0], part[units.uses[:, 1]], units.outputs),
     )
 
 
@@ -232,20 +252,35 @@ def _shares(unit_of: Ints, sizes: Ints, pairs: Ints, kept: Ints) -> tuple[Ints, 
     return sizes[~alone], np.stack([number[key[own]], unit[own]], axis=1)
 
 
-def _values(
-    unit_of: Ints, maker: Ints, user: Ints, makers: Sequence[tuple[int, ...]]
-) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:
-    """Sources, uses and makers of values, from pairs (maker, unit that uses it); same maker and users are one value."""
+def _values(unit_of: Ints, maker: Ints, user: Ints, outputs: Ints) -> tuple[Ints, Ints, Ints]:
+    """Sources, uses and outputs of values, from pairs (maker, unit that uses it); same unit and users are one value.
+
+    ``unit_of`` is the unit of each maker, ``outputs`` are pairs (maker, node). Sets of users are compared by two sums
+    of random numbers of 63 bits.
+    """
     size = int(max(unit_of.max(initial=0), user.max(initial=0))) + 1
     crosses = unit_of[maker] != user
     found = np.unique(maker[crosses] * size + user[crosses])
-    users = _grouped(np.stack([found // size, found % size], axis=1), len(unit_of))
-    alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for each in np.unique(found // size).tolist():
-        alike.setdefault((int(unit_of[each]), tuple(users[each])), []).extend(makers[each])
-    source = np.array([unit for unit, _users in alike], dtype=np.int64)
-    pairs = [(value, each) for value, (_unit, named) in enumerate(alike) for each in named]
-    return source, np.array(pairs, dtype=np.int64).reshape(-1, 2), _tuples(alike.values())
+    maker, user = found // size, found % size
+    random = np.random.default_rng(0).integers(2**63, size=(2, size))
+    first = np.flatnonzero(np.diff(maker, prepend=-1))
+    each = maker[first]
+    sums = [np.add.reduceat(row[user], first) for row in random] if len(first) else [first, first]
+    order = np.lexsort((each, *sums, unit_of[each]))
+    keys = np.stack([unit_of[each], *sums], axis=1)[order]
+    fresh = np.append(True, (keys[1:] != keys[:-1]).any(axis=1)) if len(order) else np.zeros(0, dtype=bool)
+    value_of = np.full(len(unit_of), -1, dtype=np.int64)
+    value_of[each[order]] = np.cumsum(fresh) - 1
+    chosen = np.zeros(len(unit_of), dtype=bool)
+    chosen[each[order[fresh]]] = True
+    uses = np.stack([value_of[maker], user], axis=1)[chosen[maker]]
+    pairs = np.stack([value_of[outputs[:, 0]], outputs[:, 1]], axis=1)
+    pairs = pairs[pairs[:, 0] >= 0]
+    return (
+        unit_of[each[order[fresh]]],
+        uses[np.argsort(uses[:, 0], kind="stable")],
+        pairs[np.argsort(pairs[:, 0], kind="stable")],
+    )
 
 
 def _tuples(lists: Iterable[list[int]]) -> tuple[tuple[int, ...], ...]:
