@@ -79,6 +79,7 @@ def _open(node: Node, mode: bool | None) -> list[Node]:
             opener = graph.call_function(torch._C._set_grad_enabled, (node.args[0],))
         else:
             opener = graph.call_function(torch.amp.autocast_mode._enter_autocast, node.args[:at])
+        opener.meta["val"] = None  # nothing that anybody computes with
         call = graph.create_node("call_module", str(body.target), tuple(node.args[at + 1 :]))
         if at == 1:
             graph.call_function(torch._C._set_grad_enabled, (mode if mode is not None else not node.args[0],))
