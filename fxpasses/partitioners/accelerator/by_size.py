@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError
 
 from .bookkeeping import memory_of
 from .mapping import map_to_devices
@@ -19,11 +20,22 @@ __all__ = ["partition_by_size"]
 
 
 def partition_by_size(workload: Workload, devices: Sequence[Device]) -> list[Group]:
-    """Fill devices in their order.
+    """Fill devices in their order; where that ends without room, pack them another way.
 
     Raises:
-        InfeasibleError: An atom is too large for every device that is left, or a single one finds no room.
+        InfeasibleError: No way was found; the message says what does not fit.
     """
+    try:
+        return _filled(workload, devices)
+    except InfeasibleError:
+        from .packing import pack  # here: solvers are many, and seldom needed
+
+        if (packed := pack(workload, devices)) is None:
+            raise
+        return packed
+
+
+def _filled(workload: Workload, devices: Sequence[Device]) -> list[Group]:
     filled: list[tuple[list[int], Device]] = []
     singles: list[int] = []
     idle = list(devices)
