@@ -30,6 +30,7 @@ from fxpasses.plan import Plan
 from fxpasses.planning import place
 from fxpasses.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, stateful
 from fxpasses.report.facts import summarize, with_figures
+from fxpasses.report.summary import Summary
 from fxpasses.verification import compare_with_model
 
 __all__ = ["DEFAULT_PIPELINE", "LoweredModule", "lower", "lower_with_plan"]
@@ -111,7 +112,7 @@ def lower(
         name=name,
         clock=clock,
     )
-    lowered = _build(planned.prepared, planned.assignment, planned.plan, clock, planned.reasons)
+    lowered = _build(planned.prepared, planned.assignment, planned.plan, clock, planned.summary)
     if check:
         with clock.step("check"):
             verdict = compare_with_model(model, planned.prepared.captured, lowered, args, kwargs)
@@ -134,12 +135,11 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
     with clock.step("place"):
         prepared = Prepared(program, program, stateful(program), (), plan.pipeline, ())
         assignment = plan.assign(prepared.graph_module)
-    return _build(prepared, assignment, plan, clock, {})
+        summary = summarize(plan, prepared.graph_module, assignment)
+    return _build(prepared, assignment, plan, clock, summary)
 
 
-def _build(
-    prepared: Prepared, assignment: Assignment, plan: Plan, clock: Clock, reasons: Mapping[str, str]
-) -> LoweredModule:
+def _build(prepared: Prepared, assignment: Assignment, plan: Plan, clock: Clock, summary: Summary) -> LoweredModule:
     """Split, place and describe; the one way from an assignment to a lowered module."""
     program, graph_module, device_of = prepared.program, prepared.graph_module, plan.device_of
     offloaded = plan.offloaded
@@ -158,16 +158,9 @@ def _build(
         with clock.step("compile"):
             for name, backend in compiled.items():
                 compile_part(lowered, name, backend)
+    copies = copy_rows(lowered, plan.topology)
     lowered.program = program
-    lowered.report = summarize(
-        plan,
-        graph_module,
-        assignment,
-        reasons=reasons,
-        copies=copy_rows(lowered, plan.topology),
-        steps=clock.rows,
-        passes=prepared.passes,
-    )
+    lowered.report = attrs.evolve(summary, copies=copies, steps=tuple(clock.rows))
     figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}
     lowered.plan = with_figures(plan, lowered.report, **figures)
     return lowered

@@ -149,6 +149,8 @@ def simulate(
     samples: int = 1,
     overlap: Overlap | None = None,
     detail: Detail = "parts",
+    seconds: Mapping[Node, float] | None = None,
+    course: MemoryCourse | None = None,
 ) -> Simulation:
     """Simulate runs of a placed graph.
 
@@ -164,6 +166,8 @@ def simulate(
             one at a time on each link and direction, and hold memory from when they begin. By default ``"none"`` for
             one sample, ``"devices"`` for more.
         detail: Whether a span is a part or an operator.
+        seconds: What each node takes where it is, if that is known already.
+        course: What is on each device over the schedule, if that is known already.
 
     Returns:
         The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)).
@@ -173,13 +177,14 @@ def simulate(
         MissingMetadataError: a node has no value and no cost; the message names the pass that writes them.
     """
     overlap = _checked(samples, overlap, detail)
-    seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
+    if seconds is None:
+        seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     todo = _tasks(assignment, device_of, topology, seconds, samples, overlap)
     if overlap == "none":
         _one_by_one(todo.tasks)
     else:
         _as_soon_as_possible(todo.tasks)
-    course = follow_memory(graph_module, assignment, device_of)
+    course = course or follow_memory(graph_module, assignment, device_of)
     spans = list(_spans(todo.tasks, assignment, seconds, overlap, detail))
     tracks = [device.name for device in topology.devices]
     memory = {

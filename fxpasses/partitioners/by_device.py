@@ -185,7 +185,12 @@ def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlac
 
 
 def predict_times(
-    graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device], topology: Topology
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    seconds: Mapping[Node, float] | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
 
@@ -194,12 +199,14 @@ def predict_times(
         assignment: Which node is in which part.
         device_of: The device of each part.
         topology: Devices and links.
+        seconds: What each node takes where it is, if that is known already.
 
     Returns:
         Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
         value that leaves it, once, over the slowest link that it takes.
     """
-    return _times(seconds_of, assignment, device_of, topology)
+    known = seconds_of if seconds is None else lambda node, _device: seconds[node]
+    return _times(known, assignment, device_of, topology)
 
 
 def _times(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -47,12 +49,15 @@ def summarize(
         passes: The passes that ran.
     """
     device_of, keys = plan.device_of, stable_keys(graph_module)
+    taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     uses = ParameterUses.of(graph_module, assignment, device_of)
-    seconds, load = predict_times(graph_module, assignment, device_of, plan.topology)
+    course = uses.course_with(plan.offloaded)
+    seconds, load = predict_times(graph_module, assignment, device_of, plan.topology, seconds=taken)
     seconds += sum(uses.load_seconds(plan.offloaded).values())
     samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
-    run = simulate(graph_module, assignment, device_of, plan.topology, overlap="devices")
-    shown = simulate(graph_module, assignment, device_of, plan.topology, samples=samples) if samples > 1 else run
+    known = partial(simulate, graph_module, assignment, device_of, plan.topology, seconds=taken, course=course)
+    run = known(overlap="devices")
+    shown = known(samples=samples) if samples > 1 else run
     sent = planned_copies(graph_module, assignment, plan) if copies is None else copies
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
     return Summary(
@@ -65,7 +70,7 @@ def summarize(
         tuple(sent),
         seconds * 1e3,
         reasons={key: _why_there(node, assignment, device_of, reasons or {}) for node, key in keys.items()},
-        path=tuple(_path_rows(run, assignment, device_of, keys)),
+        path=tuple(_path_rows(run, assignment, taken, keys)),
         objective_value=plan.predicted.get("objective_value"),
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
@@ -202,14 +207,13 @@ def _copy_row(plan: Plan, node: Node, source: str, target: str, why: str) -> Cop
 
 
 def _path_rows(
-    run: Simulation, assignment: Assignment, device_of: Mapping[str, Device], keys: Mapping[Node, str]
+    run: Simulation, assignment: Assignment, taken: Mapping[Node, float], keys: Mapping[Node, str]
 ) -> Iterator[PathRow]:
     for step in run.critical_path:
         times: list[tuple[str, float]] = []
         if step.kind == "compute":
-            device = device_of[step.name]
-            times = [(keys[node], seconds_of(node, device) * 1e3) for node in assignment.partitions[step.name]]
-        heaviest = sorted(times, key=lambda entry: -entry[1])[:HEAVIEST]
+            times = [(keys[node], taken[node] * 1e3) for node in assignment.partitions[step.name]]
+        heaviest = heapq.nlargest(HEAVIEST, times, key=lambda entry: entry[1])
         yield PathRow(
             step.name, step.kind, step.track, step.start * 1e3, step.seconds * 1e3, step.waited_for, tuple(heaviest)
         )
