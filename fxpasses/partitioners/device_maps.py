@@ -60,9 +60,9 @@ def map_of_operators(operators: Iterable[tuple[str, str]], *, strict: bool = Tru
     entries: dict[str, str] = {}
     for path in sorted(below, key=lambda path: path.count(".") + bool(path)):  # stable: holders first
         covered = covering(path, entries)
-        device = _device_of(path, own, below)
-        if device is not None and (covered is None or entries[covered] != device):
-            entries[path] = device
+        home = _device_of(path, own, below)
+        if home is not None and (covered is None or entries[covered] != home):
+            entries[path] = home
     return entries
 
 

@@ -52,7 +52,7 @@ class PlaceOnDevices(PassBase):
 
     visit_nested = False
     device_of: Mapping[str, Device]
-    offloaded: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    offloaded: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     spare_bytes: Mapping[str, float] | None = attrs.field(default=None, kw_only=True)
 
     def requires(self, graph_module: GraphModule) -> None:

@@ -122,7 +122,7 @@ class _Loads:
         loaded = reference()  # an address is used again once its tensor is gone
         if loaded is None or loaded.dtype != tensor.dtype:
             return tensor
-        return _Kept(parameter, version, tensor.device, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _Kept(parameter, version, tensor.device, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
 _LOADS: ContextVar[_Loads | None] = ContextVar("fxpasses_loads", default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -88,7 +89,8 @@ def _replace(graph_module: GraphModule, old: torch.Tensor, new: torch.Tensor) ->
     if new is old:
         return
     for module in graph_module.modules():
-        for table in (module._parameters, module._buffers, vars(module)):
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        for table in tables:
             for name, held in table.items():
                 if held is old:
                     table[name] = new

@@ -66,7 +66,7 @@ class CudaStreams:
         """One stream a device and direction."""
         key = (device.index or 0, direction)
         if key not in self._lanes:
-            self._lanes[key] = torch.cuda.Stream(device)
+            self._lanes[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self._lanes[key]
 
     @contextlib.contextmanager
@@ -79,7 +79,8 @@ class CudaStreams:
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """An event on a stream."""
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """The stream waits, the host does not."""
@@ -99,7 +100,8 @@ class CudaStreams:
 
     def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A copy that the host does not wait for; to the host it lands in pinned memory."""
-        return torch.ops.aten._to_copy.default(tensor, device=device, non_blocking=True)
+        copy: torch.Tensor = torch.ops.aten._to_copy.default(tensor, device=device, non_blocking=True)
+        return copy
 
 
 def streams_for(devices: Iterable[torch.device]) -> Streams | None:
