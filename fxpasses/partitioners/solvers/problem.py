@@ -45,7 +45,9 @@ class PlacementProblem:
     * ``live_bytes``: what is alive while the node runs; a device needs the largest of its nodes;
     * ``output_bytes`` (which go over the links) or ``output_seconds`` (the same over each link): its output;
     * ``backward_of``: the forward node that this node is the backward of. They share a device, and the condition on the
-      order of devices holds for the forward nodes; values between backward nodes flow the other way and count as well.
+      order of devices holds for the forward nodes; values between backward nodes flow the other way and count as well;
+    * ``replicable``: True lets the node be computed again on devices that use its output, instead of sending it there;
+      its own inputs then have to be there. That counts under ``throughput``.
 
     Args:
         graph: The nodes; an edge says that one needs the other's output. Nodes on a cycle stay together.
@@ -130,6 +132,7 @@ class PlacementSolution:
         load: Seconds of each device: its nodes and the values that leave and enter it.
         compute: Seconds of each device's nodes alone.
         kept_bytes: Bytes that each device needs.
+        replicas: The further devices on which a node is computed again; its output is sent from the one in ``device_of``.
         schedule: Under ``latency``, when each node starts, in seconds; the copy of a value starts when its node ends.
     """
 
@@ -140,6 +143,7 @@ class PlacementSolution:
     load: Mapping[str, float]
     compute: Mapping[str, float]
     kept_bytes: Mapping[str, int]
+    replicas: Mapping[Node, tuple[str, ...]] = attrs.field(factory=dict, kw_only=True)
     schedule: Mapping[Node, float] = attrs.field(factory=dict, kw_only=True)
 
     @property

@@ -51,7 +51,8 @@ class Program:
 
         A term is (coefficients, variables); the first axis of the variables counts the rows.
         """
-        count = len(terms[0][1])
+        if not (count := len(terms[0][1])):
+            return
         for coefficients, variables in terms:
             values = np.broadcast_to(np.asarray(coefficients, dtype=np.float64), variables.shape)
             flat = variables.reshape(count, -1)

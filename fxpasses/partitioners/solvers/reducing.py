@@ -175,7 +175,7 @@ def _grouped(pairs: Ints, size: int) -> list[list[int]]:
     order = np.argsort(pairs[:, 0], kind="stable")
     second = pairs[order, 1].tolist()
     stops = np.cumsum(np.bincount(pairs[:, 0], minlength=size)).tolist()
-    return [second[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+    return [second[start:stop] for start, stop in itertools.pairwise([0, *stops])]
 
 
 def _sums(unit_of: Ints, seconds: Floats) -> Floats:

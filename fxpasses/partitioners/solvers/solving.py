@@ -8,8 +8,9 @@ from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.solvers.explaining import first_over
 from fxpasses.partitioners.solvers.freely import solve_free
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
-from fxpasses.partitioners.solvers.problem import PlacementProblem, PlacementSolution
+from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.replicas import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.soonest import solve_latency
 from fxpasses.partitioners.solvers.tables import CostTables, evaluate, tables_of
@@ -48,7 +49,8 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solv
     if problem.objective == "latency":
         return solve_latency(problem, tables, units)
     solve = solve_free if problem.contiguity == "free" else solve_pipeline
-    return Solved(*solve(problem, tables, units))
+    solved = Solved(*solve(problem, tables, units))
+    return add_replicas(problem, tables, solved) if problem.objective == "throughput" else solved
 
 
 def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> None:
@@ -86,7 +88,8 @@ def _names(tables: CostTables, members: tuple[int, ...]) -> str:
 
 def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> PlacementSolution:
     names = [device.name for device in problem.devices]
-    figures = evaluate(tables, solved.device_of)
+    copies = None if solved.present is None else Copies(solved.device_of, solved.present)
+    figures = evaluate(tables, solved.device_of) if copies is None else copies.figures(tables)
     value = figures.value(problem.objective) if solved.value is None else solved.value
     start = {} if solved.start is None else dict(zip(tables.nodes, solved.start.tolist(), strict=True))
     return PlacementSolution(
@@ -97,5 +100,16 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         dict(zip(names, figures.load.tolist(), strict=True)),
         dict(zip(names, figures.compute.tolist(), strict=True)),
         dict(zip(names, figures.kept.tolist(), strict=True)),
+        replicas={} if copies is None else _replicas(tables, copies, names),
         schedule=start,
     )
+
+
+def _replicas(tables: CostTables, copies: Copies, names: list[str]) -> dict[Node, tuple[str, ...]]:
+    """The further devices of the nodes that have some."""
+    present = copies.present.copy()
+    present[np.arange(len(present)), copies.home] = False
+    return {
+        tables.nodes[node]: tuple(names[device] for device in np.flatnonzero(present[node]).tolist())
+        for node in np.flatnonzero(np.any(present, axis=1)).tolist()
+    }

@@ -38,6 +38,7 @@ class CostTables:
         memory: The budget of each device, ``(k,)``.
         edges: Positions of the ends of each edge: who makes a value and who uses it, ``(e, 2)``.
         forward: The forward node of each backward node, -1 for the others, ``(n,)``.
+        replicable: Whether a node may be computed on several devices, ``(n,)``.
     """
 
     nodes: tuple[Node, ...]
@@ -53,6 +54,7 @@ class CostTables:
     memory: Floats
     edges: Ints
     forward: Ints
+    replicable: NDArray[np.bool_]
 
     def sending(self, source: int, target: int) -> Floats:
         """Seconds that the output of each node takes from one device to another, ``(n,)``."""
@@ -99,6 +101,7 @@ def tables_of(problem: PlacementProblem) -> CostTables:
         np.array([device.memory for device in problem.devices], dtype=np.float64),
         edges,
         _forward(problem, position, edges),
+        np.array([bool(facts.get("replicable", False)) for _node, facts in problem.graph.nodes(data=True)], dtype=bool),
     )
 
 

@@ -1,0 +1,111 @@
+"""Nodes that may be computed again: against brute force over where each node is computed and sent from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import attrs
+import networkx as nx
+import pytest
+from fuzz import examples
+from placement_cases import random_problem, seconds_on, sending
+
+from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+
+RANDOM_GRAPHS = examples(60)
+
+
+def replicable_problem(seed, **options):
+    problem = random_problem(seed, [(5, 2), (4, 3), (6, 2)], **options)
+    draw = random.Random(seed)
+    for node in problem.graph:
+        problem.graph.nodes[node]["replicable"] = draw.random() < 0.5
+    return problem
+
+
+def may(problem, node):
+    grouped = any(node in group for group in problem.colocate if len(group) > 1)
+    return problem.graph.nodes[node]["replicable"] and node not in problem.pinned and not grouped
+
+
+def every_way(problem):
+    """For each node its home and all devices that compute it."""
+    names = [device.name for device in problem.devices]
+    ways = []
+    for node in problem.graph:
+        sets = [c for size in range(1, len(names) + 1) for c in itertools.combinations(names, size)]
+        ways.append([(home, c) for c in sets for home in c if len(c) == 1 or may(problem, node)])
+    for chosen in itertools.product(*ways):
+        yield dict(zip(problem.graph, chosen, strict=True))
+
+
+def cost(problem, ways):
+    """The largest load, as the definition says it, or ``inf`` when a rule is broken."""
+    names = [device.name for device in problem.devices]
+    load = dict.fromkeys(names, 0.0)
+    flow = nx.DiGraph()
+    for node, (home, where) in ways.items():
+        for device in where:
+            load[device] += seconds_on(problem, node, device)
+            if device in problem.forbidden.get(node, ()):
+                return math.inf
+        needing = {d for user in problem.graph.successors(node) for d in ways[user][1]} - set(where)
+        taken = {device: sending(problem, node, home, device) for device in sorted(needing)}
+        load[home] += max(taken.values(), default=0.0)
+        for device, seconds in taken.items():
+            load[device] += seconds
+            flow.add_edge(home, device)
+    for device in problem.devices:
+        own = [problem.graph.nodes[node] for node, (_home, where) in ways.items() if device.name in where]
+        blocks = {key: size for facts in own for key, size in facts.get("shared_bytes", {}).items()}
+        live = max((facts.get("live_bytes", 0) for facts in own), default=0)
+        if sum(facts["kept_bytes"] for facts in own) + sum(blocks.values()) + live > device.memory:
+            return math.inf
+    legal = all(len({ways[node][0] for node in group}) == 1 for group in problem.colocate)
+    legal &= all(ways[node][0] == device for node, device in problem.pinned.items())
+    legal &= problem.contiguity == "free" or nx.is_directed_acyclic_graph(flow)
+    return max(load.values()) if legal else math.inf
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_brute_force_over_copies_finds_nothing_better(seed: int) -> None:
+    """The answer keeps every rule, its figures are right, and it is the proven optimum."""
+    problem = replicable_problem(seed, contiguity=["free", "pipeline"][seed % 2], time_budget=0.1)
+    best = min(cost(problem, ways) for ways in every_way(problem))
+    try:
+        solution = solve_placement(problem)
+    except InfeasibleError:
+        assert problem.contiguity == "pipeline" or math.isinf(best)
+        return
+
+    ways = {node: (home, (home, *solution.replicas.get(node, ()))) for node, home in solution.device_of.items()}
+
+    assert pytest.approx(cost(problem, ways)) == solution.objective_value
+    assert pytest.approx(best) == solution.objective_value
+    assert solution.is_optimal
+
+
+def test_a_mask_that_all_read_is_computed_where_it_is_read() -> None:
+    """Sending it would cost more than computing it again; the plain answer sends it."""
+    graph = nx.DiGraph()
+    graph.add_node("mask", seconds=0.1, output_seconds=1.0, replicable=True)
+    last = None
+    for layer in range(8):
+        graph.add_node(layer, seconds=1.0, output_seconds=0.1)
+        graph.add_edge("mask", layer)
+        if last is not None:
+            graph.add_edge(last, layer)
+        last = layer
+    problem = PlacementProblem(graph, [Device("a"), Device("b")])
+
+    solution = solve_placement(problem)
+
+    assert {"mask"} == set(solution.replicas)
+    assert pytest.approx(4.2) == solution.objective_value == max(solution.load.values())
+    assert pytest.approx(4.1) == solution.compute["a"]
+    graph.nodes["mask"]["replicable"] = False
+    assert solve_placement(attrs.evolve(problem)).objective_value > 5.0
