@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 import torch.distributed as dist
 
 from fxpasses.errors import StageError
+from fxpasses.pipelining.exchanging import Holders
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -69,19 +70,19 @@ class _Copies:
 
 
 class TiedParameters:
-    """The tied parameters of this rank's stages, and the process groups that keep them in step.
+    """The tied parameters of this rank's stages, and the ranks that keep them in step.
 
     Made by :meth:`fxpasses.pipelining.Pipe.tie_parameters` on every rank, after the schedule.
     """
 
-    def __init__(self, groups: Iterable[tuple[Any, list[_Copies]]]) -> None:
+    def __init__(self, groups: Iterable[tuple[Holders | None, list[_Copies]]]) -> None:
         self._groups = list(groups)
 
     @classmethod
     def of(
         cls, ties: Sequence[Tie], stages: Sequence[PipelineStage], group: dist.ProcessGroup | None
     ) -> TiedParameters:
-        """Make the process groups; each rank that holds a tied parameter makes the same ones in the same order."""
+        """Find the ranks that share each; every rank that holds one finds the same ranks in the same order."""
         mine = {stage.stage_index: stage for stage in stages}
         by_ranks: dict[tuple[int, ...], list[_Copies]] = {}
         for tie in ties:
@@ -91,7 +92,7 @@ class TiedParameters:
                 copies = [stage.submod.get_parameter(tie.names[stage.stage_index]) for stage in holders]
                 unique = list({id(copy): copy for copy in copies}.values())
                 by_ranks.setdefault(tuple(sorted(ranks)), []).append(_Copies(tie.name, unique, next(iter(ranks))))
-        return cls((_sum_group(ranks, group), copies) for ranks, copies in by_ranks.items())
+        return cls((Holders(ranks, group) if len(ranks) > 1 else None, copies) for ranks, copies in by_ranks.items())
 
     @property
     def names(self) -> list[str]:
@@ -120,9 +121,9 @@ class TiedParameters:
                     )
             for copies, gradient, count in zip(held, gradients, present, strict=True):
                 if count:  # what has no gradient on any rank has none in the model
-                    total = torch.zeros_like(copies.parameters[0]) if gradient is None else gradient
+                    total = (torch.zeros_like(copies.parameters[0]) if gradient is None else gradient).contiguous()
                     if group is not None:
-                        dist.all_reduce(total, group=group)
+                        group.all_reduce(total)
                     copies.take(total.detach())
 
     def synchronize_values(self) -> None:
@@ -131,7 +132,7 @@ class TiedParameters:
             for copies in held:
                 first = copies.parameters[0].detach()
                 if group is not None:
-                    dist.broadcast(first, src=copies.owner, group=group)
+                    group.broadcast(first, copies.owner)
                 for copy in copies.parameters[1:]:
                     copy.detach().copy_(first)
 
@@ -140,16 +141,8 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group if group is not None else dist.distributed_c10d._get_default_group()
 
 
-def _sum_group(ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Any:
-    """The group of some ranks; None where all copies are on one."""
-    if len(ranks) == 1:
-        return None
-    backend = dist.get_backend(_group(group))
-    return dist.new_group(list(ranks), backend=backend, use_local_synchronization=True)
-
-
 def _counts(
-    group: Any, held: Sequence[_Copies], gradients: Sequence[torch.Tensor | None]
+    group: Holders | None, held: Sequence[_Copies], gradients: Sequence[torch.Tensor | None]
 ) -> tuple[list[int], list[int]]:
     """On how many ranks each gradient is a sum already, and on how many there is one; the same answer on all ranks."""
     counts = torch.tensor(
@@ -157,6 +150,6 @@ def _counts(
         device=held[0].parameters[0].device,
     )
     if group is not None:
-        dist.all_reduce(counts, group=group)
+        group.all_reduce(counts)
     twice, present = counts.tolist()
     return twice, present
