@@ -142,16 +142,33 @@ def stateful(program: ExportedProgram) -> GraphModule:
     graph_module._forward_pre_hooks.clear()
     graph_module._forward_pre_hooks_with_kwargs.clear()
     effects = analyze_effects(graph_module)
-    written = {storage for node in graph_module.graph.nodes for storage in effects.of(node).writes}
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        if written.intersection(effects.storages(node)):
-            _own_buffer(graph_module, str(node.target))
+    written = effects.written_storages
+    _own_buffers(
+        graph_module,
+        [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
+    )
     return graph_module
 
 
-def _own_buffer(graph_module: GraphModule, target: str) -> None:
-    path, _, leaf = target.rpartition(".")
-    holder = graph_module.get_submodule(path)
-    value = getattr(holder, leaf)
-    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-        setattr(holder, leaf, value.detach().clone())
+def _own_buffers(graph_module: GraphModule, written: Sequence[torch.Tensor]) -> None:
+    """Put copies in the place of tensors; those that share memory, under whatever name, share the copy of it."""
+    copies = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().clone()
+        for tensor in written
+        if not isinstance(tensor, torch.nn.Parameter)
+    }
+    owned: dict[int, torch.Tensor] = {}
+    for module in graph_module.modules() if copies else ():
+        tables: tuple[dict[str, Any], ...] = (module._buffers, vars(module))
+        for table in tables:
+            for name, held in table.items():
+                if isinstance(held, torch.Tensor) and held.untyped_storage()._cdata in copies:
+                    if id(held) not in owned:
+                        owned[id(held)] = _in_storage(held, copies[held.untyped_storage()._cdata])
+                    table[name] = owned[id(held)]
+
+
+def _in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The same tensor in another storage."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
