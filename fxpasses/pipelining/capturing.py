@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.attributes import state_of
 from fxpasses.capture import capture
 from fxpasses.errors import StageError
+from fxpasses.pipelining.sizes import size_of
 
 __all__ = ["Captured", "capture_model", "parameters_on_meta"]
 
@@ -119,7 +120,7 @@ def _batch_shapes(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _refuse_fixed_batch(source: GraphModule) -> None:
     values = [node.meta.get("val") for node in source.graph.find_nodes(op="placeholder")]
     shapes = [value.shape for value in values if isinstance(value, torch.Tensor) and value.dim()]
-    if not any(isinstance(shape[0], torch.SymInt) for shape in shapes):
+    if all(isinstance(size_of(shape[0]), int) for shape in shapes):
         raise StageError(
             f"the model fixes its batch size at {shapes[0][0]}; look for a reshape or a constant of that size in it, "
             "or leave dynamic_shapes out"
