@@ -7,9 +7,12 @@ import numpy as np
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units
 from fxpasses.partitioners.solvers.spans import DeviceClass
+from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Floats
 
-__all__ = ["device_classes"]
+__all__ = ["device_classes", "optimistic"]
+
+FEW_STATES = 200
 
 
 def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
@@ -28,6 +31,29 @@ def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) 
         devices = (device,) if known is None else (*known.devices, device)
         groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
     return tuple(groups.values())
+
+
+def optimistic(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
+    """Fewer classes that are as good as the best of what they stand for: no placement costs more on them."""
+    found = sorted(classes, key=lambda group: (float(group.weight.sum()), group.devices))
+    while States.count(found) > FEW_STATES and len(found) > 1:
+        speed = [float(group.weight.sum()) for group in found]
+        near = min(range(len(found) - 1), key=lambda index: (speed[index + 1] - speed[index], index))
+        found[near : near + 2] = [_as_good_as(*found[near : near + 2])]
+    return tuple(found)
+
+
+def _as_good_as(first: DeviceClass, second: DeviceClass) -> DeviceClass:
+    weights = [np.where(group.banned, np.inf, group.weight) for group in (first, second)]
+    weight = np.minimum(*weights)
+    return DeviceClass(
+        tuple(sorted(first.devices + second.devices)),
+        np.where(np.isfinite(weight), weight, 0.0),
+        first.banned & second.banned,
+        max(first.memory, second.memory),
+        np.minimum(first.leaving, second.leaving),
+        np.minimum(first.entering, second.entering),
+    )
 
 
 class _Sending:

@@ -29,6 +29,8 @@ __all__ = ["Measure", "Pipeline", "PipelineSearch"]
 SLACK = 1e-9
 MAX_BLOCK = 256
 CELLS = 1_000_000
+CALL = 5000
+"""Steps that one call costs beside the cells that it looks at."""
 
 
 @attrs.frozen(eq=False)
@@ -192,7 +194,7 @@ class PipelineSearch:
             found = np.maximum(own, value[:, None]).min(axis=0)
             target = table.best[there][first - table.start[there] : last - table.start[there]]
             np.copyto(target, found, where=found < target)
-            table.steps += own.size
+            table.steps += own.size + CALL
 
     def _pipeline(self, spans: Spans, table: _Table, below: float) -> Pipeline | None:
         """Walk back from the whole graph; the loads on the way are computed anew."""

@@ -10,24 +10,28 @@ import numpy as np
 
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.solvers.contiguous import Measure, Pipeline, PipelineSearch
-from fxpasses.partitioners.solvers.cutting import Words, prefixes
+from fxpasses.partitioners.solvers.cutting import all_ideals, prefixes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units
 from fxpasses.partitioners.solvers.spans import DeviceClass
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Ints, evaluate
 
+MAX_IDEALS = 200_000
+
 __all__ = ["first_over", "no_pipeline"]
 
 
 def no_pipeline(
-    problem: PlacementProblem, tables: CostTables, units: Units, classes: tuple[DeviceClass, ...], words: Words
+    problem: PlacementProblem, tables: CostTables, units: Units, classes: tuple[DeviceClass, ...]
 ) -> InfeasibleError:
-    """Say by how many bytes the best pipeline over all ideals misses, and at which node."""
+    """Say by how many bytes the best pipeline over all ideals misses, and at which node; it is known that none fits."""
     credit = tuple(group.memory for group in classes)
     roomy = tuple(attrs.evolve(group, memory=math.inf) for group in classes)
     pipeline, below = None, math.inf
-    for family in (prefixes([range(units.size)]), words):
+    for family in (prefixes([range(units.size)]), all_ideals(units, MAX_IDEALS)):
+        if family is None:
+            break
         measure = Measure(units.kept.astype(np.float64), np.array(credit) + below)
         found, _finished = PipelineSearch(units, roomy, States.of(classes), measure, credit).run(family, below)
         pipeline = found or pipeline

@@ -9,8 +9,9 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.beams import Beam
 from fxpasses.partitioners.solvers.bounds import Prices, load_bound, prices_of
-from fxpasses.partitioners.solvers.classes import device_classes
+from fxpasses.partitioners.solvers.classes import device_classes, optimistic
 from fxpasses.partitioners.solvers.contiguous import Measure, Pipeline, PipelineSearch
 from fxpasses.partitioners.solvers.cutting import (
     Window,
@@ -35,10 +36,13 @@ __all__ = ["solve_pipeline"]
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 250e6
 MAX_STATES = 8192
+FEW_STATES = 700
+"""States from which on the first answer uses the devices in one order."""
 ORDERS = 6
 NEAR = (300, 2000)
 """Ideals that are looked at around each cut of an answer."""
 ALL_NEAR = 20_000
+BEAM_STOPS = 300
 LONG = 2000
 """Units from which on one linear order is cut, instead of ``ORDERS``."""
 STOPS = 1000
@@ -55,6 +59,8 @@ class _Search:
     units: Units
     classes: tuple[DeviceClass, ...]
     prices: Prices
+    order: tuple[int, ...] | None = None
+    """In which order devices are used, where there are too many states for any order."""
 
     @classmethod
     def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> _Search:
@@ -64,29 +70,46 @@ class _Search:
         """The same with the units between stops of an order joined."""
         weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
         prices = attrs.evolve(self.prices, weight=weight)
-        return _Search.of(self.problem, self.tables, contract(self.units, order, stops), prices)
+        units = contract(self.units, order, stops)
+        classes = device_classes(self.problem, self.tables, units)
+        return _Search(self.problem, self.tables, units, classes, prices, self.order)
 
     def measure(self, below: float) -> Measure:
         memory = np.array([group.memory for group in self.classes])
         if not math.isfinite(below):
             return Measure(self.units.kept.astype(np.float64), memory)
-        first = [group.devices[0] for group in self.classes]
-        price, byte = self.prices.load[first], self.prices.byte[first]
-        return Measure(self.prices.weight, price * below + byte * np.where(np.isfinite(memory), memory, 0.0))
+        held = np.where(np.isfinite(self.tables.memory), self.tables.memory, 0.0)
+        room = self.prices.load * below + self.prices.byte * held
+        return Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
 
     def run(
         self, words: Words, below: float, states: States | None = None, steps: float = math.inf
     ) -> tuple[Pipeline | None, bool]:
         states = self.states() if states is None else states
         objective = self.problem.objective
-        credit = (0.0,) * len(self.classes) if objective == "memory" else None
         search = PipelineSearch(
-            self.units, self.classes, states, self.measure(below), credit, fewest=objective == "devices"
+            self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
         )
         return search.run(words, below, steps)
 
     def states(self) -> States:
-        return States.of(self.classes)
+        return States.of(self.classes) if self.order is None else States.along(self.classes, self.order)
+
+    def ordered(self, bound: float) -> _Search:
+        """The same with an order of the devices, if that is needed to keep the number of states small."""
+        if States.count(self.classes) <= FEW_STATES:
+            return self
+        order = np.arange(self.units.size)
+        coarse = self.contracted(order, stops_of(order, self.prices.weight, BEAM_STOPS, 1))
+        found = Beam.of(coarse.units, coarse.classes, self.credit).best_order(bound, coarse.measure)
+        given = range(len(self.tables.memory))
+        devices = tuple(given) if found is None else (*found, *(device for device in given if device not in found))
+        return attrs.evolve(self, order=devices)
+
+    @property
+    def credit(self) -> tuple[float, ...] | None:
+        """Nothing, for each class, where the load is bytes."""
+        return (0.0,) * len(self.classes) if self.problem.objective == "memory" else None
 
     def devices(self, pipeline: Pipeline) -> Ints:
         """The position of each node's device."""
@@ -137,11 +160,11 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
     """
     units = fold_leaves(problem, tables, units)
     search = _Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    bound = load_bound(units, tables.memory, problem.objective)
     if problem.objective == "devices":
         best, bound = _fewest(search)
     else:
-        bound = load_bound(units, tables.memory, problem.objective)
-        best = _first_answer(search, bound)
+        best = _first_answer(search.ordered(bound), bound)
         if best is None or best.rank[0] > bound:
             best, proven = _exact_answer(search, best, bound)
             bound = max(bound, proven)
@@ -209,14 +232,29 @@ def _stops(answer: _Answer) -> Ints:
 
 
 def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[_Answer, float]:
-    """The best over all ideals with the proven bound, or what there is when the budget does not reach.
-
-    The threshold starts near the bound, where few ideals are of interest, and grows to what was found before.
-    """
+    """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
     budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
-    steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
-    proven = 0.0
+    found, proven = _smallest(search, bound, goal, budget)
+    if found is None and proven == math.inf:
+        raise no_pipeline(search.problem, search.tables, search.units, search.classes)
+    answers = [answer for answer in (found, best) if answer is not None]
+    if not answers:
+        raise _not_found(budget)
+    best = min(answers, key=_Answer.by_rank)
+    if found is None and proven < goal and States.count(search.classes) > FEW_STATES:
+        _found, relaxed = _smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
+        proven = max(proven, relaxed)
+    return best, min(proven / BETTER, best.rank[0])
+
+
+def _smallest(search: _Search, bound: float, goal: float, budget: float) -> tuple[_Answer | None, float]:
+    """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
+
+    The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
+    all was looked at and nothing found.
+    """
+    steps, limit, proven = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget), 0.0
     for below in _thresholds(bound, goal):
         words = _ideals(search, below, limit)
         if words is None:
@@ -225,16 +263,9 @@ def _exact_answer(search: _Search, best: _Answer | None, bound: float) -> tuple[
         if not finished:
             break
         if pipeline is not None:
-            found = _Answer.of(search, pipeline)
-            return (found if best is None else min(found, best, key=_Answer.by_rank)), pipeline.value
-        proven = min(below, goal)
-        if below == math.inf and best is None:
-            raise no_pipeline(search.problem, search.tables, search.units, search.classes, words)
-    else:
-        proven = math.inf
-    if best is None:
-        raise _not_found(budget)
-    return best, min(proven, best.rank[0])
+            return _Answer.of(search, pipeline), pipeline.value * BETTER
+        proven = below
+    return None, proven
 
 
 def _not_found(budget: float) -> PlacementError:
@@ -269,7 +300,7 @@ def _ideals(search: _Search, below: float, limit: int, most: int | None = None) 
 
 def _fewest(search: _Search) -> tuple[_Answer, float]:
     """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
-    best = _first_answer(search, 0.0)
+    best = _first_answer(search.ordered(0.0), 0.0)
     budget, bound = search.problem.time_budget, _least_count(search)
     steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])
@@ -287,7 +318,7 @@ def _fewest(search: _Search) -> tuple[_Answer, float]:
             break
         bound = min(count + 1, most)
         if count == most and best is None:
-            raise no_pipeline(search.problem, search.tables, search.units, search.classes, words)
+            raise no_pipeline(search.problem, search.tables, search.units, search.classes)
     if best is None:
         raise _not_found(budget)
     return best, float(bound)
