@@ -28,15 +28,15 @@ __all__ = ["FreeAnswer", "FreeSearch"]
 ROWS = 16
 """Assignments that are annealed together."""
 SWEEPS = 20
-"""Temperatures of one annealing."""
+"""Temperatures of one annealing, at most."""
 HOT = (0.0007, 0.006)
 """Where the first temperature lies, as a share of the bound; the last is a tenth of it."""
-SMALL_PROGRAM = 600
-"""Variables up to which the integer program is tried whatever the budget."""
-VARIABLES_A_SECOND = 300
-NODES_A_SECOND = 200
+SMALL_PROGRAM = 1000
+"""Variables up to which the integer program is asked."""
+VARIABLES_A_SECOND = 80_000
+"""How many variables it takes to its branch-and-bound nodes in a second, times their number."""
 SEARCH_FIRST = 0.05
-"""Seconds of search before the integer program is asked."""
+"""Seconds of search before the integer program is asked, and whatever the budget."""
 WORSE = 1.003
 """How much worse than the best the assignment may be that the next cycle starts from."""
 
@@ -72,10 +72,12 @@ class FreeSearch:
         best = Best(math.inf, np.zeros(self.model.size, dtype=np.int64))
         first = np.stack([*starts, self.greedy()])
         best.offer(self.model.figures(first), self.model.legal(first), first)
-        self._cycles(best, draw, SEARCH_FIRST)
-        bound = max(self.bound, self._proven(best))
+        bound = self.bound
+        if program_size(self.model) <= SMALL_PROGRAM:
+            self._cycles(best, draw, SEARCH_FIRST)
+            bound = max(bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
-            self._cycles(best, draw, self.budget)
+            self._cycles(best, draw, SEARCH_FIRST + self.budget)
         return FreeAnswer(best.home if math.isfinite(best.value) else None, best.value, min(bound, best.value))
 
     def greedy(self) -> Ints:
@@ -94,11 +96,10 @@ class FreeSearch:
         return home
 
     def _proven(self, best: Best) -> float:
-        """What the integer program proves, when it is small enough; it may find a better assignment, too."""
-        size = program_size(self.model)
-        if size > max(SMALL_PROGRAM, VARIABLES_A_SECOND * self.budget) or best.value <= self.bound:
+        """What the integer program proves; it may find a better assignment, too."""
+        if best.value <= self.bound * (1 + 1e-9):
             return 0.0
-        nodes = int(NODES_A_SECOND * (1 + self.budget))
+        nodes = int(VARIABLES_A_SECOND * (1 + self.budget / 2) / (1 + program_size(self.model)))
         prove = least_bytes if self.model.by_bytes else least_load
         proof = prove(self.model, below=best.value, nodes=nodes)
         return self.settle(proof, best)
@@ -121,8 +122,11 @@ class FreeSearch:
                 model = self.model.merged(cluster)
                 first = np.unique(cluster, return_index=True)[1]
                 homes = np.repeat(current[None, first], ROWS, axis=0)
-                spent += SWEEPS * model.size * _step_seconds(model)
-                current = _annealed(Annealer(model, homes, scale=scale, squarings=squarings, draw=draw), hot)[cluster]
+                sweep = model.size * _step_seconds(model)
+                sweeps = min(SWEEPS, max(2, int((seconds - spent) / (2 * sweep))))
+                spent += sweeps * sweep
+                annealer = Annealer(model, homes, scale=scale, squarings=squarings, draw=draw)
+                current = _annealed(annealer, hot, sweeps)[cluster]
                 best.offer(self.model.figures(current[None]), self.model.legal(current[None]), current[None])
             if not self._is_near(current, best):
                 current = best.home
@@ -144,10 +148,10 @@ class FreeSearch:
         yield np.arange(self.model.size)
 
 
-def _annealed(annealer: Annealer, hot: float) -> Ints:
+def _annealed(annealer: Annealer, hot: float, sweeps: int) -> Ints:
     """The best legal assignment of one annealing, or the one of the least energy where none is legal."""
     best = Best(math.inf, annealer.homes[0])
-    for temperature in np.geomspace(hot, hot / 10, SWEEPS).tolist():
+    for temperature in np.geomspace(hot, hot / 10, sweeps).tolist():
         annealer.sweep(temperature, best)
         annealer.resample(0.1)
     return best.home if math.isfinite(best.value) else annealer.homes[int(np.argmin(annealer.energy()))]

@@ -46,8 +46,13 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
     """The assignment whose largest figure is the smallest."""
     bound = load_bound(units, tables.memory, problem.objective)
     starts = list(_pipeline(problem, tables, units))
-    if len(units.source) * len(tables.memory) ** 2 > MAX_SENDING and starts:
-        return starts[0], bound
+    if len(units.source) * len(tables.memory) ** 2 > MAX_SENDING:
+        if starts:
+            return starts[0], bound
+        raise PlacementError(
+            f"No pipeline was found, and {units.size} units on {len(tables.memory)} devices are too many for the "
+            "search among free placements; join nodes with `colocate`."
+        )
     model = LoadModel.of(units, tables, problem.objective)
     answer = FreeSearch(model, bound, problem.time_budget, problem.seed).run(starts)
     if answer.home is None:
@@ -105,7 +110,7 @@ def refuse(problem: PlacementProblem, tables: CostTables, units: Units, model: L
         "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
         f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
     )
-    if program_size(model) > max(SMALL, 300 * problem.time_budget):
+    if program_size(model) > SMALL:
         return PlacementError(more)
     proof = missing_bytes(model, nodes=NODES)
     if proof.home is None:

@@ -78,7 +78,7 @@ class LoadModel:
             units.kept.astype(np.float64),
             units.live.astype(np.float64),
             units.shared.astype(np.float64),
-            tuple(units.shares[units.shares[:, 1] == unit, 0] for unit in range(units.size)),
+            _blocks(units),
             tables.memory,
             source,
             uses,
@@ -155,6 +155,13 @@ class LoadModel:
         return LoadModel(
             weight, banned, kept, live, self.shared, blocks_of, self.memory, source, uses, send, self.by_bytes
         )
+
+
+def _blocks(units: Units) -> tuple[Ints, ...]:
+    """The shared blocks of each unit."""
+    order = np.argsort(units.shares[:, 1], kind="stable")
+    stops = np.cumsum(np.bincount(units.shares[:, 1], minlength=units.size))
+    return tuple(np.split(units.shares[order, 0], stops[:-1]))
 
 
 def _values(units: Units, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:

@@ -24,12 +24,14 @@ from fxpasses.partitioners.solvers.tables import CostTables, Ints
 
 __all__ = ["solve_latency"]
 
+MAX_SENDING = 200_000_000
+"""Entries of the table of sending times up to which there is a search."""
 SMALL = 400
-"""Variables up to which the integer program is tried whatever the budget."""
+"""Variables up to which the integer program is asked."""
 RELAXED = 20_000
 """Variables up to which the linear relaxation is asked for a bound."""
-VARIABLES_A_SECOND = 60
-NODES_A_SECOND = 300
+VARIABLES_A_SECOND = 80_000
+"""How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
@@ -42,6 +44,11 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
+    if tables.seconds.size * len(tables.memory) > MAX_SENDING:
+        raise PlacementError(
+            f"{len(tables.nodes)} nodes on {len(tables.memory)} devices are too many for objective='latency'; place "
+            "them with objective='throughput', or join them first."
+        )
     scheduler = Scheduler.of(tables)
     if len(scheduler.topological) < len(tables.nodes):
         stuck = np.setdiff1d(np.arange(len(tables.nodes)), scheduler.topological)
@@ -137,8 +144,9 @@ def _proven(
         return answer, bound
     flow = None if pipeline is None else Flow.of(pipeline, search.model.devices).pairs
     program = LatencyProgram(search.model, search.scheduler, search.unit_of, flow, answer.value)
-    if program.size <= max(SMALL, VARIABLES_A_SECOND * problem.time_budget):
-        home, start, proven = program.solve(nodes=int(NODES_A_SECOND * (2 + problem.time_budget)))
+    if search.model.size * search.model.devices <= SMALL and program.size <= SMALL:
+        nodes = int(VARIABLES_A_SECOND * (2 + problem.time_budget / 2) / (1 + program.size))
+        home, start, proven = program.solve(nodes=nodes)
         if home is not None and start is not None:
             answer = min(answer, search.scheduled(home, start), key=lambda each: each.value)
         if proven >= answer.value * (1 - ROUNDING):
