@@ -41,7 +41,7 @@ def partition_by_cost(workload: Workload, clock: Clock) -> list[Group]:
             raise
         by_size = joined
     candidates = [groups for groups in (joined, by_size) if groups]
-    return improved(workload, clock, min(candidates, key=clock.placed_seconds))
+    return improved(workload, clock, min(candidates, key=lambda groups: clock.placed(groups)[0]))
 
 
 def _joined(workload: Workload, clock: Clock) -> list[Group] | None:

@@ -1,24 +1,30 @@
 """``kl_based``: begin with ``size_based``, and move or swap atoms between partitions while the graph becomes faster.
 
 Source: Kernighan and Lin, "An efficient heuristic procedure for partitioning graphs", Bell System Technical Journal
-49(2), 1970. Each round takes the move or swap that gains most, of all that keep the partitions free of cycles and
-inside the memory of the devices.
+49(2), 1970. Each step takes the move or swap that gains most or loses least, of all that keep the partitions free of
+cycles and inside the memory of the devices; a round ends with the first step that is faster than all before.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import attrs
 
 from .by_size import partition_by_size
-from .mapping import Clock
+from .mapping import Clock, Placed
 from .workload import Group, Workload
 
 __all__ = ["improved", "partition_by_swapping"]
 
 MOST_STEPS = 2_000_000
 """Trials in all, times the atoms that each looks at."""
+
+DEPTH = 4
+"""Steps of a round that may lose time before one gains."""
 
 MOST_SWAPPED = 128
 """In a graph with more atoms, only moves to groups that an atom has an edge with are tried."""
@@ -34,55 +40,121 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
 
 
 def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Group]:
-    """The groups, which have devices, after all moves and swaps that made the graph faster."""
-    best = clock.placed_seconds(groups)
-    left = MOST_STEPS // len(workload.atoms)
-    while left > 0:
-        found: tuple[list[Group], list[int]] | None = None
-        for candidate in itertools.islice(_neighbours(workload, groups), left):
-            left -= 1
-            tried = clock.try_out(candidate)
-            if tried is not None and tried[0] < best:
-                best, found = tried[0], (candidate, tried[1])
-        if found is None:
-            break
-        groups = found[0]
-        clock.place(groups, found[1])
+    """The groups, which have devices, after all rounds of moves and swaps that made the graph faster."""
+    search = _Search(workload, clock, len(groups), MOST_STEPS // len(workload.atoms))
+    start = clock.placed(groups)
+    ends = [search.to_the_end(start), search.to_the_end(search.sweep(start))]
+    _, groups, device_of = min(ends, key=operator.itemgetter(0))
+    clock.place(groups, device_of)
     return groups
 
 
-def _neighbours(workload: Workload, groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """What one move of an atom to another group, or one swap of two, makes of the groups; without cycles."""
+@attrs.define
+class _Search:
+    """Rounds of moves and swaps.
+
+    Args:
+        workload: The graph.
+        clock: Tells the seconds.
+        slots: The largest number of groups.
+        trials: How many moves and swaps may still be tried.
+    """
+
+    workload: Workload
+    clock: Clock
+    slots: int
+    trials: int
+
+    def to_the_end(self, placed: Placed) -> Placed:
+        """Rounds until none is faster."""
+        while (found := self._round(placed)) is not None:
+            placed = found
+        return placed
+
+    def sweep(self, placed: Placed) -> Placed:
+        """For each atom in turn, its best move or swap, if that is faster."""
+        for atom in range(len(self.workload.atoms)):
+            step = self._best_step(placed[1], (), atom)
+            if step is not None and step[0][0] < placed[0]:
+                placed = step[0]
+        return placed
+
+    def _round(self, placed: Placed) -> Placed | None:
+        """What is faster: the first gain, or what a few steps with losses on the way lead to.
+
+        An atom that was touched is locked until the round is over.
+        """
+        best, groups, _ = placed
+        locked: set[int] = set()
+        for _ in range(min(DEPTH, len(self.workload.atoms))):
+            step = self._best_step(groups, locked)
+            if step is None:
+                return None
+            found, touched = step
+            if found[0] < best:
+                return found
+            groups = found[1]
+            locked |= touched
+        return None
+
+    def _best_step(
+        self, groups: list[Group], locked: Collection[int], atom: int | None = None
+    ) -> tuple[Placed, set[int]] | None:
+        best: tuple[Placed, set[int]] | None = None
+        for to in _steps(self.workload, groups, self.slots, locked, atom):
+            self.trials -= 1
+            if self.trials < 0:
+                return None
+            candidate = _moved(self.workload, groups, to)
+            tried = self.clock.try_out(candidate)
+            if tried is not None and (best is None or tried[0] < best[0][0]):
+                best = (tried[0], candidate, tried[1]), set(to)
+        return best
+
+
+def _steps(
+    workload: Workload, groups: Sequence[Group], slots: int, locked: Collection[int], only: int | None = None
+) -> Iterator[dict[int, int]]:
+    """Moves of one atom to another group or a new one, then swaps of two; all that make no cycle.
+
+    Args:
+        workload: The graph.
+        groups: Its groups.
+        slots: The largest number of groups.
+        locked: Atoms that stay.
+        only: The atom that all steps are about; None for all atoms.
+    """
     home = workload.homes(groups)
-    quotient = _Quotient(workload, home, len(groups))
-    if len(home) <= MOST_SWAPPED:
-        moves = ({atom: target} for atom in range(len(home)) for target in range(len(groups)))
-        pairs = itertools.combinations(range(len(home)), 2)
-    else:
-        moves = ({atom: target} for atom in range(len(home)) for target in _beside(workload, home, atom))
-        pairs = itertools.combinations((), 2)
+    quotient = _Quotient(workload, home, len(groups) + 1)
+    free = [atom for atom in range(len(home)) if atom not in locked]
+    places = range(min(len(groups) + 1, slots))
+    small = len(home) <= MOST_SWAPPED
+    moving = free if only is None else [only]
+    moves = ({atom: to} for atom in moving for to in (places if small else _beside(workload, home, atom)))
+    swapping = free if small else []
+    pairs = itertools.combinations(swapping, 2) if only is None else ((only, other) for other in swapping)
     swaps = ({one: home[other], other: home[one]} for one, other in pairs)
-    for to in itertools.chain(moves, swaps):
-        if any(home[atom] != target for atom, target in to.items()) and quotient.stays_acyclic(to):
-            yield _moved(workload, groups, home, to)
+    for step in itertools.chain(moves, swaps):
+        if any(home[atom] != to for atom, to in step.items()) and quotient.stays_acyclic(step):
+            yield step
 
 
 def _beside(workload: Workload, home: Sequence[int], atom: int) -> dict[int, None]:
     return dict.fromkeys(home[other] for other in (*workload.before[atom], *workload.behind[atom]))
 
 
-def _moved(workload: Workload, groups: Sequence[Group], home: Sequence[int], to: Mapping[int, int]) -> list[Group]:
+def _moved(workload: Workload, groups: Sequence[Group], to: Mapping[int, int]) -> list[Group]:
     """The groups after some atoms went to others; a group that is left empty is gone."""
-    touched = {*to.values(), *(home[atom] for atom in to)}
     moved = []
     for number, group in enumerate(groups):
-        if number in touched:
-            kept = [atom for atom in group.atoms if to.get(atom, number) == number]
-            kept += [atom for atom, target in to.items() if target == number != home[atom]]
-            if kept:
-                moved.append(workload.group(kept))
-        else:
+        stay = [atom for atom in group.atoms if to.get(atom, number) == number]
+        come = [atom for atom, target in to.items() if target == number and atom not in group.atoms]
+        if len(stay) == len(group.atoms) and not come:
             moved.append(group)
+        elif stay or come:
+            moved.append(workload.group([*stay, *come]))
+    if fresh := [atom for atom, target in to.items() if target == len(groups)]:
+        moved.append(workload.group(fresh))
     return moved
 
 

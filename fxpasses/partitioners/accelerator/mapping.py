@@ -12,7 +12,7 @@ from .bookkeeping import memory_of
 from .structures import NodeLatency
 from .workload import Group, Workload
 
-__all__ = ["Clock", "map_to_devices"]
+__all__ = ["Clock", "Placed", "map_to_devices"]
 
 
 def map_to_devices(workload: Workload, groups: Sequence[Group], devices: Sequence[Device]) -> bool:
@@ -65,6 +65,10 @@ def best_fit(
     return device_of
 
 
+Placed = tuple[float, list[Group], list[int]]
+"""Seconds, groups, and the place of each group's device."""
+
+
 class Clock:
     """Predicts the latency of groups: what ``get_latency_of_partitioned_graph`` will say.
 
@@ -110,10 +114,11 @@ class Clock:
             return float("inf")
         return self._longest(groups, self.workload.homes(groups), order, device_of)
 
-    def placed_seconds(self, groups: Sequence[Group]) -> float:
-        """Seconds of the groups on the devices that they have."""
+    def placed(self, groups: list[Group]) -> Placed:
+        """The groups on the devices that they have."""
         numbers = {device.logical_id: number for number, device in enumerate(self.devices)}
-        return self.seconds(groups, [numbers[group.device_ids[0]] for group in groups])
+        device_of = [numbers[group.device_ids[0]] for group in groups]
+        return self.seconds(groups, device_of), groups, device_of
 
     def place(self, groups: Sequence[Group], device_of: Sequence[int]) -> None:
         """Write the devices down at the groups."""

@@ -33,8 +33,8 @@ def pack(workload: Workload, devices: Sequence[Device]) -> list[Group] | None:
     graph = _problem_graph(workload)
     budgets = [memory_of(device) for device in devices]
     for _ in range(ROUNDS):
-        named = [_named(number, budget) for number, budget in enumerate(budgets)]
-        problem = PlacementProblem(graph, tuple(named), objective="memory", time_budget=1.0)
+        named = tuple(_named(number, budget) for number, budget in enumerate(budgets))
+        problem = PlacementProblem(graph, named, objective="memory", time_budget=1.0)
         try:
             solution = solve_placement(problem)
         except InfeasibleError:
