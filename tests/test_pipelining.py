@@ -52,6 +52,23 @@ def test_complaint_11_stages_give_exactly_the_model_s_output(name):
     assert all(equal(expected, pipe(*args, **kwargs)) for pipe in (two, four, automatic))
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("encoder.block.0.layer.1", "encoder.final_layer_norm"),
+        ("decoder.block.0.layer.1", "decoder.block.1.layer.2"),
+        ("encoder.block.1.layer.0", "decoder.block.0.layer.2", "decoder.final_layer_norm"),
+    ],
+)
+def test_an_encoder_decoder_is_cut_in_both_halves(points):
+    """Inside blocks of the encoder, of the decoder, and of both."""
+    model, args, kwargs = MODELS["t5"][0]()
+    pipe = pipeline(model, args, kwargs, dict.fromkeys(points, BEGINNING))
+
+    assert len(points) + 1 == pipe.num_stages
+    assert equal(model(*args, **kwargs), pipe(*args, **kwargs))
+
+
 def test_values_of_every_kind_travel_bit_by_bit():
     """Masks, large integers, layouts and skip connections cross several stages without a change."""
     model, args, kwargs = skips()
@@ -148,13 +165,11 @@ def test_batch_norm_in_training_writes_the_model_s_buffers():
     model, args, kwargs = residual_net()
     model.train()
     other = copy.deepcopy(model)
-    pipe = pipeline(model, args, kwargs, {"layers.2": BEGINNING})
+    pipe = pipeline(model, args, kwargs, dict.fromkeys(("layers.1", "layers.2", "layers.3"), BEGINNING))
     before = copy.deepcopy(model.state_dict())
-    expected = other(*args)
-    found = pipe(*args)
-
-    assert torch.equal(expected, found)
-    states = {name: value for i in range(2) for name, value in pipe.get_stage_module(i).state_dict().items()}
+    for _ in range(3):
+        assert torch.equal(other(*args), pipe(*args))
+    states = {name: value for i in range(4) for name, value in pipe.get_stage_module(i).state_dict().items()}
     assert all(torch.equal(value, states[name]) for name, value in other.state_dict().items())
     assert not torch.equal(before["bn1.running_mean"], states["bn1.running_mean"])
 
@@ -313,6 +328,17 @@ class Twice(nn.Module):
         return self.layer(torch.relu(self.layer(x)))
 
 
+class SharedBlock(nn.Module):
+    """A block that runs twice, with a layer inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.block(self.block(x))
+
+
 class InPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -348,6 +374,19 @@ BAD = {
         lambda: pipeline(Twice(), (X,), split_spec={"layer": END}),
         "the split point 'layer' runs 2 times, and so a cut there is no single place; "
         "call pipe_split() in the forward instead",
+    ),
+    "inside a shared module": (
+        lambda: pipeline(SharedBlock(), (X,), split_spec={"block.1": BEGINNING}),
+        "the split point 'block.1' runs 2 times, and so a cut there is no single place; "
+        "call pipe_split() in the forward instead",
+    ),
+    "no process group": (
+        lambda: pipeline(Chain(), (X,), split_spec={"layers.1": END}).build_stage(1, "cpu"),
+        "there is no process group; start the script with torchrun and call torch.distributed.init_process_group()",
+    ),
+    "index of a running stage": (
+        lambda: pipeline(Chain(), (X,), split_spec={"layers.1": END}).build_stage(-1, "cpu"),
+        "there is no stage -1; the stages are 0 to 1",
     ),
     "never called": (
         lambda: pipeline(Twice(), (X,), split_spec={"unused": END}),

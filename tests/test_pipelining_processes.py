@@ -288,6 +288,8 @@ def on_three_ranks(rank):
         pipe = pipeline(tied_model(), (batch(2)[0],), None, dict.fromkeys(cuts, BEGINNING), multi_use_param_spec=spec)
         ids, target = batch(8)
         found[name] = plain(train_stages(rank, pipe, ids, target, ranks=3))
+    two_stages = pipeline(tied_model(), (batch(2)[0],), None, {"norm": BEGINNING})
+    found["too few"] = refused(lambda: two_stages.build_stage(rank % 2, "cpu"))
     return found
 
 
@@ -304,3 +306,11 @@ def test_three_processes_learn_as_one(three, name, holders):
 
     check(train_here(tied_model(), *batch(8)), found)
     assert holders == [rank for rank in range(3) if found[rank]["names"]]
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_stage_is_refused(three):
+    """How many there are, and the two ways out."""
+    message = "there are 2 stages for 3 processes, and so 1 would have none; start 2 processes, or cut the model into 3 stages"
+
+    assert [message] * 3 == [rank["too few"] for rank in three]

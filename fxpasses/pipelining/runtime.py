@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
+from fxpasses.errors import StageError
 from fxpasses.pipelining.sized_stage import SizedStage
 from fxpasses.pipelining.stages import StageModule
 
@@ -17,8 +18,8 @@ __all__ = ["RunningStage", "running_stage"]
 class _Departure(torch.autograd.Function):
     """One node of the autograd graph behind all that a stage sends.
 
-    Schedules with a backward in halves need it: torch looks for parameters that meet what depends on the stage's inputs,
-    and would miss those of a value that depends on none of them; and it cannot take the results of views apart.
+    Schedules with a backward in halves need it: torch looks for parameters that meet what depends on the stage's
+    inputs, and would miss those of a value that depends on none of them; and it cannot take the results of views apart.
     """
 
     @staticmethod
@@ -56,5 +57,18 @@ def running_stage(
     inputs: tuple[torch.Tensor, ...],
     outputs: tuple[torch.Tensor, ...],
 ) -> RunningStage:
-    """Torch's stage around one of ours, with its sizes known ahead."""
+    """Torch's stage around one of ours, with its sizes known ahead.
+
+    Raises:
+        StageError: There is no process group, or it has more processes than there are stages.
+    """
+    if not dist.is_initialized():
+        raise StageError(
+            "there is no process group; start the script with torchrun and call torch.distributed.init_process_group()"
+        )
+    if (ranks := dist.get_world_size(group)) > count:
+        raise StageError(
+            f"there are {count} stages for {ranks} processes, and so {ranks - count} would have none; start {count} "
+            f"processes, or cut the model into {ranks} stages"
+        )
     return RunningStage(stage, index, count, device, input_args=inputs, output_args=outputs, group=group)
