@@ -17,16 +17,15 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.cost import seconds_of
 from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
-from fxpasses.partitioners.device_search import Found, Wish, search
-from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.device_search import Contiguity, Found, Wish, on_one_device, search
+from fxpasses.partitioners.device_times import predict_times
+from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.memory import predict_memory
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
 Objective = Literal["latency", "throughput", "memory", "devices"]
-Contiguity = Literal["pipeline", "convex", "free"]
 _OBJECTIVES = ("latency", "throughput", "memory", "devices")
 _CONTIGUITIES = ("pipeline", "convex", "free")
 
@@ -97,7 +96,8 @@ def place_by_device(
         objective: ``latency`` (one sample from its first operator to its last), ``throughput`` (the busiest device),
             ``memory`` (the fullest device) or ``devices`` (as few as hold it).
         contiguity: ``pipeline`` (each device has one turn), ``convex`` or ``free`` (a device may have several). By
-            default a pipeline; where some device cannot run everything, the better of ``pipeline`` and ``free``.
+            default a pipeline, for latency the fastest device alone where it holds everything; where some device cannot
+            run everything, the better of ``pipeline`` and ``free``.
         supports: Whether a device can run a node; by default each device answers for itself.
         pinned: The device of a node, or of all operators of a module, given by its path.
         forbidden: The devices that a node or a module must not be on.
@@ -131,7 +131,10 @@ def place_by_device(
         seed,
     )
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
-    found = _best(figures, wish, kinds if contiguity is None else (contiguity,))
+    alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
+    if alone is not None and everywhere:
+        return _as_placement(figures, wish, alone)
+    found = _best(figures, wish, kinds if contiguity is None else (contiguity,), alone)
     return _as_placement(figures, wish, found)
 
 
@@ -140,16 +143,12 @@ def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
         raise PlacementError(f"There is no {name} {value!r}; there are {', '.join(known)}.")
 
 
-def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...]) -> Found:
+def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
     """The best answer over several kinds of placements; the first of those that are as good."""
-    answers: list[Found] = []
+    answers = [] if alone is None else [alone]
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
-            if wish.objective == "latency":
-                from fxpasses.partitioners.linear_placement import linear_search
-
-                return linear_search(figures, wish)
             answers.append(search(figures, wish, kind))
         except InfeasibleError as error:
             failures.append(does_not_fit(figures, wish.topology, error, kind))
@@ -157,14 +156,14 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...]) -> F
             failures.append(error)
     if not answers:
         raise failures[-1]
-    return min(answers, key=lambda found: found.solution.objective_value)
+    return min(answers, key=lambda found: found.value)
 
 
 def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
     assignment, topology = found.runs.assignment, wish.topology
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
-    seconds, load = _times(figures.measured, assignment, device_of, topology)
-    value = found.solution.objective_value
+    seconds, load = predict_times(figures.graph_module, assignment, device_of, topology, seconds=figures.measured)
+    value = found.value
     if wish.objective == "memory":  # what the solver counts is less than what is there
         held = predict_memory(figures.graph_module, assignment, device_of, figures.effects)
         value = float(max((memory.peak for memory in held.values()), default=0))
@@ -182,52 +181,3 @@ def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlac
         value,
         found.bound,
     )
-
-
-def predict_times(
-    graph_module: GraphModule,
-    assignment: Assignment,
-    device_of: Mapping[str, Device],
-    topology: Topology,
-    *,
-    seconds: Mapping[Node, float] | None = None,
-) -> tuple[float, dict[str, float]]:
-    """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
-
-    Args:
-        graph_module: The unsplit graph.
-        assignment: Which node is in which part.
-        device_of: The device of each part.
-        topology: Devices and links.
-        seconds: What each node takes where it is, if that is known already.
-
-    Returns:
-        Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
-        value that leaves it, once, over the slowest link that it takes.
-    """
-    known = seconds_of if seconds is None else lambda node, _device: seconds[node]
-    return _times(known, assignment, device_of, topology)
-
-
-def _times(
-    seconds_on: Callable[[Node, Device], float],
-    assignment: Assignment,
-    device_of: Mapping[str, Device],
-    topology: Topology,
-) -> tuple[float, dict[str, float]]:
-    load = {device.name: 0.0 for device in topology.devices}
-    total = 0.0
-    home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
-    for node, part in assignment.partition_of.items():
-        busy = seconds_on(node, device_of[str(part)])
-        load[home[node]] += busy
-        total += busy
-        targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
-        if not targets or not (size := value_bytes(node)):
-            continue
-        taken = {target: topology.seconds(home[node], target, size) for target in targets}
-        load[home[node]] += max(taken.values())
-        for target, seconds in taken.items():
-            load[target] += seconds
-            total += seconds
-    return total, load

@@ -24,7 +24,10 @@ class Runs:
 
 
 def runs_of(
-    graph_module: GraphModule | Graph, device_of: Mapping[Node, str], dependencies: Dependencies | None = None
+    graph_module: GraphModule | Graph,
+    device_of: Mapping[Node, str],
+    dependencies: Dependencies | None = None,
+    start: Mapping[Node, float] | None = None,
 ) -> Runs:
     """Cut a placement into parts that can run one after the other.
 
@@ -35,6 +38,7 @@ def runs_of(
         graph_module: The graph.
         device_of: The name of the device of each compute node.
         dependencies: The data and order edges, if the caller has them already.
+        start: When each node shall start, where that is known; else the order of the graph counts.
 
     Returns:
         Parts named ``left``, ``left_1`` (the second run of ``left``), ...; O((n + m) log n).
@@ -48,7 +52,7 @@ def runs_of(
     names: dict[int, str] = {}
     homes: dict[str, str] = {}
     partition_of: dict[Node, str] = {}
-    for number, turn, device in _turns(dependencies, device_of):
+    for number, turn, device in _turns(dependencies, device_of, start or {}):
         if turn not in names:
             names[turn] = _free_name(device, homes)
             homes[names[turn]] = device
@@ -56,30 +60,39 @@ def runs_of(
     return Runs(Assignment.of(graph_module, partition_of, order=homes, dependencies=dependencies), homes)
 
 
-def _turns(dependencies: Dependencies, device_of: Mapping[Node, str]) -> Iterator[tuple[int, int, str]]:
+def _turns(
+    dependencies: Dependencies, device_of: Mapping[Node, str], start: Mapping[Node, float]
+) -> Iterator[tuple[int, int, str]]:
     """Each placed node by its number, in an order in which they can run, with the turn it runs in and its device."""
     missing = [len(row) for row in dependencies.predecessor_lists]
     homes = [device_of.get(node) for node in dependencies.nodes]
-    ready: dict[str, list[int]] = {name: [] for name in dict.fromkeys(device_of.values())}
-    done = [number for number, count in enumerate(missing) if not count and homes[number] is None]
-    for number, home in enumerate(homes):
-        if home is not None and not missing[number]:
-            heapq.heappush(ready[home], number)
+    keys = [(start.get(node, 0.0), number) for number, node in enumerate(dependencies.nodes)]
+    ready: dict[str, list[tuple[float, int]]] = {name: [] for name in dict.fromkeys(device_of.values())}
+    done: list[int] = []
+
+    def became_ready(number: int) -> None:
+        home = homes[number]
+        if home is None:  # inputs, attributes and the output are on no device: there at once
+            done.append(number)
+        else:
+            heapq.heappush(ready[home], keys[number])
+
+    for number, count in enumerate(missing):
+        if not count:
+            became_ready(number)
     turn, device = -1, None
     while True:
-        while done:  # what is on no device (inputs, attributes, the output) is there at once
+        while done:
             for user in dependencies.successor_lists[done.pop()]:
                 missing[user] -= 1
-                if not missing[user] and (home := homes[user]) is not None:
-                    heapq.heappush(ready[home], user)
-                elif not missing[user]:
-                    done.append(user)
+                if not missing[user]:
+                    became_ready(user)
         if device is None or not ready[device]:
             waiting = [(queue[0], name) for name, queue in ready.items() if queue]
             if not waiting:
                 return
             turn, device = turn + 1, min(waiting)[1]
-        number = heapq.heappop(ready[device])
+        number = heapq.heappop(ready[device])[1]
         yield number, turn, device
         done.append(number)
 

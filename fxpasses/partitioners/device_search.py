@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -19,15 +20,18 @@ from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_runs import Runs, runs_of
+from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.memory import MemoryCourse, follow_memory
-from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.partitioners.solvers import PlacementProblem, solve_placement
 from fxpasses.units import format_bytes
 
-__all__ = ["Found", "Wish", "search"]
+__all__ = ["Contiguity", "Found", "Wish", "search"]
 
 MAX_ROUNDS = 8
+
+Contiguity = Literal["pipeline", "convex", "free"]
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +47,7 @@ class Wish:
     time_budget: float = 0.5
     seed: int = 0
 
-    def problem(self, figures: GraphFigures, contiguity: str, live: NDArray[np.int64]) -> PlacementProblem:
+    def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
         return placement_problem(
             figures.graph_module,
@@ -66,19 +70,19 @@ class Found:
     """An answer that keeps every budget.
 
     Args:
-        solution: What the solver said.
         runs: The parts in execution order.
         contiguity: What a device may take.
+        value: What the objective makes small; for latency as the parts run: each when its inputs are there.
         bound: No placement of this kind can be below it.
     """
 
-    solution: PlacementSolution
     runs: Runs
-    contiguity: str
+    contiguity: Contiguity
+    value: float
     bound: float
 
 
-def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
+def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
     Raises:
@@ -89,11 +93,14 @@ def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
     solution = solve_placement(wish.problem(figures, contiguity, live))
     bound = solution.bound
     for round_ in range(MAX_ROUNDS):
-        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies)
+        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
         course = _course(figures, wish.topology, runs)
         over = {} if course is None else _passed(course, wish.topology)
         if course is None or not over:
-            return Found(solution, runs, contiguity, min(bound, solution.objective_value))
+            value = solution.objective_value
+            if wish.objective == "latency":
+                value = _makespan(figures, wish.topology, runs)
+            return Found(runs, contiguity, value, min(bound, value))
         wish = attrs.evolve(wish, time_budget=wish.time_budget / (1 + round_))
         live = np.maximum(_alive(figures, runs, course), (live + figures.needs) // 2)
         try:
@@ -103,6 +110,30 @@ def search(figures: GraphFigures, wish: Wish, contiguity: str) -> Found:
             with contextlib.suppress(PlacementError):
                 solution = solve_placement(wish.problem(figures, contiguity, live))
     raise _none_found(over)
+
+
+def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
+    """Everything on the fastest device that can run and hold it, if there is one and nothing says otherwise."""
+    if wish.pinned or wish.forbidden or not figures.nodes:
+        return None
+    times = list(figures.seconds(wish.topology.devices, wish.supports))
+    total = {
+        device.name: sum(row[device.name] for row in times)
+        for device in wish.topology.devices
+        if all(device.name in row for row in times)
+    }
+    for name in sorted(total, key=total.__getitem__):  # sorted() is stable: of equal ones the first
+        homes = dict.fromkeys(figures.nodes, name)
+        runs = runs_of(figures.graph_module, homes, figures.dependencies)
+        course = _course(figures, wish.topology, runs)
+        if course is None or not _passed(course, wish.topology):
+            return Found(runs, "pipeline", total[name], min(total[name], critical_path(figures, wish.topology)))
+    return None
+
+
+def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured)
 
 
 def _course(figures: GraphFigures, topology: Topology, runs: Runs) -> MemoryCourse | None:
