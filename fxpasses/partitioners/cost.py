@@ -15,6 +15,7 @@ from typing import Any, Literal
 import attrs
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -111,6 +112,8 @@ def concrete_value(value: Any, sizes: Sizes = "hint") -> Any:
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
         return concrete_size(leaf, sizes=sizes) if isinstance(leaf, torch.SymInt) else leaf
 
+    if isinstance(value, (torch.Tensor, torch.SymInt, int, float)):  # nearly all: a walk over one leaf is slow
+        return concrete(value)
     return pytree.tree_map(concrete, value)
 
 
@@ -203,8 +206,9 @@ def _name_of(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
-def _values(argument: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.meta.get("val") if isinstance(leaf, Node) else leaf, argument)
+def _values(argument: Any, sizes: Sizes = "hint") -> Any:
+    """The recorded values of the nodes in an argument, with numbers for symbols."""
+    return map_arg(argument, lambda node: concrete_value(node.meta.get("val"), sizes))
 
 
 def _is_view(target: Any) -> bool:
@@ -227,7 +231,7 @@ def _fallback_flops(node: Node, inputs: Sequence[Any], output: Any) -> int:
                 return counted
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             pass  # an operator without a meta kernel: the element count below is the answer
-    touched = [*tensors_in(list(inputs)), *tensors_in(output)]
+    touched = [*_operands(inputs), *tensors_in(output)]
     return max((math.prod(_shape(tensor)) for tensor in touched), default=0)
 
 
@@ -287,19 +291,23 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         return NodeCost(output_bytes=written if node.op != "output" else 0)
     if node.op == "call_function" and _is_view(node.target):
         return NodeCost(output_bytes=written)
-    inputs = concrete_value(_values(node.args), sizes)
-    named = concrete_value(_values(node.kwargs), sizes)
-    read = sum(map(tensor_bytes, tensors_in([list(inputs), dict(named)])))
+    inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
+    operands = [*_operands(inputs), *_operands(tuple(named.values()))]
+    read = sum(map(tensor_bytes, operands))
     constants = _attribute_bytes(node)
     if node.op == "call_module":
         constants = _state_bytes(node)
         read += constants
-    dtype = _computing_dtype([*tensors_in(list(inputs)), *tensors_in(dict(named)), *tensors_in(output)])
+    dtype = _computing_dtype([*operands, *tensors_in(output)])
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         body = _higher_order_cost(node, inputs, sizes)
         read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
         return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
     return NodeCost(_flops(node, inputs, output, sizes), read, written, written, constants, dtype)
+
+
+def _operands(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [tensor for value in inputs for tensor in tensors_in(value)]
 
 
 def _attribute_bytes(node: Node) -> int:
@@ -324,7 +332,7 @@ def _flops(node: Node, inputs: Sequence[Any], output: Any, sizes: Sizes) -> int:
     counter = _COUNTERS.get(_name_of(node.target))
     if node.op == "call_module":
         return int(_module_flops(node, output, sizes))
-    if counter is not None and len(tensors_in(list(inputs))) >= 2:
+    if counter is not None and len(_operands(inputs)) >= 2:
         return int(counter(inputs, output))
     return int(_fallback_flops(node, inputs, output))
 
