@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fxpasses.cli.lower import lower_command
+from fxpasses.cli.place import place_command
 from fxpasses.errors import FxPassesError
 
 __all__ = ["main"]
@@ -30,3 +31,4 @@ def main() -> None:
 
 
 main.add_command(lower_command)
+main.add_command(place_command)

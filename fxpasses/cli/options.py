@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 WIDTH = 110
-"""Columns of a table where there is no terminal to ask."""
+"""Columns of a table where there is no terminal to ask, and ``COLUMNS`` does not say."""
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -49,10 +50,10 @@ def objective_option(command: Command) -> Command:
     """``--objective``."""
     return click.option(
         "--objective",
-        type=click.Choice(["latency", "throughput", "memory"]),
+        type=click.Choice(["latency", "throughput", "memory", "devices"]),
         default="latency",
         show_default=True,
-        help="What to make small: one sample's time, the busiest device, or the number of devices.",
+        help="What to make small: one sample's time, the busiest device, the fullest one, or how many there are.",
     )(command)
 
 
@@ -87,7 +88,7 @@ def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=as_json, no_color=no_color or None)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
     return console
 

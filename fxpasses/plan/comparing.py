@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import attrs
 
 from fxpasses.devices import Device
 from fxpasses.partitioners.device_maps import holders
-from fxpasses.plan.keys import listed, stable_keys
+from fxpasses.plan.keys import condensed, listed, stable_keys
 from fxpasses.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -147,11 +148,17 @@ def _moved_entries(first: Plan, second: Plan) -> Iterator[Move]:
 
 
 def _moved_operators(first: Plan, second: Plan, graph_module: GraphModule) -> Iterator[Move]:
+    """Look every operator up; modules of which all operators move alike are one move."""
     before, after = _owners(first), _owners(second)
+    ways: dict[str, tuple[str | None, str | None]] = {}
     for key in stable_keys(graph_module).values():
         here, there = _lookup(key, before), _lookup(key, after)
-        if here != there:
-            yield Move(key, here, there)
+        ways[key] = (here, there) if here != there else (None, None)
+    owner = {key: json.dumps(way) for key, way in ways.items()}
+    for way in dict.fromkeys(ways.values()):
+        if way != (None, None):
+            moved = [key for key in ways if ways[key] == way]
+            yield from (Move(entry, *way) for entry in condensed(moved, owner))
 
 
 def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:

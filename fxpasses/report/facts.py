@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,9 @@ def summarize(
     taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     uses = ParameterUses.of(graph_module, assignment, device_of)
     course = uses.course_with(plan.offloaded)
-    seconds, load = predict_times(graph_module, assignment, device_of, plan.topology, seconds=taken)
+    seconds, load = predict_times(
+        graph_module, assignment, device_of, plan.topology, seconds=lambda node, _: taken[node]
+    )
     seconds += sum(uses.load_seconds(plan.offloaded).values())
     samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
     known = partial(simulate, graph_module, assignment, device_of, plan.topology, seconds=taken, course=course)
@@ -75,6 +77,10 @@ def summarize(
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
     )
+
+
+def _looked_up(taken: Mapping[Node, float]) -> Callable[[Node, Device], float]:
+    return lambda node, _device: taken[node]
 
 
 def with_figures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 
 from fxpasses.advice import Advice
 from fxpasses.timeline import Timeline
+from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "StepRow", "Summary"]
 
@@ -132,6 +134,21 @@ class CheckRow:
         return f"{verdict} to the model itself within {self.tolerance}; largest difference {self.max_difference:.3g}"
 
 
+_BETTER = {
+    "latency": "is quicker",
+    "throughput": "has a less busy busiest device",
+    "memory": "has a less full fullest device",
+    "devices": "needs fewer devices",
+}
+
+
+def _worded(objective: str, value: float) -> str:
+    """The objective as people write it."""
+    if objective in ("latency", "throughput"):
+        return format_seconds(value)
+    return format_bytes(value) if objective == "memory" else f"{value:.3g}"
+
+
 @attrs.frozen
 class Summary:
     """A whole lowering.
@@ -179,12 +196,29 @@ class Summary:
 
     def optimality(self) -> str:
         """What is known about better placements, in words."""
-        gap = self.gap
-        if gap is None:
+        gap, bound, value = self.gap, self.bound, self.objective_value
+        if gap is None or bound is None or value is None:
             return "How far it is from the best placement is not known."
         if gap <= 1e-9:
-            return f"No placement of this kind has a smaller {self.objective}: it is proven optimal."
-        return f"No placement of this kind can be more than {100 * gap / (1 + gap):.2g}% better."
+            return f"Proven optimal: no placement of this kind {_BETTER.get(self.objective, 'is better')}."
+        return (
+            f"No placement of this kind can be below {_worded(self.objective, bound)}; this one has "
+            f"{_worded(self.objective, value)}, {100 * gap:.2g}% more."
+        )
+
+    def path_steps(self) -> list[PathRow]:
+        """The critical path with copies that follow each other on one link as one step."""
+        steps: list[PathRow] = []
+        for (kind, where), group in itertools.groupby(self.path, key=lambda row: (row.kind, row.where)):
+            rows = list(group)
+            if kind != "copy" or len(rows) == 1:
+                steps += rows
+                continue
+            total = sum(row.estimated_ms for row in rows)
+            largest = sorted(((row.name, row.estimated_ms) for row in rows), key=lambda entry: -entry[1])[:3]
+            name = f"{len(rows)} copies"
+            steps.append(PathRow(name, kind, where, rows[0].start_ms, total, rows[0].waited_for, tuple(largest)))
+        return steps
 
     def to_json(self) -> dict[str, Any]:
         """The summary as plain data; the timeline is a file of its own."""

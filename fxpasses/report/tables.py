@@ -1,24 +1,37 @@
-"""The tables of a lowering in the terminal."""
+"""The report in the terminal: tables, and sentences where the terminal is too narrow for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fxpasses.report.summary import Summary
+from fxpasses.report.summary import DeviceRow, PathRow, Summary
 from fxpasses.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["print_summary", "summary_tables"]
+__all__ = ["print_placement", "print_summary", "summary_tables"]
 
 MOST_COPIES = 20
+MOST_STEPS = 12
+MOST_ADVICE = 3
+NARROW = 100
+"""Columns below which devices, copies and steps are lines of text."""
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print all tables, and the verdict of the comparison if there was one."""
+    for table in summary_tables(summary):
+        console.print(table)
+    print_placement(summary, console)
+    if summary.check is not None:
+        console.print(f"The lowered model is {summary.check.sentence()}.", highlight=False)
 
 
 def summary_tables(summary: Summary) -> Iterator[Table]:
-    """Build the tables: steps, passes, devices, copies."""
+    """Build the tables of what led to the placement: steps, passes."""
     yield _table(
         "Steps",
         ("step", "seconds"),
@@ -34,67 +47,147 @@ def summary_tables(summary: Summary) -> Iterator[Table]:
         ),
         right=("seconds", "nodes before", "after"),
     )
-    yield _table(
-        "Devices",
-        ("device", "on", "nodes", "parameters", "activations", "peak", "budget", "estimated"),
-        (
-            (
-                row.name,
-                row.torch_device,
-                str(row.nodes),
-                format_bytes(row.parameter_bytes),
-                format_bytes(row.activation_bytes),
-                format_bytes(row.peak_bytes),
-                "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes),
-                format_seconds(row.estimated_ms / 1e3),
-            )
-            for row in summary.devices
-        ),
-        right=("nodes", "parameters", "activations", "peak", "budget", "estimated"),
-    )
+
+
+def print_placement(summary: Summary, console: Console) -> None:
+    """Print what each device holds and does, what crosses, what takes the time, and what would help."""
+    narrow = console.width < NARROW
+    if narrow:
+        _print_lines(console, "Devices", (line for row in summary.devices for line in _device_lines(row)))
+    else:
+        console.print(_devices_table(summary))
     if summary.copies:
-        yield _copies_table(summary)
+        if narrow:
+            title, rows = _copies(summary)
+            lines = (f"{row[4]} {row[0]} ({row[3]}): {row[1]} → {row[2]}, {row[5]}; {row[6]}" for row in rows)
+            _print_lines(console, title, lines)
+        else:
+            console.print(_copies_table(summary))
+    if summary.path:
+        _print_path(summary, console, narrow=narrow)
+    for sentence in _sentences(summary):
+        console.print(sentence, highlight=False)
+
+
+def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _device_lines(row: DeviceRow) -> Iterator[str]:
+    budget = "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes)
+    yield f"{row.name} ({row.torch_device}): {row.nodes} operators, {_seconds(row.estimated_ms)}, idle {_idle(row)}"
+    yield f"  holds {format_bytes(row.peak_bytes)} of {budget}: " + ", ".join(
+        f"{name} {format_bytes(size)}" for name, size in _split(row) if size
+    )
+
+
+def _split(row: DeviceRow) -> list[tuple[str, int]]:
+    """What is held at the fullest moment, by kind."""
+    return [
+        ("parameters", row.parameter_bytes - row.state_bytes),
+        ("state", row.state_bytes),
+        ("activations", row.own_bytes),
+        ("copies", row.peak_copy_bytes),
+        ("loaded", max(0, row.peak_bytes - row.parameter_bytes - row.activation_bytes)),
+    ]
+
+
+def _devices_table(summary: Summary) -> Table:
+    kinds = [name for name, _ in _split(summary.devices[0])] if summary.devices else []
+    shown = [kind for kind in kinds if kind != "loaded" or any(row.loaded_bytes for row in summary.devices)]
+    columns = ("device", "on", "operators", *shown, "peak", "budget", "load", "idle")
+    rows = (
+        (
+            row.name,
+            row.torch_device,
+            str(row.nodes),
+            *(format_bytes(size) for kind, size in _split(row) if kind in shown),
+            format_bytes(row.peak_bytes),
+            "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes),
+            _seconds(row.estimated_ms),
+            _idle(row),
+        )
+        for row in summary.devices
+    )
+    return _table("Devices", columns, rows, right=columns[2:])
+
+
+def _idle(row: DeviceRow) -> str:
+    whole = row.estimated_ms + row.idle_ms
+    return f"{100 * row.idle_ms / whole:.0f}%" if whole else ""
+
+
+def _seconds(milliseconds: float) -> str:
+    return format_seconds(milliseconds / 1e3)
+
+
+def _copies(summary: Summary) -> tuple[str, list[tuple[str, ...]]]:
+    largest = sorted(range(len(summary.copies)), key=lambda index: -summary.copies[index].size)[:MOST_COPIES]
+    total = sum(row.size for row in summary.copies)
+    more = f", the {len(largest)} largest of {len(summary.copies)}" if len(largest) < len(summary.copies) else ""
+    rows: list[tuple[str, ...]] = [
+        (row.value, row.source, row.target, row.shape, format_bytes(row.size), _seconds(row.estimated_ms), row.why)
+        for row in (summary.copies[index] for index in sorted(largest))
+    ]
+    return f"Copies: {format_bytes(total)} in one run{more}", rows
 
 
 def _copies_table(summary: Summary) -> Table:
-    largest = sorted(summary.copies, key=lambda row: -row.size)[:MOST_COPIES]
-    shown = [row for row in summary.copies if row in largest]
-    total = sum(row.size for row in summary.copies)
-    more = f", the {len(shown)} largest of {len(summary.copies)}" if len(shown) < len(summary.copies) else ""
-    return _table(
-        f"Copies: {format_bytes(total)} in one run{more}",
-        ("value", "from", "to", "shape", "bytes", "estimated"),
-        (
-            (
-                row.value,
-                row.source,
-                row.target,
-                row.shape,
-                format_bytes(row.size),
-                format_seconds(row.estimated_ms / 1e3),
-            )
-            for row in shown
-        ),
-        right=("bytes", "estimated"),
-    )
+    title, rows = _copies(summary)
+    columns = ("value", "from", "to", "shape", "bytes", "estimated", "why")
+    return _table(title, columns, rows, right=("bytes", "estimated"))
+
+
+def _print_path(summary: Summary, console: Console, *, narrow: bool) -> None:
+    path = summary.path_steps()
+    total = sum(row.estimated_ms for row in path)
+    steps = sorted(range(len(path)), key=lambda index: -path[index].estimated_ms)[:MOST_STEPS]
+    more = f", the {len(steps)} longest of {len(path)} steps" if len(steps) < len(path) else ""
+    title = f"Critical path: {_seconds(total)}{more}"
+    rows = [_path_row(path[index], total) for index in sorted(steps)]
+    if narrow:
+        _print_lines(console, title, (f"{row[3]} ({row[4]}) {_step_name(row)} on {row[2]}; {row[5]}" for row in rows))
+        return
+    columns = ("what", "name", "where", "seconds", "share", "most of it")
+    console.print(_table(title, columns, rows, right=("seconds", "share")))
+
+
+def _step_name(row: Sequence[str]) -> str:
+    return row[1] if row[1].endswith(" copies") else f"{row[0]} {row[1]}"
+
+
+def _path_row(row: PathRow, total: float) -> tuple[str, ...]:
+    share = f"{100 * row.estimated_ms / total:.0f}%" if total else ""
+    heaviest = ", ".join(f"{key} {_seconds(taken)}" for key, taken in row.heaviest if taken)
+    return row.kind, row.name, row.where, _seconds(row.estimated_ms), share, heaviest or row.waited_for
+
+
+def _sentences(summary: Summary) -> Iterator[str]:
+    yield f"One run is predicted to take {_seconds(summary.estimated_ms)}."
+    if summary.objective == "throughput" and (busiest := max((d.estimated_ms for d in summary.devices), default=0.0)):
+        yield f"Samples that follow each other come out every {_seconds(busiest)}, {1e3 / busiest:.4g} a second."
+    yield summary.optimality()
+    if summary.advice is None:
+        return
+    if not summary.advice:
+        yield "No single larger memory, faster device or faster link would help."
+        return
+    yield "What would help most:"
+    for advice in summary.advice[:MOST_ADVICE]:
+        yield f"  {advice.sentence()}"
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        whole = column in right  # numbers are never cut
+        table.add_column(column, justify="right" if whole else "left", overflow="fold", no_wrap=whole)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))
     return table
-
-
-def print_summary(summary: Summary, console: Console) -> None:
-    """Print all tables, and the verdict of the comparison if there was one."""
-    for table in summary_tables(summary):
-        console.print(table)
-    console.print(f"One run is predicted to take {format_seconds(summary.estimated_ms / 1e3)}.", highlight=False)
-    if summary.check is not None:
-        console.print(f"The lowered model is {summary.check.sentence()}.", highlight=False)

@@ -1,0 +1,273 @@
+"""``fxpasses place``: which operator runs where, as a plan; check a plan in CI, compare plans, simulate them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from fxpasses.cli.options import (
+    devices_option,
+    links_option,
+    make_console,
+    no_color_option,
+    objective_option,
+    pipeline_option,
+    show_progress,
+    topology_of,
+)
+from fxpasses.errors import InputError, PlanError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fxpasses.plan import Plan, Violation
+    from fxpasses.planning import Planned
+
+__all__ = ["place_command"]
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@attrs.frozen
+class _Files:
+    """Where to write what."""
+
+    out: Path | None
+    trace: Path | None
+    svg: Path | None
+    page: Path | None
+    map_out: Path | None
+
+
+@click.command("place")
+@click.argument("model", required=False)
+@devices_option
+@links_option
+@objective_option
+@click.option(
+    "--contiguity",
+    type=click.Choice(["pipeline", "convex", "free"]),
+    help="What a device may take: one turn of a pipeline, a convex part, or anything.",
+)
+@click.option("--pin", "pins", multiple=True, metavar="MODULE=DEVICE", help="Where a module has to run; repeat.")
+@click.option("--device-map", type=FILE, help="Follow a device map (JSON) instead of searching.")
+@click.option("--plan", "plan_file", type=FILE, help="Follow a plan instead of searching.")
+@click.option("--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small.")
+@click.option("--time-budget", type=float, default=0.5, show_default=True, help="Seconds for the search, about.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For what the search draws.")
+@pipeline_option
+@click.option("--samples", type=int, default=1, show_default=True, help="How many samples --trace and --svg show.")
+@click.option("--out", type=FILE, help="Write the plan to this file.")
+@click.option("--device-map-out", type=FILE, help="Write the plan as a device map.")
+@click.option("--trace", type=FILE, help="Write a timeline that Perfetto and chrome://tracing load.")
+@click.option("--svg", type=FILE, help="Write the timeline as a picture.")
+@click.option("--page", type=FILE, help="Write the report as an HTML page.")
+@click.option("--diff", "diff_file", type=FILE, help="Say what differs from this plan.")
+@click.option("--check", "check_file", type=FILE, help="Only check this plan: exit code 1 if it no longer fits.")
+@click.option("--on-this-machine", is_flag=True, help="With --check: the plan's torch devices must be here.")
+@click.option("--no-advice", is_flag=True, help="Do not try what would help most.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@no_color_option
+def place_command(
+    model: str | None,
+    devices: tuple[str, ...],
+    links: tuple[str, ...],
+    pipeline: str | None,
+    check_file: Path | None,
+    on_this_machine: bool,
+    as_json: bool,
+    no_color: bool,
+    **options: Any,
+) -> None:
+    """Plan on which device each operator of MODEL runs; no device needs to be there.
+
+    MODEL is a saved .pt2 file, or package.module:function or file.py:function that returns (model, args) or
+    (model, args, kwargs). Without MODEL it is the demo's: a small Llama decoder with random weights.
+    """
+    console = make_console(as_json=as_json, no_color=no_color)
+    if check_file is not None:
+        _refuse_beside_check(options)
+        _check(model, check_file, devices, links, pipeline, console, here=on_this_machine, as_json=as_json)
+    else:
+        _place(model, devices, links, pipeline, console, as_json=as_json, options=options)
+
+
+def _refuse_beside_check(options: Mapping[str, Any]) -> None:
+    for name in ("out", "trace", "svg", "page", "diff_file", "plan_file", "device_map", "device_map_out"):
+        if options[name] is not None:
+            flag = name.removesuffix("_file").replace("_", "-")
+            raise InputError(f"--check only checks; leave --{flag} out, or use --plan to follow a plan.")
+
+
+def _place(
+    model: str | None,
+    devices: tuple[str, ...],
+    links: tuple[str, ...],
+    pipeline: str | None,
+    console: Console,
+    *,
+    as_json: bool,
+    options: Mapping[str, Any],
+) -> None:
+    from fxpasses.model_source import find_model
+    from fxpasses.plan import Plan
+    from fxpasses.planning import place
+    from fxpasses.report.tables import print_placement
+
+    files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
+    plan = Plan.load(options["plan_file"]) if options["plan_file"] is not None else None
+    other = Plan.load(options["diff_file"]) if options["diff_file"] is not None else None
+    device_map = _read_map(options["device_map"]) if options["device_map"] is not None else None
+    given = bool(devices) or (plan is None and device_map is None)
+    topology = topology_of(devices, links, model) if given else None
+    with show_progress(console) as progress:
+        progress("read the model")
+        source = find_model(model)
+        planned = place(
+            source.model,
+            source.args,
+            source.kwargs,
+            devices=topology,
+            objective=options["objective"],
+            contiguity=options["contiguity"],
+            device_map=device_map,
+            plan=plan,
+            offload=options["offload"],
+            pinned=_pins(options["pins"]),
+            time_budget=options["time_budget"],
+            seed=options["seed"],
+            pipeline=pipeline,
+            name=source.name,
+            progress=progress,
+        )
+        if not options["no_advice"]:
+            progress("try what would help")
+        summary = planned.report(advice=not options["no_advice"])
+        written = _write(files, planned, summary, options["samples"])
+    difference = other.diff(planned.plan, planned.prepared.graph_module) if other is not None else None
+    if as_json:
+        facts = {**summary.to_json(), "plan": planned.plan.to_json(), "files": [str(file) for file in written]}
+        click.echo(
+            json.dumps({**facts, **({"diff": difference.to_json()} if difference is not None else {})}, indent=2)
+        )
+        return
+    console.print(f"[bold]{summary.model}[/bold]", highlight=False)
+    print_placement(summary, console)
+    if difference is not None:
+        console.print(f"\n[bold]Changed since {options['diff_file'].name}[/bold]", highlight=False)
+        console.print(str(difference), highlight=False, markup=False, soft_wrap=True)
+    for file in written:
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+def _pins(texts: tuple[str, ...]) -> dict[Any, str]:
+    pins = {}
+    for text in texts:
+        module, equals, device = text.rpartition("=")
+        if not equals or not device:
+            raise InputError(f"--pin {text!r} does not read MODULE=DEVICE; write it like model.layers.0=left.")
+        pins[module] = device
+    return pins
+
+
+def _read_map(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"There is no device map {str(path)!r}.") from error
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise InputError(
+            f'{str(path)!r} is no device map; write an object like {{"model.layers.0": "left", "": "right"}}.'
+        )
+    return data
+
+
+def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[Path]:
+    texts: dict[Path, str] = {}
+    if files.out is not None:
+        texts[files.out] = json.dumps(planned.plan.to_json(), indent=2) + "\n"
+    if files.map_out is not None:
+        texts[files.map_out] = json.dumps(_map_of(planned.plan), indent=2) + "\n"
+    if files.trace is not None or files.svg is not None:
+        timeline = planned.simulate(samples=samples, overlap="devices").timeline
+        if files.trace is not None:
+            detailed = planned.simulate(samples=samples, overlap="devices", detail="ops").timeline
+            texts[files.trace] = json.dumps(detailed.chrome_trace()) + "\n"
+        if files.svg is not None:
+            texts[files.svg] = timeline.svg(title=summary.model)
+    if files.page is not None:
+        from fxpasses.report.page import render_page
+
+        texts[files.page] = render_page(summary)
+    for path, text in texts.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+    return list(texts)
+
+
+def _map_of(plan: Plan) -> dict[str, str]:
+    """The plan as a device map; what no map can say is said on the standard error."""
+    try:
+        return plan.device_map()
+    except PlanError as error:
+        click.echo(f"note: {error.message.partition(';')[0]}; the map gives it to the device with most.", err=True)
+        return plan.device_map(strict=False)
+
+
+def _check(
+    model: str | None,
+    check_file: Path,
+    devices: tuple[str, ...],
+    links: tuple[str, ...],
+    pipeline: str | None,
+    console: Console,
+    *,
+    here: bool,
+    as_json: bool,
+) -> None:
+    from fxpasses.model_source import find_model
+    from fxpasses.plan import Plan
+    from fxpasses.preparing import DEFAULT_PIPELINE, Clock, prepare
+
+    plan = Plan.load(check_file)
+    topology = topology_of(devices, links, model) if devices else None
+    chosen = pipeline if pipeline is not None else plan.pipeline
+    with show_progress(console) as progress:
+        progress("read the model")
+        source = find_model(model)
+        prepared = prepare(
+            source.model,
+            source.args,
+            source.kwargs,
+            pipeline=DEFAULT_PIPELINE if chosen is None else chosen,
+            clock=Clock(progress),
+        )
+        progress("check")
+        found = plan.check(prepared.graph_module, devices=topology, on_this_machine=here)
+    if as_json:
+        facts = {"ok": not found, "model": plan.model, "violations": [violation.to_json() for violation in found]}
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        _say(plan, check_file, found, console)
+    sys.exit(1 if found else 0)
+
+
+def _say(plan: Plan, check_file: Path, found: list[Violation], console: Console) -> None:
+    if not found:
+        used = dict.fromkeys(part.device for part in plan.parts)
+        text = f"{check_file.name} fits: {len(plan.parts)} parts on {', '.join(used)}, every budget kept."
+        console.print(text, highlight=False, style="green")
+        return
+    console.print(f"{check_file.name} does not fit:", highlight=False, style="bold red")
+    for violation in found:
+        console.print(f"  {violation.kind}: {violation}", highlight=False, markup=False, soft_wrap=True)
