@@ -12,7 +12,9 @@ from lowering_models import InPlace, KeyValueCache, Mlp, cpu_pair
 from torch import nn
 
 from fxpasses import Device, LoweredModule, lower
-from fxpasses.passes import placement
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.passes import placement, split
+from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.placing_parts.copy_engine import CopyEngine
 
 HOST, GPU, OTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
@@ -197,6 +199,33 @@ def test_a_cache_is_right_when_every_copy_is_late(monkeypatch: pytest.MonkeyPatc
             assert torch.equal(model(x, position), lowered(x, position))
     assert torch.equal(model.keys, lowered.state_dict()["keys"])
     assert 0 == streams.lost
+
+
+class Sent(nn.Module):
+    """A view is sent; then what it shows is written to."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        sent = y.t() + 1
+        y.add_(1)
+        return sent, y
+
+
+def test_who_writes_to_memory_of_which_a_view_is_on_its_way_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That two results of a part share memory is seen only inside of it."""
+    monkeypatch.setattr(placement, "streams_for", lambda _devices: LateStreams())
+    x = torch.randn(2, 2)
+    graph_module = torch.export.export(Sent(), (x,)).module(check_guards=False)
+    home = {"mul": "a", "t": "a", "add": "b", "add_": "c"}
+    chosen = {node: home[node.name] for node in graph_module.graph.nodes if node.name in home}
+    placed = split(graph_module, Assignment.of(graph_module, chosen, order=["a", "b", "c"]), names=str).graph_module
+
+    PlaceOnDevices({"a": Device("left"), "b": Device("right"), "c": Device("left")})(placed)
+
+    names = [node.name for node in placed.graph.nodes]
+    assert names.index("b") < names.index("let_read") < names.index("c")
+    for expected, actual in zip(Sent()(x), placed(x), strict=True):
+        assert torch.equal(expected, actual)
 
 
 def test_copies_begin_early_only_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

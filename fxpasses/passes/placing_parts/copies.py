@@ -13,11 +13,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
-from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PlacementError
 from fxpasses.metadata import MetaKey
 from fxpasses.partitioners.cost import tensor_bytes, tensors_in
 from fxpasses.passes.placing_parts.moving_parts import fake_on, same_device
+from fxpasses.passes.placing_parts.shared_memory import SharedMemory
 
 __all__ = [
     "COPY",
@@ -86,7 +86,7 @@ def insert_copies(graph_module: GraphModule, device_of: Mapping[str, Device], of
     Raises:
         PlacementError: a part writes to memory that reaches it as two copies.
     """
-    _Copying(graph_module, device_of, offloaded, analyze_effects(graph_module)).run()
+    _Copying(graph_module, device_of, offloaded, SharedMemory.of(graph_module)).run()
 
 
 @attrs.define(eq=False)
@@ -96,7 +96,7 @@ class _Copying:
     graph_module: GraphModule
     device_of: Mapping[str, Device]
     offloaded: Container[str]
-    effects: EffectAnalysis
+    memory: SharedMemory
     copied: dict[tuple[Node, str], Node] = attrs.field(factory=dict)
 
     def run(self) -> None:
@@ -111,14 +111,14 @@ class _Copying:
         DEVICE.write(part, device.name)
         if "val" in part.meta:
             part.meta["val"] = fake_on(part.meta["val"], torch.device(device.torch_device))
-        written = set(self.effects.of(part).writes)
+        written = self.memory.written_by(part)
         received = [value for value in dict.fromkeys(part.all_input_nodes) if self._crosses(value, part, device)]
         if written:
             self._refuse_torn_writes(part, received, written)
         for value in received:
             replica = self._replica(value, part, device)
             part.replace_input_with(value, replica)
-            if written.intersection(self.effects.storages(value)):
+            if written.intersection(self.memory.storages(value)):
                 self._write_back(part, value, replica)
         if written:
             self._forget(written, device)
@@ -138,16 +138,16 @@ class _Copying:
         with self.graph_module.graph.inserting_after(part):
             self.graph_module.graph.call_function(torch.ops.aten.copy_.default, (value, replica))
 
-    def _forget(self, written: set[int], device: Device) -> None:
+    def _forget(self, written: frozenset[int], device: Device) -> None:
         """Copies of what was just written are out of date, but for the one that was written to."""
         for value, target in list(self.copied):
-            if target != device.name and written.intersection(self.effects.storages(value)):
+            if target != device.name and written.intersection(self.memory.storages(value)):
                 del self.copied[value, target]
 
-    def _refuse_torn_writes(self, part: Node, received: list[Node], written: set[int]) -> None:
+    def _refuse_torn_writes(self, part: Node, received: list[Node], written: frozenset[int]) -> None:
         seen: dict[int, Node] = {}
         for value in received:
-            for storage in written.intersection(self.effects.storages(value)):
+            for storage in written.intersection(self.memory.storages(value)):
                 if storage in seen:
                     raise PlacementError(
                         f"The part {part.target} writes to memory that {seen[storage].name} and {value.name} show, and "

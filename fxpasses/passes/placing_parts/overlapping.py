@@ -9,7 +9,6 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.cost import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY_OF, LOAD_OF, Copy
 from fxpasses.passes.placing_parts.copy_engine import (
@@ -21,6 +20,7 @@ from fxpasses.passes.placing_parts.copy_engine import (
     let_read,
     release_copy,
 )
+from fxpasses.passes.placing_parts.shared_memory import SharedMemory
 from fxpasses.passes.placing_parts.streams import Streams
 
 __all__ = ["overlap_copies"]
@@ -48,9 +48,9 @@ def overlap_copies(graph_module: GraphModule, streams: Streams, spare: Mapping[s
     first = next(node for node in graph_module.graph.nodes if node.op != "placeholder")
     with graph_module.graph.inserting_before(first):
         engine = graph_module.graph.get_attr(name)
-    analysis = analyze_effects(graph_module)
+    memory = SharedMemory.of(graph_module)
     left = None if spare is None else dict(spare)
-    _Overlapping(graph_module, engine, streams, analysis, left).run(copies)
+    _Overlapping(graph_module, engine, streams, memory, left).run(copies)
 
 
 def _sent(node: Node) -> Copy | None:
@@ -75,7 +75,7 @@ class _Overlapping:
     graph_module: GraphModule
     engine: Node
     streams: Streams
-    effects: EffectAnalysis
+    memory: SharedMemory
     spare: dict[str, float] | None
     position: dict[Node, int] = attrs.field(init=False)
     nodes: list[Node] = attrs.field(init=False)
@@ -120,11 +120,11 @@ class _Overlapping:
         return self.position[one] < self.position[other]
 
     def _writes_to(self, value: Node) -> list[int]:
-        storages = set(self.effects.storages(value))
+        storages = self.memory.storages(value)
         return [
             index
             for index, node in enumerate(self.nodes)
-            if storages and storages.intersection(self.effects.of(node).writes)
+            if storages and storages.intersection(self.memory.written_by(node))
         ]
 
     def _fits(self, copy: Node) -> bool:

@@ -1,0 +1,389 @@
+"""Parts on their devices: every operator stands where its part does, and what crosses means what it meant."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import Mlp, cpu_pair
+from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.scan import scan
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from examples import bert
+from fxpasses import Device, LoweredModule, PlacementError, lower
+from fxpasses.demo_model import demo_llama
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.passes import split
+from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(8, 8)
+
+
+class TwoCaches(nn.Module):
+    """Two blocks with a cache each, and a counter around them; the second buffer shows the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Cached(), Cached()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.second(self.first(x, position), position) + self.calls
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = linear()
+        self.register_buffer("keys", torch.zeros(4, 8))
+        self.register_buffer("row", self.keys[0], persistent=False)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        self.keys.index_copy_(0, position, self.key(x))
+        return torch.softmax(x @ self.keys.t(), -1) @ self.keys + self.row
+
+
+class Loops(nn.Module):
+    """A loop, a scan and a branch whose bodies hold parameters, constants and factories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = linear(), Body(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x)))
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+        self.shift = torch.full((8,), 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, x = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.inner(x) + self.shift), (torch.tensor(0), x))
+        weights = torch.arange(8.0)
+
+        def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            total = carry + row * weights + torch.ones(8)
+            return total, total.clone()
+
+        last, rows = scan(step, torch.zeros(8), x)
+        return torch.cond(last.sum() > 0, lambda t: self.inner(t) + torch.ones(8), lambda t: t - self.shift, (rows,))
+
+
+class Views(nn.Module):
+    """A value that was written to crosses, and a view of it; an input is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = linear(), linear(), linear()
+
+    def forward(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        view = y.t()
+        y.add_(1)
+        z = self.second(y) + self.second(view.t())
+        out.copy_(z)
+        return self.third(y) * out, y
+
+
+class Noise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.second = linear(), nn.Dropout(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.second(self.drop(self.first(x)))) + torch.rand(8)
+
+
+class Shapes(nn.Module):
+    """A symbolic size crosses, and an operator makes a tensor of that size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        y = self.first(x).reshape(x.shape[0] * 2, 4).reshape(-1, 8)
+        return self.second(y) + torch.arange(x.shape[0])[:, None], x.shape[0]
+
+
+class Passing(nn.Module):
+    """Returns its inputs and parameters, and the same value twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.first(x)
+        return {"x": x, "weight": self.second.weight, "y": (y, y), "z": self.second(y), "n": None, "three": 3}
+
+
+BATCH = ({0: torch.export.Dim("batch", min=2, max=16)},)
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "caches": (lambda: TwoCaches().requires_grad_(False), lambda i: (torch.randn(1, 8), torch.tensor([i])), {}),
+    "loops": (lambda: Loops().requires_grad_(False), lambda _: (torch.randn(2, 8),), {}),
+    "views": (lambda: Views().requires_grad_(False), lambda _: (torch.randn(2, 8), torch.zeros(2, 8)), {}),
+    "noise": (Noise, lambda _: (torch.randn(2, 8),), {}),
+    "shapes": (Shapes, lambda i: (torch.randn(2 + i, 8),), {"dynamic_shapes": BATCH}),
+    "passing": (Passing, lambda _: (torch.randn(2, 8),), {}),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)),
+        lambda _: (torch.randn(2, 3, 8, 8),),
+        {},
+    ),
+}
+
+
+def alternating(model: nn.Module) -> dict[str, str]:
+    """A map that changes the device from child to child."""
+    names = [name for name, _ in model.named_children()]
+    return {**{name: ("left", "right")[index % 2] for index, name in enumerate(names)}, "": "left"}
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_runs_across_two_devices_are_those_of_the_model(name: str) -> None:
+    """Outputs, written inputs, state and gradients, with one seed; one copy for each value and device."""
+    make, inputs, options = CASES[name]
+    model = make()
+    reference = copy.deepcopy(model)
+    lowered = lower(model, inputs(0), devices=cpu_pair(), device_map=alternating(model), **options)
+
+    for step in range(3):
+        args = inputs(step)
+        mine, theirs = pytree.tree_map(lambda each: each.clone(), (args, args))
+        torch.manual_seed(step)
+        expected = reference(*mine)
+        torch.manual_seed(step)
+        actual = lowered(*theirs)
+        assert_same((expected, mine), (actual, theirs))
+        assert_same(gradients(reference, expected), gradients(model, actual))
+    for key, value in reference.state_dict().items():
+        assert torch.equal(value, lowered.state_dict()[key])
+    copies = copies_of(lowered)
+    assert copies
+    assert len(copies) == len({(each.value, each.target) for each in copies})
+
+
+def gradients(model: nn.Module, results: Any) -> list[Tensor | None]:
+    parts = [leaf.sum() for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not parts:
+        return []
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return list(torch.autograd.grad(torch.stack(parts).sum(), parameters, allow_unused=True))
+
+
+class Elsewhere(TorchDispatchMode):
+    """Notes each operator that has to do with a tensor that is not on ``meta``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor) and not leaf.is_meta:
+                self.found.append(str(function))
+        return result
+
+
+class Factories(nn.Module):
+    """Everything that makes a tensor out of nothing, or names a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+        self.scale = torch.tensor(2.0)
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        made = torch.arange(8.0) + torch.zeros(8) + torch.full((8,), 2.0) + torch.linspace(0, 1, 8) + torch.tensor(3.0)
+        mask = torch.ones(8, 8, dtype=torch.bool).tril()
+        y = self.second(self.first(x)).to("cpu") * made + torch.rand(8) + torch.eye(8).sum(0) + torch.randn(8)
+        y = torch.where(mask[0], y, torch.scalar_tensor(0.0)).masked_fill(mask[1], 0.0)
+        return (y + torch.zeros_like(y) + y.new_ones(8))[[0, 1]] * self.scale + x[index]
+
+
+def on_meta(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if name == "llama":
+        return demo_llama(1)
+    if name == "bert":
+        return bert.model()
+    if name == "factories":
+        return Factories(), (torch.randn(4, 8), torch.tensor([1, 0])), {}
+    make, inputs, _ = CASES[name]
+    return make(), inputs(0), {}
+
+
+@pytest.mark.parametrize("name", ["factories", "caches", "views", "noise", "batch norm", "llama", "bert"])
+def test_every_operator_of_a_part_stands_on_its_device(name: str) -> None:
+    """A device of another kind, even if it has no memory: no tensor of a part is anywhere else."""
+    model, args, kwargs = on_meta(name)
+    lowered = lower(model, args, kwargs, devices=[Device("there", torch_device="meta")])
+    part = lowered.get_submodule("there")
+    inputs = [_empty(node.meta["val"]) for node in part.graph.find_nodes(op="placeholder")]
+
+    with torch.no_grad(), Elsewhere() as elsewhere:
+        part(*inputs)
+
+    assert [] == elsewhere.found
+
+
+def _empty(value: Any) -> Any:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def test_bodies_of_loops_and_branches_move_with_their_part() -> None:
+    make, inputs, _ = CASES["loops"]
+    lowered = lower(make(), inputs(0), devices=[Device("there", torch_device="meta")])
+    part = lowered.get_submodule("there")
+
+    nested = [module for module in part.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = [node for module in nested for node in module.graph.nodes]
+
+    assert len(nested) > 3
+    for leaf in pytree.tree_leaves([[node.meta.get("val"), list(node.args), dict(node.kwargs)] for node in nodes]):
+        if isinstance(leaf, Tensor):
+            assert leaf.is_meta
+        if isinstance(leaf, torch.device):
+            assert "meta" == leaf.type
+
+
+class Mean(nn.Module):
+    """A running mean that is written, and read later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        self.mean.mul_(0.9).add_(y.detach().mean(0))
+        return self.second(y) * self.mean
+
+
+def test_what_reads_written_state_runs_where_it_is() -> None:
+    devices = [Device("left", torch_device="meta"), Device("right")]
+    lowered = lower(Mean(), (torch.randn(2, 8),), devices=devices, device_map={"second": "right", "": "left"})
+
+    assert "meta" == lowered.state_dict()["mean"].device.type
+    assert "left_1 on left" in lowered.report.reasons["/mul#0"]
+
+
+def test_state_that_parts_on_several_devices_take_lives_where_it_is_written() -> None:
+    """Parts made by hand: the reader on the other device gets a copy in each run."""
+    names = ["linear", "detach", "mean", "mul_", "add_"]
+    placed = two_parts({"a": names, "b": ["linear_1", "mul"]}, Mean(), torch.randn(2, 8), constants="pass_in")
+
+    PlaceOnDevices({"a": Device("left", torch_device="meta"), "b": Device("right")})(placed)
+
+    assert "meta" == placed.get_buffer("mean").device.type
+    assert "cpu" == placed.get_parameter("second.weight").device.type
+    assert ["linear", "add_"] == [each.value for each in copies_of(placed) if each.target == "right"]
+
+
+def test_the_values_of_the_top_level_stand_where_it_says() -> None:
+    """Fake values and device names agree, also of what comes back from another kind of device."""
+    devices = [Device("left"), Device("right", torch_device="meta")]
+    lowered = lower(
+        Views(), (torch.randn(2, 8), torch.zeros(2, 8)), devices=devices, device_map={"first": "right", "": "left"}
+    )
+    kinds = {"left": "cpu", "right": "meta", "host": "cpu"}
+
+    for node in lowered.graph.nodes:
+        if COPY_OF.has(node):
+            assert kinds[DEVICE.read(node)] == node.meta["val"].device.type
+            assert kinds[COPY_OF.read(node).source] == node.all_input_nodes[0].meta["val"].device.type
+
+
+def test_one_device_costs_nothing_for_each_module() -> None:
+    """Complaint 28: one call, no copies, no hooks, and no loads."""
+    model, x = nn.Sequential(*(linear() for _ in range(20))), torch.randn(2, 8)
+    lowered = lower(model, (x,), devices=[Device("one")])
+
+    assert ["one"] == [str(node.target) for node in lowered.graph.find_nodes(op="call_module")]
+    assert ["call_module"] == [node.op for node in lowered.graph.nodes if node.op not in ("placeholder", "output")]
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in lowered.get_submodule("one").modules()
+    )
+    assert torch.equal(model(x), lowered(x))
+
+
+def two_parts(
+    groups: dict[str, list[str]], model: nn.Module, *args: Tensor, constants: Any = "share"
+) -> torch.fx.GraphModule:
+    graph_module = torch.export.export(model, args).module(check_guards=False)
+    named = {node.name: node for node in graph_module.graph.nodes}
+    chosen = {named[name]: part for part, names in groups.items() for name in names}
+    return split(
+        graph_module, Assignment.of(graph_module, chosen, order=list(groups)), names=str, constants=constants
+    ).graph_module
+
+
+class Shown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        z = y.t()
+        y.add_(1)
+        return z + 1
+
+
+def test_a_write_to_a_received_value_is_written_back() -> None:
+    """Parts made by hand may write to what another device holds; its owner sees it."""
+
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            y.add_(1)
+            return y * 3
+
+    x = torch.randn(2, 2)
+    placed = two_parts({"a": ["mul"], "b": ["add_"], "c": ["mul_1"]}, Writes(), x)
+
+    PlaceOnDevices({"a": Device("left"), "b": Device("right"), "c": Device("left")})(placed)
+
+    assert torch.equal(Writes()(x), placed(x))
+
+
+def test_a_write_to_memory_that_arrives_twice_is_refused() -> None:
+    placed = two_parts({"a": ["mul", "t"], "b": ["add_", "add"]}, Shown(), torch.randn(2, 2))
+
+    with pytest.raises(PlacementError, match="The part b writes to memory that mul and t show, and both come from"):
+        PlaceOnDevices({"a": Device("left"), "b": Device("right")})(placed)
+
+
+def test_a_part_that_is_not_there_is_named() -> None:
+    placed = two_parts({"a": ["mul", "t", "add_", "add"]}, Shown(), torch.randn(2, 2))
+
+    with pytest.raises(PlacementError, match=r"The graph calls no part 'b'; it calls a\."):
+        PlaceOnDevices({"a": Device("left"), "b": Device("right")})(placed)
+
+
+def test_parts_of_one_device_may_have_other_backends() -> None:
+    """Two logical devices on one torch device, compiled by different backends."""
+    pytest.importorskip("onnxruntime")
+    model, x = Mlp(4).eval(), torch.randn(2, 64)
+    devices = [Device("plain"), Device("compiled", backend="onnxruntime")]
+
+    lowered: LoweredModule = lower(
+        model, (x,), devices=devices, device_map={"layers.0": "plain", "layers.2": "plain", "": "compiled"}
+    )
+
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), lowered(x))
