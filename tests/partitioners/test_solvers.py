@@ -215,7 +215,6 @@ def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> Non
     ("options", "message"),
     [
         ({"objective": "speed"}, "There is no objective 'speed'; there is throughput, latency, memory, devices."),
-        ({"contiguity": "convex"}, "There is no solver for contiguity='convex' yet; there is one for pipeline, free."),
         ({"time_budget": -1}, "The time budget is a number of seconds, not -1."),
         ({"pinned": {"x": "d0"}}, "`pinned` names 'x', which is not a node of the graph."),
         ({"pinned": {"n0": "z"}}, "`pinned` puts 'n0' together with the device 'z'; there are d0, d1."),

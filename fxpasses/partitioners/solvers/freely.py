@@ -15,7 +15,7 @@ from fxpasses.partitioners.solvers.free import FreeSearch
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proving import ROUNDING, fewest_devices, missing_bytes, program_size
+from fxpasses.partitioners.solvers.proving import ROUNDING, Extra, fewest_devices, missing_bytes, program_size
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.tables import CostTables, Ints, evaluate
 
@@ -104,7 +104,9 @@ def _subsets(model: LoadModel, count: int) -> list[tuple[int, ...]]:
     return list(chosen)
 
 
-def refuse(problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel) -> PlacementError:
+def refuse(
+    problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, extra: Extra = None
+) -> PlacementError:
     """Why there is no answer: proven with the missing bytes, or not found."""
     more = (
         "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
@@ -112,7 +114,7 @@ def refuse(problem: PlacementProblem, tables: CostTables, units: Units, model: L
     )
     if program_size(model) > SMALL:
         return PlacementError(more)
-    proof = missing_bytes(model, nodes=NODES)
+    proof = missing_bytes(model, nodes=NODES, extra=extra)
     if proof.home is None:
         return PlacementError(more)
     device_of = proof.home[units.unit_of]

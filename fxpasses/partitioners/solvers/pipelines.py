@@ -31,7 +31,7 @@ from fxpasses.partitioners.solvers.spans import DeviceClass
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evaluate
 
-__all__ = ["solve_pipeline"]
+__all__ = ["fewest_by_memory", "solve_pipeline"]
 
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 250e6
@@ -301,7 +301,7 @@ def _ideals(search: _Search, below: float, limit: int, most: int | None = None) 
 def _fewest(search: _Search) -> tuple[_Answer, float]:
     """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
     best = _first_answer(search.ordered(0.0), 0.0)
-    budget, bound = search.problem.time_budget, _least_count(search)
+    budget, bound = search.problem.time_budget, fewest_by_memory(search.units, search.tables.memory)
     steps, limit = STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])
     for count in range(bound, most + 1):
@@ -324,8 +324,8 @@ def _fewest(search: _Search) -> tuple[_Answer, float]:
     return best, float(bound)
 
 
-def _least_count(search: _Search) -> int:
-    """How many of the largest devices hold all bytes, each shared key once."""
-    total = float(search.units.kept.sum() + search.units.shared.sum() + search.units.live.max())
-    held = np.cumsum(np.sort(search.tables.memory)[::-1])
+def fewest_by_memory(units: Units, memory: Floats) -> int:
+    """How many of the largest devices have room for all bytes, each shared key once."""
+    total = float(units.kept.sum() + units.shared.sum() + units.live.max())
+    held = np.cumsum(np.sort(memory)[::-1])
     return min(int(np.searchsorted(held, total)) + 1, len(held))

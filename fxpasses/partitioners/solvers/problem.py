@@ -23,8 +23,7 @@ __all__ = ["Node", "PlacementProblem", "PlacementSolution"]
 Node = Hashable
 
 OBJECTIVES = ("throughput", "latency", "memory", "devices")
-CONTIGUITIES = ("pipeline", "free")
-NOT_YET = ("convex",)
+CONTIGUITIES = ("pipeline", "convex", "free")
 
 
 def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
@@ -57,6 +56,8 @@ class PlacementProblem:
             in which a device runs one node at a time and copies go on beside the nodes; ``memory``: the smallest
             largest number of bytes that a device keeps. Budgets are kept under both.
         contiguity: ``pipeline``: each device takes a convex set, and the devices need no value back from later ones;
+            ``convex``: each device takes a convex set, but values may flow both ways between two of them, so that a
+            device must run its nodes one by one (as parts that run as a whole, they would wait for each other);
             ``free``: any device takes any nodes, as a pipeline over many samples that visits a device several times.
         colocate: Groups of nodes that share a device.
         pinned: The device of a node, by name.
@@ -114,8 +115,6 @@ class PlacementProblem:
 def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:
     if value in known:
         return
-    if value in NOT_YET:
-        raise PlacementError(f"There is no solver for {field}={value!r} yet; there is one for {', '.join(known)}.")
     raise PlacementError(f"There is no {field} {value!r}; there is {', '.join(known)}.")
 
 

@@ -7,6 +7,7 @@ Where links differ, ``sent[v, a, b]`` says over which one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -18,6 +19,7 @@ from fxpasses.partitioners.solvers.tables import Ints
 
 __all__ = [
     "ROUNDING",
+    "Extra",
     "Proof",
     "add_assignments",
     "add_budgets",
@@ -30,6 +32,10 @@ __all__ = [
 
 ROUNDING = 1e-6
 """HiGHS keeps rows up to about 1e-7; a value within this share of a bound counts as proven."""
+
+
+Extra = Callable[[Program, Ints], None] | None
+"""Adds rows to a program on the variables that say which device runs a unit."""
 
 
 @attrs.frozen(eq=False)
@@ -46,9 +52,9 @@ def program_size(model: LoadModel) -> int:
     return int(model.size * model.devices + len(model.source) * per_value)
 
 
-def least_load(model: LoadModel, *, below: float, nodes: int) -> Proof:
+def least_load(model: LoadModel, *, below: float, nodes: int, extra: Extra = None) -> Proof:
     """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
-    program, runs = add_assignments(model)
+    program, runs = add_assignments(model, extra=extra)
     scale = float(model.weight.max(initial=0.0)) or 1.0
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
     add_budgets(program, model, runs)
@@ -62,9 +68,9 @@ def least_load(model: LoadModel, *, below: float, nodes: int) -> Proof:
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
-def least_bytes(model: LoadModel, *, below: float, nodes: int) -> Proof:
+def least_bytes(model: LoadModel, *, below: float, nodes: int, extra: Extra = None) -> Proof:
     """The smallest largest need of a device that is at most ``below``, under the budgets."""
-    program, runs = add_assignments(model)
+    program, runs = add_assignments(model, extra=extra)
     scale = _unit_bytes(model)
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
     add_budgets(program, model, runs, top=(-1.0, top))
@@ -72,17 +78,17 @@ def least_bytes(model: LoadModel, *, below: float, nodes: int) -> Proof:
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
-def missing_bytes(model: LoadModel, *, nodes: int) -> Proof:
+def missing_bytes(model: LoadModel, *, nodes: int, extra: Extra = None) -> Proof:
     """The fewest bytes more on every device with which there is an assignment."""
-    program, runs = add_assignments(model)
+    program, runs = add_assignments(model, extra=extra)
     more = program.add(1, 0.0, np.inf)
     add_budgets(program, model, runs, more=(-1.0, more))
     return _answer(program, (1.0, more), runs, _unit_bytes(model), nodes)
 
 
-def fewest_devices(model: LoadModel, *, nodes: int) -> Proof:
+def fewest_devices(model: LoadModel, *, nodes: int, extra: Extra = None) -> Proof:
     """The assignment that uses the fewest devices."""
-    program, runs = add_assignments(model)
+    program, runs = add_assignments(model, extra=extra)
     used = program.add(model.devices, 0.0, 1.0, whole=True)
     for device in range(model.devices):
         program.at_most(np.zeros(model.size), (1.0, runs[:, device]), (-1.0, np.full(model.size, used[device])))
@@ -91,11 +97,13 @@ def fewest_devices(model: LoadModel, *, nodes: int) -> Proof:
     return Proof(proof.home, math.ceil(proof.bound - 1e-4) if math.isfinite(proof.bound) else proof.bound)
 
 
-def add_assignments(model: LoadModel, *, whole: bool = True) -> tuple[Program, Ints]:
-    """A program in which each unit is on one device, and its variables, ``(m, k)``."""
+def add_assignments(model: LoadModel, *, whole: bool = True, extra: Extra = None) -> tuple[Program, Ints]:
+    """A program in which each unit is on one device, and its variables, ``(m, k)``; ``extra`` adds rows on them."""
     program = Program()
     runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, 1.0), whole=whole)
     program.equal(np.ones(model.size), (1.0, runs))
+    if extra is not None:
+        extra(program, runs)
     return program, runs
 
 

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reaching import convex_hulls
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
 
 __all__ = ["Units", "contract", "merge", "reduce_problem"]
@@ -78,8 +79,19 @@ def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
     part = _same_device(problem, tables)
     if problem.contiguity == "pipeline":
         part = _merged(part, part[tables.precedence], strong=True)
+    if problem.contiguity == "convex":
+        part = _hulled(part, tables)
     part = _fold_free(part, tables)
     return _units(part, tables, problem.contiguity == "pipeline")
+
+
+def _hulled(part: Ints, tables: CostTables) -> Ints:
+    """Join what lies on a path between two nodes of one part, until nothing does."""
+    while True:
+        joined = _merged(part, part[convex_hulls(part, tables)])
+        if joined.max() == part.max():
+            return part
+        part = joined
 
 
 def _merged(part: Ints, pairs: Ints, *, strong: bool = False) -> Ints:

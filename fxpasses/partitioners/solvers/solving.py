@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.explaining import first_over
 from fxpasses.partitioners.solvers.freely import solve_free
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
@@ -48,7 +49,7 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solv
     """The answer of the solver for an objective and a contiguity."""
     if problem.objective == "latency":
         return solve_latency(problem, tables, units)
-    solve = solve_free if problem.contiguity == "free" else solve_pipeline
+    solve = {"pipeline": solve_pipeline, "convex": solve_convex, "free": solve_free}[problem.contiguity]
     solved = Solved(*solve(problem, tables, units))
     return add_replicas(problem, tables, solved) if problem.objective == "throughput" else solved
 

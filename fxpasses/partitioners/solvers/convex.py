@@ -1,0 +1,169 @@
+"""Each device one convex set of nodes, while values may flow between two devices in both directions.
+
+A set is convex if no path leaves it and comes back. Every pipeline is such a placement, but not the other way round:
+two convex sets can each need a value of the other, so a device has to run its nodes one by one and wait in between; if
+each set is one part that runs as a whole, the two wait for each other for ever.
+
+The best pipeline is where the search starts. A move takes a unit and all that follows it (or all that it follows) on
+its device to another one, where both sets stay convex. An integer program proves small problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.bounds import load_bound
+from fxpasses.partitioners.solvers.freely import refuse
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.pipelines import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.programs import Program
+from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, fewest_devices, least_bytes, least_load, program_size
+from fxpasses.partitioners.solvers.reaching import Reach
+from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
+
+__all__ = ["solve_convex"]
+
+SMALL = 1500
+"""Variables up to which the integer program is asked."""
+NODES = 100
+"""Branch-and-bound nodes of the program, and ten times as many more for each second of the budget."""
+MOVES_A_SECOND = 40_000
+BATCH = 64
+
+
+def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+    """Place a reduced problem whose units each fit some device.
+
+    Returns:
+        The position of each node's device; the devices that are used, in the order of their first nodes; a bound.
+
+    Raises:
+        InfeasibleError: proven that none exists.
+        PlacementError: none was found, and none was proven not to exist.
+    """
+    model = LoadModel.of(units, tables, problem.objective)
+    nodes = int(NODES * (1 + 10 * problem.time_budget))
+    search = _Search(model, Reach.of(units.unit_of, tables), problem.objective, nodes)
+    bound = load_bound(units, tables.memory, problem.objective)
+    if problem.objective == "devices":
+        bound = float(fewest_by_memory(units, tables.memory))
+    home = _pipeline(problem, tables, units)
+    if home is not None:
+        home = search.descended(home, int(MOVES_A_SECOND * (0.1 + problem.time_budget)))
+    if program_size(model) <= SMALL and (home is None or search.value(home) > bound * (1 + ROUNDING)):
+        proof = search.proven(math.inf if home is None else search.value(home))
+        found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
+        home = min(found, key=search.rank, default=None)
+        bound = max(bound, proof.bound * (1 - ROUNDING))
+        if home is not None and search.value(home) <= bound * (1 + 3 * ROUNDING):
+            bound = search.value(home)
+    if home is None:
+        raise refuse(problem, tables, units, model, search.rows)
+    device_of = home[units.unit_of]
+    return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
+
+
+def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
+    """The best pipeline, if there is one."""
+    similar = attrs.evolve(problem, contiguity="pipeline")
+    try:
+        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+    except PlacementError:
+        return None  # a convex placement may exist all the same
+    home = np.zeros(units.size, dtype=np.int64)
+    home[units.unit_of] = device_of
+    return home
+
+
+@attrs.frozen(eq=False)
+class _Search:
+    """Moves that keep the sets convex, each better than the one before."""
+
+    model: LoadModel
+    reach: Reach
+    objective: str
+    nodes: int
+
+    def value(self, home: Ints) -> float:
+        return self.rank(home)[0]
+
+    def rank(self, home: Ints) -> tuple[float, ...]:
+        """The objective, then the loads from the largest down."""
+        loads = self.ranks(home[None])[0]
+        return (float(len(np.unique(home))), *loads) if self.objective == "devices" else tuple(loads)
+
+    def ranks(self, homes: Ints) -> Floats:
+        """The figures of each assignment from the largest down."""
+        falling: Floats = -np.sort(-self.model.figures(homes), axis=1)
+        return falling
+
+    def is_legal(self, home: Ints) -> bool:
+        return bool(self.model.legal(home[None])[0]) and all(
+            self.reach.is_convex(np.flatnonzero(home == device).tolist()) for device in np.unique(home).tolist()
+        )
+
+    def descended(self, home: Ints, moves: int) -> Ints:
+        """Take the best of all moves until none is better, or so many were looked at."""
+        while moves > 0:
+            moved = list(self._moves(home))
+            moves -= len(moved) + 1
+            best = self.rank(home)
+            better = None
+            for start in range(0, len(moved), BATCH):
+                batch = np.stack(moved[start : start + BATCH])
+                for row in np.flatnonzero(self.model.legal(batch)).tolist():
+                    rank = self.rank(batch[row])
+                    if rank < tuple(value * (1 - 1e-12) for value in best):
+                        best, better = rank, batch[row]
+            if better is None:
+                return home
+            home = better
+        return home
+
+    def _moves(self, home: Ints) -> Iterator[Ints]:
+        """From the busiest device to any other; from any other to any, where a value of the busiest is concerned."""
+        busiest = int(np.argmax(self.model.figures(home[None])[0]))
+        sets = [np.flatnonzero(home == device).tolist() for device in range(self.model.devices)]
+        near = self._near(busiest, home)
+        for unit in near:
+            own = sets[int(home[unit])]
+            for part in dict.fromkeys((self.reach.following(unit, own), self.reach.leading(unit, own))):
+                rest = [other for other in own if other not in part]
+                if not self.reach.is_convex(rest):
+                    continue
+                for device, there in enumerate(sets):
+                    banned = self.model.banned[list(part), device].any()
+                    if device != home[unit] and not banned and self.reach.is_convex([*there, *part]):
+                        moved = home.copy()
+                        moved[list(part)] = device
+                        yield moved
+
+    def _near(self, busiest: int, home: Ints) -> list[int]:
+        """The units of the busiest device, and those that exchange values with it."""
+        maker, user = self.model.source[self.model.uses[:, 0]], self.model.uses[:, 1]
+        own = home == busiest
+        near = own.copy()
+        near[maker[own[user]]] = True
+        near[user[own[maker]]] = True
+        return np.flatnonzero(near).tolist()
+
+    def proven(self, below: float) -> Proof:
+        """What the integer program says; rows keep the sets convex."""
+        if self.objective == "devices":
+            return fewest_devices(self.model, nodes=self.nodes, extra=self.rows)
+        prove = least_bytes if self.objective == "memory" else least_load
+        return prove(self.model, below=below, nodes=self.nodes, extra=self.rows)
+
+    def rows(self, program: Program, runs: Ints) -> None:
+        """Whoever holds a unit and one that a path leads to holds the next one on that path."""
+        triples = self.reach.triples()
+        for device in range(self.model.devices if len(triples) else 0):
+            first, middle, last = (runs[triples[:, place], device] for place in range(3))
+            program.at_most(np.ones(len(triples)), (1.0, first), (1.0, last), (-1.0, middle))

@@ -1,0 +1,86 @@
+"""Convex placement against brute force over all assignments."""
+
+from __future__ import annotations
+
+import attrs
+import networkx as nx
+import numpy as np
+import pytest
+from fuzz import examples
+from random_placements import every_placement, random_problem
+
+from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+
+RANDOM_GRAPHS = examples(60)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_small_problems_are_solved_to_the_proven_optimum(seed: int) -> None:
+    """No path leaves a device and comes back, every rule is kept, and no such assignment is better."""
+    problem = random_problem(seed, contiguity="convex")
+    every = every_placement(problem)
+    values = every.values(problem)
+    if not len(values):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+
+    solution = solve_placement(problem)
+
+    row = every.row(problem, dict(solution.device_of))
+    assert every.legal[row]
+    assert every.convex[row]
+    assert pytest.approx(values[0], rel=1e-5) == solution.objective_value
+    assert solution.bound <= values[0] * (1 + 1e-9)
+
+
+def crossed() -> PlacementProblem:
+    """Two chains of a long and a short node each, in opposite order: each device can take the two alike."""
+    graph = nx.DiGraph([("a1", "b1"), ("b2", "a2")])
+    for node, facts in graph.nodes(data=True):
+        facts["seconds"] = {"a": 1.0 if node[0] == "a" else 9.0, "b": 1.0 if node[0] == "b" else 9.0}
+    return PlacementProblem(graph, [Device("a"), Device("b")], contiguity="convex")
+
+
+def test_convex_sets_may_need_values_of_each_other_where_a_pipeline_must_not() -> None:
+    problem = crossed()
+
+    convex = solve_placement(problem)
+    pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+    assert {"a1": "a", "a2": "a", "b1": "b", "b2": "b"} == convex.device_of
+    assert 2.0 == convex.objective_value
+    assert 2.0 < pipeline.objective_value
+
+
+def test_without_a_program_the_search_still_improves_the_pipeline() -> None:
+    """A ladder too large for the integer program: moves find what no pipeline reaches, under the bound."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for step in range(120):
+        graph.add_edge(f"a1.{step}", f"b1.{step}")
+        graph.add_edge(f"b2.{step}", f"a2.{step}")
+    for node, facts in graph.nodes(data=True):
+        facts["seconds"] = {"a": 1.0 if node[0] == "a" else 3.0, "b": 1.0 if node[0] == "b" else 3.0}
+    problem = PlacementProblem(graph, [Device("a"), Device("b")], contiguity="convex", time_budget=0)
+
+    convex = solve_placement(problem)
+    pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+    assert convex.bound <= convex.objective_value < pipeline.objective_value
+
+
+def test_what_lies_between_two_of_a_group_joins_them_and_cycles_of_groups_do_not() -> None:
+    graph = nx.DiGraph([("a1", "m"), ("m", "a2"), ("a1", "b1"), ("b2", "a2")])
+    for _node, facts in graph.nodes(data=True):
+        facts["seconds"] = 1.0
+    groups = [["a1", "a2"], ["b1", "b2"]]
+
+    solution = solve_placement(
+        PlacementProblem(graph, [Device("x"), Device("y")], contiguity="convex", colocate=groups)
+    )
+
+    assert solution.device_of["a1"] == solution.device_of["m"] == solution.device_of["a2"]
+    assert solution.device_of["b1"] == solution.device_of["b2"] != solution.device_of["a1"]
+    assert 2 == len(np.unique(list(solution.device_of.values())))
