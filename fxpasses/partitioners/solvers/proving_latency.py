@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,14 +26,12 @@ class LatencyProgram:
         scheduler: The nodes.
         unit_of: The unit of each node.
         flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
-        horizon: A makespan that is reached already; ``inf`` when none is known.
     """
 
     model: LoadModel
     scheduler: Scheduler
     unit_of: Ints
     flow: Ints | None
-    horizon: float
 
     @property
     def size(self) -> int:
@@ -39,9 +39,12 @@ class LatencyProgram:
         edges = int((self.scheduler.before < len(self.unit_of)).sum())
         return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
 
-    def solve(self, *, nodes: int) -> tuple[Ints | None, Floats | None, float]:
-        """The devices of units and the starts of nodes, None if none was found, and the proven bound."""
-        program, runs, start, top, scale = self._built(whole=True)
+    def solve(self, below: float, *, nodes: int) -> tuple[Ints | None, Floats | None, float]:
+        """The devices of units and the starts of nodes, None if none was found, and the proven bound.
+
+        ``below`` is a makespan that is reached already; ``inf`` when none is known.
+        """
+        program, runs, start, top, scale = self._built(below, whole=True)
         answer = program.minimize((1.0, top), nodes=nodes)
         if answer.x is None:
             return None, None, answer.bound * scale
@@ -49,17 +52,15 @@ class LatencyProgram:
 
     def relaxed(self) -> float:
         """What no schedule can be below: units in fractions, devices that run several nodes at once."""
-        program, _runs, _start, top, scale = self._built(whole=False)
+        program, _runs, _start, top, scale = self._built(math.inf, whole=False)
         answer = program.minimize((1.0, top), nodes=1)
         return answer.bound * scale if np.isfinite(answer.bound) else 0.0
 
-    def _built(self, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
+    def _built(self, below: float, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
         seconds, unit_of = self.scheduler.seconds, self.unit_of
         scale = float(seconds.max(initial=0.0)) or 1.0
-        horizon = (
-            self.horizon if np.isfinite(self.horizon) else float(seconds.max(axis=1).sum() + self.scheduler.send.sum())
-        )
-        horizon = horizon / scale * (1 + ROUNDING)
+        slowest = float(seconds.max(axis=1).sum() + self.scheduler.send.max(axis=(1, 2)).sum())
+        horizon = min(below, slowest) / scale * (1 + ROUNDING)
         program, runs = add_assignments(self.model, whole=whole)
         start, top = program.add(len(unit_of), 0.0, horizon), program.add(1, 0.0, horizon)
         add_budgets(program, self.model, runs)

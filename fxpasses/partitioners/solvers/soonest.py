@@ -61,9 +61,12 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     starts, error = _pipelines(problem, tables, units)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
+    flow = Flow.of(units, model.devices).pairs if is_pipeline else None
+    program = LatencyProgram(model, scheduler, units.unit_of, flow)
+    if problem.time_budget and model.size * model.devices <= RELAXED:
+        bound = max(bound, program.relaxed() * (1 - ROUNDING))
     search = LatencySearch(model, scheduler, units.unit_of, allowed, bound, problem.time_budget, problem.seed)
-    answer = search.run(starts)
-    answer, bound = _proven(problem, search, answer, units if is_pipeline else None)
+    answer, bound = _proven(problem, search, program, search.run(starts))
     if math.isinf(answer.value):
         raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
     return Solved(answer.home[units.unit_of], _devices(answer, units), bound, answer.start, answer.value)
@@ -136,22 +139,18 @@ def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> t
 
 
 def _proven(
-    problem: PlacementProblem, search: LatencySearch, answer: LatencyAnswer, pipeline: Units | None
+    problem: PlacementProblem, search: LatencySearch, program: LatencyProgram, answer: LatencyAnswer
 ) -> tuple[LatencyAnswer, float]:
-    """What the integer program, or its relaxation, adds: a better answer, a better bound."""
+    """What the integer program adds when it is small: a better answer, a better bound."""
     bound = search.bound
     if answer.value <= bound * (1 + 1e-9):
         return answer, bound
-    flow = None if pipeline is None else Flow.of(pipeline, search.model.devices).pairs
-    program = LatencyProgram(search.model, search.scheduler, search.unit_of, flow, answer.value)
     if search.model.size * search.model.devices <= SMALL and program.size <= SMALL:
         nodes = int(VARIABLES_A_SECOND * (2 + problem.time_budget / 2) / (1 + program.size))
-        home, start, proven = program.solve(nodes=nodes)
+        home, start, proven = program.solve(answer.value, nodes=nodes)
         if home is not None and start is not None:
             answer = min(answer, search.scheduled(home, start), key=lambda each: each.value)
         if proven >= answer.value * (1 - ROUNDING):
             return answer, answer.value
-        return answer, max(bound, proven * (1 - ROUNDING))
-    if problem.time_budget and search.model.size * search.model.devices <= RELAXED:
-        bound = max(bound, program.relaxed() * (1 - ROUNDING))
+        bound = max(bound, proven * (1 - ROUNDING))
     return answer, min(bound, answer.value)
