@@ -47,9 +47,10 @@ def check_config(config: PartitionerConfig) -> None:
         known[device.logical_id] = device
         if not memory_of(device) >= 0:
             raise _refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
-    if config.mode not in PartitionMode:
+    mode: object = config.mode
+    if not isinstance(mode, PartitionMode):
         modes = ", ".join(map(str, PartitionMode))
-        raise _refused(f"the mode is {config.mode!r}; there are {modes}")
+        raise _refused(f"the mode is {mode!r}; there are {modes}")
 
 
 def check_nodes(mapping: Mapping[Node, int], graph_module: GraphModule) -> None:

@@ -1,0 +1,595 @@
+"""The accelerator partitioner on graphs of every tracer, on what torch's cannot take, and on bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, export
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from fxpasses.attributes import find_attribute
+from fxpasses.devices import Device, fake_devices
+from fxpasses.errors import CycleError, InfeasibleError, MissingMetadataError, PlacementError
+from fxpasses.partitioners import accelerator
+from fxpasses.partitioners.accelerator import (
+    NodeLatency,
+    PartitionerConfig,
+    PartitionMode,
+    estimate_latencies,
+    get_size_of_all_nodes,
+    get_size_of_node,
+)
+
+MODES = (PartitionMode.size_based, PartitionMode.cost_aware, PartitionMode.kl_based)
+
+
+def devices(*sizes: int | None) -> list[Device]:
+    return [Device(f"dev_{number}", size, number) for number, size in enumerate(sizes)]
+
+
+def partition(graph: Any, config: PartitionerConfig, **options: Any) -> tuple[accelerator.Partitioner, Any]:
+    partitioner = accelerator.Partitioner()
+    return partitioner, partitioner.partition_graph(graph, None, config, **options)
+
+
+def needed(graph: Any, *inputs: torch.Tensor) -> int:
+    """Bytes of the whole graph on one device."""
+    return partition(graph, PartitionerConfig(devices(None)), example_inputs=inputs)[0].partitions[0].used_mem_bytes
+
+
+def shares(whole: int, *parts: float) -> list[Device]:
+    return devices(*[int(whole * part) for part in parts])
+
+
+def check_outputs(result: Any, model: torch.nn.Module, *inputs: torch.Tensor) -> None:
+    ours, theirs = result.module_with_submodules(*inputs), model(*inputs)
+    for mine, its in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def chain() -> torch.nn.Module:
+    return torch.nn.Sequential(*[layer for _ in range(6) for layer in (torch.nn.Linear(16, 16), torch.nn.ReLU())])
+
+
+def convolutions() -> torch.nn.Module:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 10),
+    )
+    return model.eval()
+
+
+class Language(torch.nn.Module):
+    """Tied embeddings, a layer that is called twice, a buffer, a tuple taken apart, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(40, 8)
+        self.layer = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(8))
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.embedding(tokens) * self.scale
+        hidden = self.layer(torch.relu(self.layer(hidden)))
+        left, right = hidden.chunk(2, -1)
+        return self.head(torch.cat([right, left], -1)), hidden
+
+
+TRACERS: dict[str, Callable[..., Any]] = {
+    "symbolic_trace": lambda model, *inputs: symbolic_trace(model),
+    "program": lambda model, *inputs: export(model, inputs),
+    "module": lambda model, *inputs: export(model, inputs).module(),
+    "make_fx": lambda model, *inputs: make_fx(model)(*inputs),
+}
+
+
+def weights_in(partition: accelerator.Partition) -> int:
+    """Bytes of the parameters of a partition, which every tracer writes in its own way."""
+    found = {}
+    for node in partition.nodes:
+        if node.op in ("get_attr", "call_module"):
+            held = pytree.tree_leaves(find_attribute(node.graph.owning_module, node.target).value)[0]
+            tensors = held.parameters() if isinstance(held, torch.nn.Module) else [held]
+            found.update((tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.requires_grad)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "parts"),
+    [
+        pytest.param(chain(), (torch.rand(2, 16),), (0.5, 0.3, 0.5), id="chain"),
+        pytest.param(chain(), (torch.rand(2, 3, 16),), (0.4, 0.4, 0.4), id="chain, 3d"),
+        pytest.param(convolutions(), (torch.rand(2, 3, 16, 16),), (0.7, 0.7), id="convolutions"),
+        pytest.param(Language(), (torch.randint(40, (2, 5)),), (0.7, 0.7), id="language"),
+    ],
+)
+def test_one_model_traced_several_ways_is_placed_the_same(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], parts: tuple[float, ...]
+) -> None:
+    """Complaint 30: symbolic_trace, export and make_fx give the same placement and equal outputs."""
+    answers = {}
+    memory = shares(needed(export(model, inputs)), *parts)
+    for name, trace in TRACERS.items():
+        partitioner, result = partition(trace(model, *inputs), PartitionerConfig(memory), example_inputs=inputs)
+        check_outputs(result, model, *inputs)
+        answers[name] = [(each.logical_device_ids, weights_in(each)) for each in partitioner.partitions]
+
+    assert len(answers["program"]) > 1
+    assert answers["symbolic_trace"] == answers["program"] == answers["module"] == answers["make_fx"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trace", TRACERS.values(), ids=TRACERS)
+def test_every_mode_takes_every_tracer(mode: PartitionMode, trace: Callable[..., Any]) -> None:
+    """Complaint 29: guards of exported modules stay at the top level and are no reason to fail."""
+    model, tokens = Language(), torch.randint(40, (2, 5))
+    graph = trace(model, tokens)
+    if isinstance(graph, GraphModule):
+        get_size_of_all_nodes(graph, [tokens] if trace is TRACERS["symbolic_trace"] else None)
+        latencies = estimate_latencies(graph, Device("cpu"))
+    else:
+        latencies = estimate_latencies(graph.graph_module, Device("cpu"))
+    config = PartitionerConfig(
+        shares(needed(export(model, (tokens,))), 0.7, 0.7),
+        mode,
+        transfer_rate_bytes_per_sec=1e9,
+        node_to_latency_mapping=latencies,
+    )
+
+    partitioner, result = partition(graph, config)
+
+    check_outputs(result, model, tokens)
+    assert len(partitioner.partitions) > 1
+    assert not any("guard" in node.name for each in partitioner.partitions for node in each.nodes)
+
+
+def test_tied_and_shared_weights_count_once() -> None:
+    """A layer that is called twice, and two layers with one weight, keep it once."""
+    model, tokens = Language(), torch.randint(40, (2, 5))
+    graph = symbolic_trace(model)
+
+    partitioner, _ = partition(graph, PartitionerConfig(devices(100_000)), example_inputs=(tokens,))
+
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    activations = 2 * 5 * (8 + 8 * 8 + 4 * 8 + 6 * 0)  # tokens are int64; views of hidden hold nothing
+    assert partitioner.partitions[0].used_mem_bytes >= weights
+    assert partitioner.partitions[0].used_mem_bytes < weights + 40 * activations
+    before = partitioner.partitions[0].used_mem_bytes
+    partitioner.partitions[0].recalculate_mem_size()
+    assert before == partitioner.partitions[0].used_mem_bytes
+
+
+def test_parts_can_hold_their_parameters() -> None:
+    """``constants="share"`` moves parameters of exported graphs into the parts; the default passes them in."""
+    model, x = chain(), torch.rand(2, 16)
+    program = export(model, (x,))
+    config = PartitionerConfig(shares(needed(program), 0.6, 0.6))
+
+    _, passed = partition(program, config)
+    _, shared = partition(program, config, constants="share")
+
+    check_outputs(shared, model, x)
+    assert ["input_1", "submod_0"] == [str(node.input_nodes[0]) for node in shared.dag.nodes]
+    assert {1} == {len(node.input_nodes) for node in shared.dag.nodes}
+    assert 1 < min(len(node.input_nodes) for node in passed.dag.nodes)
+
+
+def test_dynamic_shapes_count_at_their_hint() -> None:
+    """Symbolic sizes are placed as in the example, and the module runs with others."""
+    model, x = chain(), torch.rand(4, 16)
+    program = export(model, (x,), dynamic_shapes=({0: Dim("batch", max=64)},))
+
+    partitioner, result = partition(program, PartitionerConfig(shares(needed(program), 0.6, 0.6)))
+
+    assert len(partitioner.partitions) > 1
+    check_outputs(result, model, torch.rand(7, 16))
+
+
+def test_writes_in_place_keep_their_place() -> None:
+    """What an older name of a storage still reads stays with the write; a buffer's users stay together."""
+
+    class Writing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            self.seen.add_(hidden.sum(0).detach())
+            changed = hidden.clone()
+            changed.relu_()
+            return self.second(changed) + self.seen + changed
+
+    x = torch.rand(2, 8)
+    expected = Writing()
+    ours = Writing()
+    ours.load_state_dict(expected.state_dict())
+    program = export(ours, (x,))
+    partitioner, result = partition(program, PartitionerConfig(shares(needed(program), 0.9, 0.5)))
+
+    outputs = [(result.module_with_submodules(x), expected(x)) for _ in range(2)]
+
+    assert 2 == len(partitioner.partitions)
+    for mine, its in outputs:
+        torch.testing.assert_close(mine, its)
+    homes = [each.partition_id for each in partitioner.partitions for node in each.nodes if str(node.target) == "seen"]
+    assert 1 == len(homes)
+
+
+def test_control_flow_is_placed_whole() -> None:
+    """A conditional is one node; its branches go with it."""
+
+    class Choosing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            hidden = torch.cond(hidden.sum() > 0, torch.sin, torch.cos, (hidden,))
+            return self.second(hidden)
+
+    model, x = Choosing().requires_grad_(False), torch.rand(2, 8)
+
+    for constants in ("pass_in", "share"):
+        partitioner, result = partition(export(model, (x,)), PartitionerConfig(devices(600, 600)), constants=constants)
+        check_outputs(result, model, x)
+        check_outputs(result, model, -x)
+        assert 2 == len(partitioner.partitions)
+
+
+def test_dynamo_graphs_are_placed() -> None:
+    """Graphs of ``torch.compile`` have their values under another key."""
+    model, x = chain(), torch.rand(2, 16)
+    results = []
+
+    def backend(graph_module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        results.append(partition(graph_module, PartitionerConfig(devices(3600, 3600, 3600))))
+        return results[-1][1].module_with_submodules
+
+    torch._dynamo.reset()
+    out = torch.compile(model, backend=backend)(x)
+
+    torch.testing.assert_close(out, model(x))
+    assert [[0], [1], [2]] == [each.logical_device_ids for each in results[0][0].partitions]
+
+
+def test_a_partitioner_can_be_used_again() -> None:
+    """The second call starts anew, and gives the same; the source keeps its nodes as they were."""
+    graph = export(chain(), (torch.rand(2, 16),)).module()
+    before = [set(vars(node)) for node in graph.graph.nodes]
+    partitioner = accelerator.Partitioner()
+    config = PartitionerConfig(shares(needed(graph), 0.6, 0.6))
+
+    dags = [partitioner.partition_graph(graph, None, config).dag for _ in range(2)]
+
+    assert 2 == len(partitioner.partitions)
+    assert [str(node) for node in dags[0].nodes] == [str(node) for node in dags[1].nodes]
+    assert before == [set(vars(node)) for node in graph.graph.nodes]
+
+
+def test_devices_without_a_limit_take_everything() -> None:
+    """``available_mem_bytes=None`` means no limit."""
+    graph = export(chain(), (torch.rand(2, 16),))
+
+    partitioner, _ = partition(graph, PartitionerConfig(devices(100, None), saturate_host=True))
+
+    assert [[1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+def test_where_filling_devices_fails_another_packing_is_found() -> None:
+    """In graph order the second device would have to take more than it can; other cuts fit."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat([x] * 8)
+        narrow = wide.sum(0, keepdim=True)
+        wider = torch.cat([narrow] * 10)
+        return wider.sum(0)
+
+    graph = symbolic_trace(forward)
+    x = torch.rand(1, 100)
+
+    partitioner, result = partition(graph, PartitionerConfig(devices(4400, 5600)), example_inputs=(x,))
+
+    torch.testing.assert_close(result.module_with_submodules(x), forward(x))
+    assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+def test_a_chain_of_many_nodes_needs_no_recursion() -> None:
+    """Two thousand nodes are partitioned and measured with the default recursion limit."""
+    graph = Graph()
+    value = graph.placeholder("x")
+    for _ in range(2000):
+        value = graph.call_function(torch.relu, (value,))
+    graph.output(value)
+    module = GraphModule(torch.nn.Module(), graph)
+    get_size_of_all_nodes(module, [torch.rand(4)])
+
+    partitioner, result = partition(module, PartitionerConfig(devices(*[12_000] * 4)))
+    latencies = dict.fromkeys(graph.find_nodes(op="call_function", target=torch.relu), NodeLatency(1, 2))
+    mapping = accelerator.get_partition_to_latency_mapping(partitioner.partitions, latencies)
+
+    assert 4_000 + 2 * 16 == accelerator.get_latency_of_partitioned_graph(partitioner.partitions, mapping, 1)
+    assert 3 == len(result.dag.nodes)
+
+
+def test_sizes_need_no_run_of_the_model() -> None:
+    """Example inputs are propagated as fakes: the batch norm sees no batch; ``tensor_meta`` is there as with torch."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    graph = symbolic_trace(model)
+
+    get_size_of_all_nodes(graph, [torch.rand(3, 4)])
+
+    assert 0 == model[0].num_batches_tracked
+    node = graph.graph.find_nodes(op="call_module", target="0")[0]
+    assert (48, 48 + 4 * 16 + 8) == get_size_of_node(graph, node)
+    assert (torch.Size([3, 4]), torch.float32) == node.meta["tensor_meta"][:2]
+
+
+def test_what_no_fake_can_run_is_run_for_real() -> None:
+    """A user's function that looks at numbers is measured on a copy of the module."""
+
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x.new_tensor([number for number in x.tolist() if number > 0])
+
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(positive, (x,)))
+    module = GraphModule(torch.nn.Module(), graph)
+
+    get_size_of_all_nodes(module, [torch.tensor([1.0, -1.0, 2.0])])
+
+    assert [(12, 12), (8, 8)] == [tuple(node.size_bytes) for node in graph.nodes if node.op != "output"]
+
+
+def test_elements_of_tuples_live_with_their_tuple() -> None:
+    """Complaint 8: no tuple crosses a border, unused elements hold nothing."""
+
+    class Taking(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values, _places = torch.max(self.layer(x), dim=1)
+            return self.layer(values.repeat(8).reshape(2, 8)) + 1
+
+    model, x = Taking(), torch.rand(2, 8)
+    graph = symbolic_trace(model)
+
+    partitioner, result = partition(graph, PartitionerConfig(shares(needed(graph, x), 0.9, 0.9)), example_inputs=(x,))
+
+    check_outputs(result, model, x)
+    assert 2 == len(partitioner.partitions)
+    for part in result.module_with_submodules.children():
+        inputs = part.graph.find_nodes(op="placeholder")
+        assert all(isinstance(node.meta["val"], torch.Tensor) for node in inputs)
+
+
+def test_the_answer_is_the_same_in_every_process() -> None:
+    """Complaint 9: hashes of strings and addresses of nodes decide nothing."""
+    code = """
+import torch
+from fxpasses.partitioners import accelerator
+from torch.fx import symbolic_trace
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+    def forward(self, x):
+        return sum(layer(x + place) for place, layer in enumerate(self.layers))
+torch.manual_seed(0)
+graph = symbolic_trace(Model())
+accelerator.get_size_of_all_nodes(graph, [torch.rand(4)])
+seconds = {node: accelerator.NodeLatency(3, 2) for node in graph.graph.nodes if node.op.startswith("call")}
+for mode in ("size_based", "cost_aware", "kl_based"):
+    partitioner = accelerator.Partitioner()
+    devices = [accelerator.Device(str(number), 400, number) for number in range(3)]
+    config = accelerator.PartitionerConfig(devices, accelerator.PartitionMode[mode], 8, seconds)
+    result = partitioner.partition_graph(graph, None, config)
+    print(result.module_with_submodules.code, [node.logical_device_ids for node in result.dag.nodes])
+"""
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "1")
+    }
+
+    assert 1 == len(runs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def small() -> tuple[GraphModule, dict[str, Node]]:
+    graph = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
+    get_size_of_all_nodes(graph, [torch.rand(4)])
+    return graph, {node.name: node for node in graph.graph.nodes}
+
+
+AOT, COST, KL = PartitionMode.aot_based, PartitionMode.cost_aware, PartitionMode.kl_based
+HOMES = {"_0": 0, "_1": 0, "_2": 1}
+PLACES = {0: [0], 1: [1]}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"devices": []}, RuntimeError, r"No devices: PartitionerConfig\(devices=\[...\]\) needs at least one"),
+        (
+            {"devices": [Device("a", 1, 0), Device("b", 1, 0)]},
+            RuntimeError,
+            r"devices 'a' and 'b' both have the logical id 0; give each its own: Device\(name, bytes, logical_id\)",
+        ),
+        ({"mode": 7}, RuntimeError, r"the mode is 7; there are PartitionMode.size_based, "),
+        (
+            {"devices": devices(40, 40)},
+            InfeasibleError,
+            r"^Devices do not have enough memory for the module: it needs 224 B, they have 80 B together; "
+            r"144 B are missing$",
+        ),
+        (
+            {"devices": devices(*[100] * 4)},
+            InfeasibleError,
+            r"_0 .*is too large to fit any device: it needs 112 B with its inputs, and the largest device that is left,"
+            r" 'dev_0', has 100 B",
+        ),
+        (
+            {"mode": PartitionMode.sparse_nn, "devices": devices(150, 160)},
+            RuntimeError,
+            r"All devices must have same memory size! 'dev_0' has 150 B, 'dev_1' 160 B; size_based takes unequal",
+        ),
+        (
+            {"mode": COST},
+            KeyError,
+            r"node_to_latency_mapping has no latency for _0, _1, _2; give a NodeLatency for each node that computes, "
+            r"for example with estimate_latencies\(module, device\)",
+        ),
+        (
+            {"mode": KL, "node_to_latency_mapping": dict.fromkeys(HOMES, NodeLatency(1, 1))},
+            ZeroDivisionError,
+            r"transfer_rate_bytes_per_sec is 0.0; give the bytes per second between devices",
+        ),
+        (
+            {"mode": KL, "node_to_latency_mapping": dict.fromkeys(HOMES, NodeLatency(-1, 1))},
+            PlacementError,
+            r"the latency of _0 is \(-1, 1\); seconds are not negative",
+        ),
+        ({"mode": AOT}, RuntimeError, r"aot_based needs node_to_partition_mapping=\{node: partition\}; it is empty"),
+        (
+            {"mode": AOT, "node_to_partition_mapping": {"_0": 0}, "partition_to_logical_device_mapping": PLACES},
+            KeyError,
+            r"node_to_partition_mapping has no partition for _1, _2",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES | {"elsewhere": 1}},
+            KeyError,
+            r"node_to_partition_mapping names 'elsewhere', which is not a node of this graph",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES | {"output": 1}},
+            KeyError,
+            r"node_to_partition_mapping names output, which stays at the top level",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES, "partition_to_logical_device_mapping": {0: [0]}},
+            KeyError,
+            r"partition_to_logical_device_mapping has no devices for partition 1",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES, "partition_to_logical_device_mapping": {0: [0], 1: [9]}},
+            KeyError,
+            r"partition_to_logical_device_mapping puts partition 1 on the logical device 9; there are 0, 1",
+        ),
+        (
+            {
+                "mode": AOT,
+                "node_to_partition_mapping": {"_0": 0, "_1": 1, "_2": 0},
+                "partition_to_logical_device_mapping": PLACES,
+            },
+            CycleError,
+            r"partitions 0, 1 would wait for each other: _0 -> _1 -> _2",
+        ),
+    ],
+)
+def test_bad_configurations_are_told_in_a_sentence(
+    options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    """The message says what, where and what to do; the error is also of the kind that torch raises."""
+    graph, named = small()
+    options = {"devices": devices(150, 150), **options}
+    for field in ("node_to_latency_mapping", "node_to_partition_mapping"):
+        if field in options:
+            options[field] = {named.get(name, name): value for name, value in options[field].items()}
+
+    with pytest.raises(kind, match=message) as caught:
+        partition(graph, PartitionerConfig(**options))
+
+    assert isinstance(caught.value, (PlacementError, CycleError))
+
+
+def test_the_error_says_how_many_bytes_are_missing() -> None:
+    """``missing_bytes`` and ``node`` carry the facts."""
+    graph, named = small()
+
+    with pytest.raises(InfeasibleError) as total:
+        partition(graph, PartitionerConfig(devices(40, 40)))
+    with pytest.raises(InfeasibleError) as single:
+        partition(graph, PartitionerConfig(devices(100, 100, 100)))
+
+    assert (144, None) == (total.value.missing_bytes, total.value.node)
+    assert (12, named["_0"]) == (single.value.missing_bytes, single.value.node)
+
+
+def test_nodes_without_values_are_named() -> None:
+    """A graph without recorded values needs example inputs; the error is a RuntimeError, as in torch."""
+    graph = symbolic_trace(chain())
+
+    with pytest.raises(RuntimeError, match="the size of input_1, _0, _1, _2, _3 and 8 more is not known") as caught:
+        partition(graph, PartitionerConfig(devices(100)))
+
+    assert isinstance(caught.value, MissingMetadataError)
+    assert "call get_size_of_all_nodes(module, example_inputs) first, or export the model" in str(caught.value)
+
+
+def test_partitions_by_hand_that_wait_for_each_other_are_an_error() -> None:
+    """Torch recurses for ever, or says 0 seconds."""
+    _, named = small()
+    one, other = accelerator.Partition(0), accelerator.Partition(1)
+    for home, name in ((one, "_0"), (other, "_1"), (one, "_2")):
+        home.add_node(named[name])
+    accelerator.reorganize_partitions([one, other])
+    mapping = dict.fromkeys([one, other], accelerator.PartitionLatency(1, 1, 1))
+
+    assert accelerator.check_dependency(one)
+    with pytest.raises(CycleError, match="partitions 0, 1 wait for each other"):
+        accelerator.get_latency_of_partitioned_graph([one, other], mapping, 1)
+    with pytest.raises(RecursionError, match="move the nodes of a circle into one partition"):
+        accelerator.get_bfs_level_partition([one, other])
+
+
+def test_partitions_on_unknown_devices_and_without_devices_are_errors() -> None:
+    """The message names the partition and the devices there are."""
+    graph, _ = small()
+    partitioner, _ = partition(graph, PartitionerConfig(devices(150, 150)))
+    partitioner.partitions[0].logical_device_ids = [7]
+
+    with pytest.raises(PlacementError, match="partition 0 is on the logical device 7, but there are only 0, 1"):
+        accelerator.get_device_partition_stats(partitioner.partitions, devices(150, 150))
+
+
+def test_fake_devices_and_functional_models_work_together() -> None:
+    """Devices made for planning have logical ids; a function is a model, too."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return functional.softmax(functional.gelu(x) @ x.T, dim=-1)
+
+    graph = symbolic_trace(forward)
+    x = torch.rand(8, 8)
+
+    partitioner, result = partition(graph, PartitionerConfig(fake_devices(2, memory=1024)), example_inputs=(x,))
+
+    torch.testing.assert_close(result.module_with_submodules(x), forward(x))
+    assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
