@@ -153,7 +153,7 @@ def stateful(program: ExportedProgram) -> GraphModule:
 def _own_buffers(graph_module: GraphModule, written: Sequence[torch.Tensor]) -> None:
     """Put copies in the place of tensors; those that share memory, under whatever name, share the copy of it."""
     copies = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().clone()
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch's
         for tensor in written
         if not isinstance(tensor, torch.nn.Parameter)
     }

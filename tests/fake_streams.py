@@ -54,11 +54,15 @@ class ClockedStreams:
         return tensor if getattr(tensor, "is_pinned_here", False) else tensor.clone()
 
     def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        for other in self.lanes[1:]:  # between two devices both lanes wait for each other
-            self.wait(self.lanes[0], self.record(other))
-        self.happens("copy", self.lanes[0])
-        for other in self.lanes[1:]:
-            self.wait(other, self.record(self.lanes[0]))
+        queued = next(  # as torch does: on the current stream of the source, or of the target if that is the host
+            lane for place in (tensor.device, device) for lane in reversed(self.lanes) if lane.endswith(f" {place}")
+        )
+        current = {lane.partition(" ")[2]: lane for lane in self.lanes}
+        for other in current.values():  # between two devices both streams wait for each other
+            self.wait(queued, self.record(other))
+        self.happens("copy", queued)
+        for other in current.values():
+            self.wait(other, self.record(queued))
         return torch.empty_like(tensor, device=device)
 
     def happens(self, what: str, stream: str) -> None:

@@ -24,7 +24,10 @@ def on(device: torch.device) -> torch.Tensor:
     return torch.empty(4, device=device)
 
 
-@pytest.mark.parametrize(("source", "target"), [(HOST, GPU), (GPU, HOST), (GPU, OTHER)], ids=["in", "out", "across"])
+WAYS = {"in": (HOST, GPU), "out": (GPU, HOST), "across": (GPU, OTHER), "within": (GPU, GPU)}
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS.values(), ids=WAYS)
 def test_a_copy_has_happened_before_it_is_used(source: torch.device, target: torch.device) -> None:
     streams = ClockedStreams()
     engine = CopyEngine(streams)

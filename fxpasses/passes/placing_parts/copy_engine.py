@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fxpasses.passes.placing_parts.loading import note_load
+from fxpasses.passes.placing_parts.moving_parts import same_device
 from fxpasses.passes.placing_parts.streams import CudaStreams, Streams
 
 __all__ = [
@@ -79,12 +80,9 @@ class CopyEngine(torch.nn.Module):
     def begin(self, value: torch.Tensor, device: torch.device) -> Ticket:
         """Queue a copy of ``value`` to ``device``; returns before it has happened."""
         streams, source = self.streams, value.device
-        lanes = []
+        lanes = self._lanes(source, device)
         if streams.overlaps(source):
-            lanes.append(streams.lane(source, "out"))
             streams.wait(lanes[0], streams.record(streams.compute(source)))
-        if streams.overlaps(device):
-            lanes.append(streams.lane(device, "in"))
         sent = value
         if not streams.overlaps(source) and not (value.requires_grad and torch.is_grad_enabled()):
             sent = streams.pinned(value)
@@ -94,6 +92,12 @@ class CopyEngine(torch.nn.Module):
             streams.hold(value, lanes[0])
         from_host = sent is value and not streams.overlaps(source)
         return Ticket(streams, copy, device, streams.record(lanes[0]), from_host=from_host, staged=sent)
+
+    def _lanes(self, source: torch.device, device: torch.device) -> list[Any]:
+        """The side streams that a copy takes; the first one is that on which it is queued."""
+        streams = self.streams
+        lanes = [streams.lane(source, "out")] if streams.overlaps(source) and not same_device(source, device) else []
+        return [*lanes, streams.lane(device, "in")] if streams.overlaps(device) else lanes
 
     def wait(self, ticket: Ticket) -> torch.Tensor:
         """Give the copy to whoever comes next on its device."""
