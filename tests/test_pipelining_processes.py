@@ -38,7 +38,7 @@ class TiedModel(nn.Module):
 
 def tied_model():
     torch.manual_seed(0)
-    return TiedModel().train()
+    return TiedModel().double().train()  # sums of any order are the same to ten digits
 
 
 def loss_of(output, target):
@@ -163,7 +163,7 @@ def checkpoints(rank, folder):
 
     full = tied_model().state_dict()
     with parameters_on_meta():
-        empty = TiedModel()
+        empty = TiedModel().double()
     pipe = pipeline(empty, (batch(3)[0],), None, {"layers.1": BEGINNING})
     stage = pipe.materialize(rank, "cpu", full)
     dcp.save({"model": stage.state_dict()}, checkpoint_id=f"{folder}/checkpoint")
@@ -250,7 +250,7 @@ def test_stages_save_one_checkpoint_that_the_model_loads(two):
 
     expected = tied_model().state_dict()
     states, sizes = zip(*(rank["saved"] for rank in two[:2]), strict=True)
-    model = TiedModel()
+    model = TiedModel().double()
     state = {"model": model.state_dict()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that one process loads what two have saved
@@ -311,6 +311,7 @@ def test_three_processes_learn_as_one(three, name, holders):
 @pytest.mark.slow
 def test_a_rank_without_a_stage_is_refused(three):
     """How many there are, and the two ways out."""
-    message = "there are 2 stages for 3 processes, and so 1 would have none; start 2 processes, or cut the model into 3 stages"
+    ways = "start 2 processes, or cut the model into 3 stages"
+    message = f"there are 2 stages for 3 processes, and so 1 would have none; {ways}"
 
     assert [message] * 3 == [rank["too few"] for rank in three]
