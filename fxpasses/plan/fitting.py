@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Fit", "Torn", "assignment_of", "fit", "guess_renames", "hints", "misfit", "renamed_entry", "torn_apart"]
 
 MOST_RENAMES = 8
+MOST_UNEXPLAINED = 0.2
+"""Share of the entries that may stay unexplained when a model all of whose names differ counts as renamed."""
 
 
 @attrs.frozen(eq=False)
@@ -121,7 +123,7 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
     Returns:
         New name by old name, the one that explains most first.
     """
-    keys = given.keys
+    keys, nothing_fits = given.keys, given.fits_nothing
     renames: dict[str, str] = {}
     while len(renames) < MOST_RENAMES and given.homeless and given.unused:
         before = len(given.homeless) + len(given.unused)
@@ -136,6 +138,9 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
             break
         old, new, parts, given = best
         renames[old] = new
+    entries = sum(len(part.ops) for part in parts)
+    if nothing_fits and len(given.unused) > entries * MOST_UNEXPLAINED:
+        return {}  # another model, where a few names happen to be alike
     return renames
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from fxpasses.partitioners.coverage import Coverage
 from fxpasses.report.coverage_section import render_coverage
 from fxpasses.report.summary import Summary
+from fxpasses.report.tables import idle_share, memory_split
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["render_page"]
@@ -36,6 +37,11 @@ def render_page(summary: Summary, drawing: str | None = None, *, coverage: Cover
         seconds=format_seconds,
         percent=_percent,
         largest=max((device.peak_bytes for device in summary.devices), default=1),
+        split=memory_split,
+        idle=idle_share,
+        loads=any(device.loaded_bytes for device in summary.devices),
+        busiest=max((device.estimated_ms for device in summary.devices), default=0.0),
+        timeline=summary.timeline.svg() if summary.timeline is not None else None,
     )
 
 

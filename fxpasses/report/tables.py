@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["print_placement", "print_summary", "summary_tables"]
+__all__ = ["idle_share", "memory_split", "print_placement", "print_summary", "summary_tables"]
 
 MOST_COPIES = 20
 MOST_STEPS = 12
@@ -77,13 +77,14 @@ def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def _device_lines(row: DeviceRow) -> Iterator[str]:
     budget = "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes)
-    yield f"{row.name} ({row.torch_device}): {row.nodes} operators, {_seconds(row.estimated_ms)}, idle {_idle(row)}"
+    load = f"{_seconds(row.estimated_ms)}, idle {idle_share(row)}" if row.nodes else "not used"
+    yield f"{row.name} ({row.torch_device}): {row.nodes} operators, {load}"
     yield f"  holds {format_bytes(row.peak_bytes)} of {budget}: " + ", ".join(
-        f"{name} {format_bytes(size)}" for name, size in _split(row) if size
+        f"{name} {format_bytes(size)}" for name, size in memory_split(row) if size
     )
 
 
-def _split(row: DeviceRow) -> list[tuple[str, int]]:
+def memory_split(row: DeviceRow) -> list[tuple[str, int]]:
     """What is held at the fullest moment, by kind."""
     return [
         ("parameters", row.parameter_bytes - row.state_bytes),
@@ -95,7 +96,7 @@ def _split(row: DeviceRow) -> list[tuple[str, int]]:
 
 
 def _devices_table(summary: Summary) -> Table:
-    kinds = [name for name, _ in _split(summary.devices[0])] if summary.devices else []
+    kinds = [name for name, _ in memory_split(summary.devices[0])] if summary.devices else []
     shown = [kind for kind in kinds if kind != "loaded" or any(row.loaded_bytes for row in summary.devices)]
     columns = ("device", "on", "operators", *shown, "peak", "budget", "load", "idle")
     rows = (
@@ -103,18 +104,19 @@ def _devices_table(summary: Summary) -> Table:
             row.name,
             row.torch_device,
             str(row.nodes),
-            *(format_bytes(size) for kind, size in _split(row) if kind in shown),
+            *(format_bytes(size) for kind, size in memory_split(row) if kind in shown),
             format_bytes(row.peak_bytes),
             "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes),
             _seconds(row.estimated_ms),
-            _idle(row),
+            idle_share(row),
         )
         for row in summary.devices
     )
     return _table("Devices", columns, rows, right=columns[2:])
 
 
-def _idle(row: DeviceRow) -> str:
+def idle_share(row: DeviceRow) -> str:
+    """The share of the time in which a device does nothing, as text."""
     whole = row.estimated_ms + row.idle_ms
     return f"{100 * row.idle_ms / whole:.0f}%" if whole else ""
 

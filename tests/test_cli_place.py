@@ -1,0 +1,304 @@
+"""``fxpasses place``: plans, checks for CI, differences, timelines; and one sentence for each kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fxpasses import Plan
+from fxpasses.cli import main
+
+MODEL = """
+import torch
+
+def build(count, **names):
+    torch.manual_seed(0)
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(count))
+            setattr(self, names.get("name", "layers"), layers)
+        def forward(self, x):
+            for layer in getattr(self, names.get("name", "layers")):
+                x = layer(x)
+            return x
+    return Net().eval(), (torch.randn(2, 64),)
+
+def model():
+    return build(4)
+
+def longer():
+    return build(5)
+
+def renamed():
+    return build(4, name="blocks")
+
+def other():
+    return torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.GELU()).eval(), (torch.randn(1, 1, 9),)
+"""
+TWO = ["--device", "left=cpu,memory=40KiB", "--device", "right=cpu,memory=40KiB"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("models") / "net.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def plan_file(source: str) -> Path:
+    file = Path(source).with_name("plan.json")
+    result = run(f"{source}:model", *TWO, "--no-advice", "--out", str(file))
+    assert 0 == result.exit_code, result.output
+    return file
+
+
+def run(*arguments: str, columns: int | None = None) -> Result:
+    env = {"COLUMNS": None if columns is None else str(columns)}
+    return CliRunner(env=env).invoke(main, ["place", *arguments])
+
+
+def edited(plan_file: Path, folder: Path, **changes: Any) -> str:
+    data = json.loads(plan_file.read_text())
+    (folder / "edited.json").write_text(json.dumps({**data, **changes}))
+    return str(folder / "edited.json")
+
+
+def test_a_plan_is_made_printed_and_written(source: str, tmp_path: Path) -> None:
+    result = run(f"{source}:model", *TWO, "--out", str(tmp_path / "plan.json"))
+
+    assert 0 == result.exit_code, result.output
+    for text in ("Devices", "Copies: ", "Critical path: ", "One run is predicted to take ", "What would help most:"):
+        assert text in result.stdout
+    assert "... try what would help\n" in result.stderr
+    assert ["left", "right"] == [part.device for part in Plan.load(tmp_path / "plan.json").parts]
+
+
+def test_the_plan_says_which_passes_ran_and_what_is_predicted(plan_file: Path) -> None:
+    plan = Plan.load(plan_file)
+
+    assert "remove-detach,remove-no-ops,eliminate-dead-code" == plan.pipeline
+    assert {"seconds", "objective_value", "devices"} <= plan.predicted.keys()
+    assert all(device["peak_bytes"] <= 40 * 1024 for device in plan.predicted["devices"].values())
+    assert plan.copies
+
+
+def test_json_is_for_machines(source: str, plan_file: Path) -> None:
+    result = run(f"{source}:model", *TWO, "--json", "--diff", str(plan_file))
+
+    facts = json.loads(result.stdout)
+    assert {"devices", "copies", "path", "bound", "gap", "advice", "plan", "diff", "files"} <= facts.keys()
+    assert {"moves": [], "settings": [], "devices": [], "copies": [], "predicted": []} == facts["diff"]
+    assert all({"text", "before", "after", "how"} <= advice.keys() for advice in facts["advice"])
+    assert {"state_bytes", "peak_copy_bytes", "idle_ms", "peak_op"} <= facts["devices"][0].keys()
+
+
+@pytest.mark.parametrize("columns", [40, 110])
+def test_nothing_is_wider_than_the_terminal(source: str, columns: int) -> None:
+    result = run(f"{source}:model", *TWO, "--no-advice", columns=columns)
+
+    assert 0 == result.exit_code
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert "KiB" in result.stdout
+
+
+def test_colours_can_be_left_out(source: str) -> None:
+    result = CliRunner(env={"FORCE_COLOR": "1"}).invoke(
+        main, ["place", f"{source}:model", *TWO, "--no-advice", "--no-color"]
+    )
+
+    assert "\x1b[3" not in result.stdout
+
+
+def test_a_timeline_is_written_as_trace_and_as_picture(source: str, tmp_path: Path) -> None:
+    trace, svg, page = (tmp_path / name for name in ("run.json", "run.svg", "page.html"))
+
+    result = run(
+        f"{source}:model",
+        *TWO,
+        "--trace",
+        str(trace),
+        "--svg",
+        str(svg),
+        "--page",
+        str(page),
+        "--samples",
+        "3",
+        "--no-advice",
+    )
+
+    assert 0 == result.exit_code, result.output
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert 3 == sum(event["name"] == "linear" for event in spans)
+    assert "svg" in ElementTree.fromstring(svg.read_text()).tag
+    assert "Critical path" in page.read_text()
+
+
+def test_a_device_map_goes_in_and_out(source: str, tmp_path: Path) -> None:
+    given = {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "right"}
+    (tmp_path / "map.json").write_text(json.dumps(given))
+
+    result = run(
+        f"{source}:model",
+        *TWO,
+        "--device-map",
+        str(tmp_path / "map.json"),
+        "--device-map-out",
+        str(tmp_path / "out.json"),
+    )
+
+    assert 0 == result.exit_code, result.output
+    assert given == json.loads((tmp_path / "out.json").read_text())
+
+
+def test_modules_can_be_pinned(source: str, tmp_path: Path) -> None:
+    result = run(
+        f"{source}:model", *TWO, "--no-advice", "--pin", "layers.3=left", "--device-map-out", str(tmp_path / "map.json")
+    )
+
+    assert 0 == result.exit_code, result.output
+    assert "left" == json.loads((tmp_path / "map.json").read_text())["layers.3"]
+
+
+def test_a_plan_can_be_followed_by_hand_with_its_own_devices(source: str, plan_file: Path, tmp_path: Path) -> None:
+    parts = [
+        {"name": "right", "device": "right", "ops": ["layers.0/*"]},
+        {"name": "left", "device": "left", "ops": ["/*"]},
+    ]
+
+    result = run(
+        f"{source}:model",
+        *("--plan", edited(plan_file, tmp_path, parts=parts, devices=[{"name": "left"}, {"name": "right"}])),
+        *("--diff", str(plan_file)),
+    )
+
+    assert 0 == result.exit_code, result.output
+    assert "Changed since plan.json" in result.stdout
+    assert "left → right: layers.0/*" in result.stdout
+    assert "device left: available_mem_bytes 40.0 KiB → no limit" in result.stdout
+
+
+def test_a_plan_that_fits_passes_the_check(source: str, plan_file: Path) -> None:
+    result = run(f"{source}:model", "--check", str(plan_file))
+
+    assert (0, "plan.json fits: 2 parts on left, right, every budget kept.\n") == (result.exit_code, result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "lines"),
+    [
+        ("longer", [], ["  no part: layers.4/linear#0 has no part; add them to a part, or place again"]),
+        (
+            "renamed",
+            [],
+            ["('layers' seems to be called 'blocks' now: plan.rename_modules({'layers': 'blocks'}) adapts the plan)"],
+        ),
+        ("other", [], ["  another model: This is a plan for "]),
+        (
+            "model",
+            ["--device", "left=cpu,memory=20KiB", "--device", "right=cpu,memory=40KiB"],
+            ["  budget: left holds ", "over its budget of 20.0 KiB (parameters "],
+        ),
+        (
+            "model",
+            ["--device", "left=cpu"],
+            ["  no device: The plan puts right on right, which is not among the devices left; add it, or place the"],
+        ),
+        (
+            "model",
+            ["--on-this-machine", "--device", "left=cuda:77", "--device", "right=cpu"],
+            ["  no torch device: The plan runs left on left, which is the torch device cuda:77; this machine has"],
+        ),
+    ],
+)
+def test_a_plan_that_no_longer_fits_fails_the_check(
+    source: str, plan_file: Path, model: str, more: list[str], lines: list[str]
+) -> None:
+    result = run(f"{source}:{model}", "--check", str(plan_file), *more)
+
+    assert 1 == result.exit_code
+    assert result.stdout.startswith("plan.json does not fit:\n")
+    for line in lines:
+        assert line in result.stdout
+
+
+def test_a_check_is_json_for_machines(source: str, plan_file: Path) -> None:
+    result = run(f"{source}:longer", "--check", str(plan_file), "--json")
+
+    facts = json.loads(result.stdout)
+    assert 1 == result.exit_code
+    assert not facts["ok"]
+    assert ["no part"] == [violation["kind"] for violation in facts["violations"]]
+
+
+def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_file: Path, tmp_path: Path) -> None:
+    devices = [{"name": "left", "available_mem_bytes": "30KiB"}, {"name": "right"}]
+
+    result = run(f"{source}:model", "--check", edited(plan_file, tmp_path, devices=devices))
+
+    assert 1 == result.exit_code
+    assert "budget: left holds " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "error: There is no device to place the model on; give at least one, such as Device('cpu')."),
+        (["--device", "a=cpu", "--device", "a=cpu"], "error: Two devices are called 'a'; give each its own name."),
+        (["--device", "a=cpu,memory=lots"], "error: 'lots' is not a size in bytes; write it like 40MiB or 2GB."),
+        (["--device", "a=cpu,memory=-4MiB"], "error: '-4MiB' is not a size in bytes; write it like 40MiB or 2GB."),
+        (["--device", "a=cpu,flops=0"], "error: A device's flops must be a positive number, not 0.0."),
+        (
+            ["--device", "a=cpu", "--link", "a:b=1GiB/s"],
+            "error: The link a:b names the device 'b', which is not among a.",
+        ),
+        (["--device", "a=cpu", "--link", "a=1GiB/s"], "error: --link 'a=1GiB/s' does not read A:B=RATE,LATENCY; write"),
+        ([*TWO, "--pin", "layers.0"], "error: --pin 'layers.0' does not read MODULE=DEVICE; write it like"),
+        ([*TWO, "--pin", "layers.9=left"], "error: `pinned` names 'layers.9', from which no operator of this graph"),
+        ([*TWO, "--pin", "layers.0=top"], "error: `pinned` names the device 'top'; there are left, right."),
+        ([*TWO, "--plan", "nowhere.json"], "error: There is no plan file 'nowhere.json'."),
+        (["--check", "nowhere.json"], "error: There is no plan file 'nowhere.json'."),
+        ([*TWO, "--diff", "nowhere.json"], "error: There is no plan file 'nowhere.json'."),
+        ([*TWO, "--device-map", "nowhere.json"], "error: There is no device map 'nowhere.json'."),
+        ([*TWO, "--device-map", "LIST"], "is no device map; write an object like {"),
+        ([*TWO, "--device-map", "BROKEN"], "is not JSON: "),
+        (
+            [*TWO, "--device-map", "WRONG"],
+            "error: The device map names 'layer.0', which the model does not have; did",
+        ),
+        ([*TWO, "--plan", "LIST"], "error: This is no plan; write one with fxpasses place --out."),
+        ([*TWO, "--check", "PLAN", "--out", "x.json"], "error: --check only checks; leave --out out, or use --plan to"),
+        ([*TWO, "--samples", "0", "--svg", "x.svg"], "error: A simulation takes 1 sample or more, not 0."),
+        ([*TWO, "--out", "/nowhere/plan.json"], "error: '/nowhere/plan.json' cannot be written: No such file or"),
+        (
+            ["--device", "a=cpu,memory=30KiB", "--device", "b=cpu,memory=30KiB"],
+            "but all devices together have 60.0 KiB (a 30.0 KiB, b 30.0 KiB): ",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    source: str, plan_file: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    texts = {"LIST": "[]", "BROKEN": "{", "WRONG": '{"layer.0": "left", "": "right"}', "PLAN": plan_file.read_text()}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+
+    result = run(f"{source}:model", *(str(tmp_path / each) if each in texts else each for each in arguments))
+
+    assert 2 == result.exit_code, result.output
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_plan_for_another_model_is_refused(source: str, plan_file: Path) -> None:
+    result = run(f"{source}:other", "--plan", str(plan_file))
+
+    assert 2 == result.exit_code
+    assert "error: This is a plan for " in result.stderr
+    assert ", another model: it names " in result.stderr
