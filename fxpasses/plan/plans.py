@@ -20,6 +20,7 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.device_maps import map_of_operators
+from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan.fitting import assignment_of, fit, misfit, renamed_entry, torn_apart
 from fxpasses.plan.keys import condensed, graph_of, stable_keys
 from fxpasses.plan.reading import VERSION, read_devices, read_links, read_parts, read_version, text
@@ -202,9 +203,17 @@ class Plan:
         from fxpasses.simulation import simulate
 
         graph_module = graph_of(model)
-        assignment = self.assign(graph_module)
+        assignment, device_of = self.assign(graph_module), self.device_of
+        uses = ParameterUses.of(graph_module, assignment, device_of)
         return simulate(
-            graph_module, assignment, self.device_of, self.topology, samples=samples, overlap=overlap, detail=detail
+            graph_module,
+            assignment,
+            device_of,
+            self.topology,
+            samples=samples,
+            overlap=overlap,
+            detail=detail,
+            course=uses.course_with(self.offloaded),
         )
 
     def device_map(self, *, strict: bool = True) -> dict[str, str]:
