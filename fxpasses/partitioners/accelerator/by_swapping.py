@@ -27,7 +27,7 @@ DEPTH = 4
 """Steps of a round that may lose time before one gains."""
 
 MOST_SWAPPED = 128
-"""In a graph with more atoms, only moves to groups that an atom has an edge with are tried."""
+"""In a graph with more atoms, there is one descent, by moves to groups that an atom has an edge with."""
 
 
 def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
@@ -43,7 +43,8 @@ def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Grou
     """The groups, which have devices, after all rounds of moves and swaps that made the graph faster."""
     search = _Search(workload, clock, len(groups), MOST_STEPS // len(workload.atoms))
     start = clock.placed(groups)
-    ends = [search.to_the_end(start), search.to_the_end(search.sweep(start))]
+    starts = [start, search.sweep(start)] if len(workload.atoms) <= MOST_SWAPPED else [start]
+    ends = [search.to_the_end(each) for each in starts]
     _, groups, device_of = min(ends, key=operator.itemgetter(0))
     clock.place(groups, device_of)
     return groups
