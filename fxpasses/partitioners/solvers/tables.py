@@ -107,7 +107,7 @@ def tables_of(problem: PlacementProblem) -> CostTables:
 
 def _links(problem: PlacementProblem) -> tuple[Floats, Floats]:
     index = {device.name: place for place, device in enumerate(problem.devices)}
-    usual = Link("", "")
+    usual = Link("a", "b")
     latency = np.full((len(index), len(index)), float(usual.latency))
     per_byte = np.full((len(index), len(index)), 1 / usual.bandwidth)
     for link in reversed(problem.links):  # the first that names a pair counts
