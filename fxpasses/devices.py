@@ -36,12 +36,25 @@ def _no_limit(size: int | None) -> int | None:
     return size
 
 
-def _positive(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+def _positive(what: str, whose: str = "device") -> Callable[[object, attrs.Attribute[Any], Any], None]:
     def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
         if not (isinstance(value, (int, float)) and value > 0 and not math.isnan(value)):
-            raise InputError(f"A device's {what} must be a positive number, not {value!r}.")
+            raise InputError(f"A {whose}'s {what} must be a positive number, not {value!r}.")
 
     return check
+
+
+def _seconds(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise InputError(f"{what} is a number of seconds from 0 on, not {value!r}.")
+
+    return check
+
+
+def _named(_instance: object, _attribute: attrs.Attribute[Any], name: Any) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"A device's name is a text that is not empty, not {name!r}.")
 
 
 def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
@@ -78,13 +91,13 @@ class Device:
         InputError: a size or a rate that makes no sense.
     """
 
-    name: str
+    name: str = attrs.field(validator=_named)
     available_mem_bytes: int | None = attrs.field(default=None, converter=_no_limit)
     logical_id: int = -1
     torch_device: str = attrs.field(default="cpu", kw_only=True, converter=str)
     flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, validator=_positive("flops"))
     bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
-    overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True)
+    overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True, validator=_seconds("A device's overhead"))
     backend: str = attrs.field(default="eager", kw_only=True)
     supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
     flops_by_dtype: Mapping[str, float] = attrs.field(
@@ -121,8 +134,12 @@ class Link:
 
     first: str
     second: str
-    bandwidth: float = attrs.field(default=DEFAULT_LINK_BANDWIDTH, validator=_positive("link bandwidth"))
-    latency: float = DEFAULT_LINK_LATENCY
+    bandwidth: float = attrs.field(default=DEFAULT_LINK_BANDWIDTH, validator=_positive("bandwidth", "link"))
+    latency: float = attrs.field(default=DEFAULT_LINK_LATENCY, validator=_seconds("A link's latency"))
+
+    def __attrs_post_init__(self) -> None:
+        if self.first == self.second:
+            raise InputError(f"A link joins two devices, and this one {self.first!r} with itself; leave it out.")
 
     def seconds(self, size: float) -> float:
         """The time that ``size`` bytes take."""
@@ -150,13 +167,22 @@ class Topology:
             if device.name in names:
                 raise InputError(f"Two devices are called {device.name!r}; give each its own name.")
             names[device.name] = device
+        known: dict[frozenset[str], None] = {}
         for link in self.links:
-            for end in (link.first, link.second):
-                if end not in names:
-                    raise InputError(
-                        f"The link {link.first}:{link.second} names the device {end!r}, which is not among "
-                        f"{', '.join(names)}."
-                    )
+            self._check_link(link, names)
+            if (ends := frozenset((link.first, link.second))) in known:
+                raise InputError(f"Two links join {link.first} and {link.second}; give one, which counts both ways.")
+            known[ends] = None
+
+    def _check_link(self, link: Any, names: Mapping[str, Device]) -> None:
+        if not isinstance(link, Link):
+            raise InputError(f"Links are fxpasses.Link objects, not {type(link).__name__} ({link!r}).")
+        for end in (link.first, link.second):
+            if end not in names:
+                raise InputError(
+                    f"The link {link.first}:{link.second} names the device {end!r}, which is not among "
+                    f"{', '.join(names)}."
+                )
 
     def __getitem__(self, name: str) -> Device:
         for device in self.devices:
@@ -177,8 +203,19 @@ class Topology:
 
     @classmethod
     def of(cls, devices: Topology | Iterable[Device], links: Iterable[Link] = ()) -> Topology:
-        """Take devices as users hand them over."""
-        return devices if isinstance(devices, Topology) else cls(tuple(devices), tuple(links))
+        """Take devices as users hand them over.
+
+        Raises:
+            InputError: one device that is not in a list, or links beside a topology, which has its own.
+        """
+        links = tuple(links)
+        if isinstance(devices, Device):
+            raise InputError(f"Devices come as a list; write [Device({devices.name!r}, ...)].")
+        if not isinstance(devices, Topology):
+            return cls(tuple(devices), links)
+        if links:
+            raise InputError("A Topology has its own links; give the others to it: Topology(devices, links).")
+        return devices
 
 
 _DEVICE_OPTIONS = ("memory", "flops", "bandwidth", "overhead", "backend")
@@ -264,7 +301,13 @@ def fake_devices(
 
     >>> [device.name for device in fake_devices(2)]
     ['device0', 'device1']
+
+    Raises:
+        InputError: a sequence of another length.
     """
+    for what, given in (("memory", memory), ("flops", flops)):
+        if isinstance(given, Sequence) and len(given) != count:
+            raise InputError(f"{what} has {len(given)} entries for {count} devices; give one for each, or one number.")
 
     def each(value: Any, index: int) -> Any:
         return value[index] if isinstance(value, Sequence) else value

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from fxpasses.devices import Device, Link, Topology, detect, fake_devices, parse_device, parse_link
 from fxpasses.errors import InputError
 from fxpasses.units import GiB, MiB
+
+
+NO_DEVICE = "There is no device to place the model on; give at least one, such as Device('cpu')."
 
 
 def test_a_device_is_read_from_the_command_line() -> None:
@@ -63,6 +68,45 @@ def test_a_link_to_an_unknown_device_is_refused() -> None:
 def test_a_negative_memory_is_refused() -> None:
     with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not -1; leave it out"):
         Device("a", -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Device("a", overhead=-1e-6), "A device's overhead is a number of seconds from 0 on, not -1e-06."),
+        (lambda: Device(""), "A device's name is a text that is not empty, not ''."),
+        (lambda: Device(0), "A device's name is a text that is not empty, not 0."),  # type: ignore[arg-type]
+        (lambda: Link("a", "b", 0), "A link's bandwidth must be a positive number, not 0."),
+        (lambda: Link("a", "b", 1e9, -1), "A link's latency is a number of seconds from 0 on, not -1."),
+        (lambda: Link("a", "a"), "A link joins two devices, and this one 'a' with itself; leave it out."),
+        (
+            lambda: Topology(fake_devices(2), (Link("device0", "device1"), Link("device1", "device0"))),
+            "Two links join device1 and device0; give one, which counts both ways.",
+        ),
+        (
+            lambda: Topology(fake_devices(1), ("a:b",)),  # type: ignore[arg-type]
+            "Links are fxpasses.Link objects, not str ('a:b').",
+        ),
+        (lambda: Topology.of(Device("a")), "Devices come as a list; write [Device('a', ...)]."),
+        (
+            lambda: Topology.of(Topology(fake_devices(2)), [Link("device0", "device1")]),
+            "A Topology has its own links; give the others to it: Topology(devices, links).",
+        ),
+        (
+            lambda: Topology.of([]),
+            "There is no device to place the model on; give at least one, such as Device('cpu').",
+        ),
+        (
+            lambda: fake_devices(2, memory=[1]),
+            "memory has 1 entries for 2 devices; give one for each, or one number.",
+        ),
+    ],
+)
+def test_devices_and_links_that_make_no_sense_are_refused(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+
+    assert sentence == str(caught.value)
 
 
 def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_device() -> None:

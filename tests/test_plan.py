@@ -136,7 +136,7 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
         (edited(links=[{"first": "left"}]), "In this plan links[0].second is missing."),
         (
             edited(links=[{"first": "left", "second": "right", "bandwidth": 0}]),
-            "In this plan links[0]: A device's link bandwidth must be a positive number, not 0.",
+            "In this plan links[0]: A link's bandwidth must be a positive number, not 0.",
         ),
         (
             part(device="lefd"),
