@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 from lowering_models import Mlp
 
+from fxpasses import load
 from fxpasses.cli import main
 
 MODEL = """
@@ -184,3 +185,18 @@ def test_the_command_runs_as_a_module(source: str) -> None:
 
     assert 2 == done.returncode
     assert "... read the model\nerror: There is no file 'nothing.pt2'.\n" == done.stderr
+
+
+def test_parameters_may_stay_in_main_memory(source: str, tmp_path: Path) -> None:
+    """Too small a device is refused with the option that helps; with it the model runs, and loads back."""
+    one = ["--device", "small=cpu,memory=40KiB"]
+
+    refused = run(f"{source}:model", *one)
+    result = run(f"{source}:model", *one, "--offload", "cpu", "--check", "--out", str(tmp_path / "out"))
+
+    assert 2 == refused.exit_code
+    assert 'Or allow offload="cpu"' in refused.output
+    assert 0 == result.exit_code, result.output
+    assert "equal to the model itself, bit by bit" in result.output
+    assert '"offload": "cpu"' in (tmp_path / "out" / "plan.json").read_text()
+    assert load(tmp_path / "out") is not None

@@ -28,6 +28,7 @@ __all__ = ["lower_command"]
 @links_option
 @objective_option
 @pipeline_option
+@click.option("--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small.")
 @click.option("--out", type=click.Path(path_type=Path), help="A folder for the plan, the program, the page.")
 @click.option("--check", is_flag=True, help="Run it, and compare it with the model itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -38,6 +39,7 @@ def lower_command(
     links: tuple[str, ...],
     objective: str,
     pipeline: str | None,
+    offload: str | None,
     out: Path | None,
     check: bool,
     as_json: bool,
@@ -67,6 +69,7 @@ def lower_command(
             devices=topology,
             objective=objective,  # type: ignore[arg-type]  # click has checked the choice
             pipeline=DEFAULT_PIPELINE if pipeline is None else pipeline,
+            offload=offload,
             check=check,
             name=source.name,
             progress=progress,
