@@ -40,7 +40,7 @@ def explain_failures(stages_of: Mapping[int, Sequence[int]], group: dist.Process
     except BaseException as error:
         rank = dist.get_rank(group)
         if not _is_transport(error):
-            _leave_word(group, rank, f"{type(error).__name__}: {_first_line(error)}", by_itself=True)
+            _leave_word(group, rank, _cause(error), by_itself=True)
             raise
         _leave_word(group, rank, _what_broke(error), by_itself=False)
         raise StageError(_story(rank, stages_of, group, error), reason=_what_broke(error)) from error
@@ -58,12 +58,12 @@ def _is_transport(error: BaseException) -> bool:
     return False
 
 
-def _first_line(error: BaseException) -> str:
-    root = error
-    while root.__cause__ is not None:  # torch's runtime wraps what a stage raises
-        root = root.__cause__
-    lines = str(root).strip().splitlines()
-    return lines[0] if lines else type(root).__name__
+def _cause(error: BaseException) -> str:
+    """What began it, in a line; torch's runtime wraps what a stage raises."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _what_broke(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class RankSchedule:
         ranks: How many there are.
         group: The processes; None for all.
         ties: The parameters that several ranks hold, whose gradients :meth:`step` adds up.
+        scale: What gradients are divided by after a step. torch's runtime does that stage by stage, and so twice for
+            a parameter that two stages of one rank share.
     """
 
     schedule: Schedule
@@ -46,6 +49,7 @@ class RankSchedule:
     ranks: int
     group: dist.ProcessGroup | None
     ties: TiedParameters
+    scale: int
 
     @property
     def modules(self) -> tuple[StageModule, ...]:
@@ -88,19 +92,36 @@ class RankSchedule:
         Raises:
             StageError: Another process is gone, or did not answer within the group's timeout.
         """
+        with self._accumulating():
+            return self._run(self.runner.step, args, kwargs, target, losses, afterwards=self._finish_gradients)
+
+    @contextlib.contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        """Keep what earlier steps left in the gradients out of what the step inside divides and adds up."""
         tied = self.ties.parameters
         before = [parameter.grad for parameter in tied]
-        for parameter in tied:  # what earlier steps left is added up already
+        others = [parameter.grad for parameter in self.parameters() if all(parameter is not copy for copy in tied)]
+        with torch.no_grad():
+            for gradient in others:
+                if gradient is not None and self.scale != 1:
+                    gradient.mul_(self.scale)
+        for parameter in tied:
             parameter.grad = None
-        result = self._run(self.runner.step, args, kwargs, target, losses, afterwards=self._add_up_tied)
-        for parameter, gradient in zip(tied, before, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return result
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(tied, before, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-    def _add_up_tied(self) -> None:
-        if self.runner._has_backward:  # torch has no public name for whether there is a loss
-            self.ties.synchronize_gradients()
+    def _finish_gradients(self) -> None:
+        """Average over the micro-batches, each parameter once, and add up the tied ones."""
+        if not self.runner._has_backward:  # torch has no public name for whether there is a loss
+            return
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self.scale)
+        self.ties.synchronize_gradients()
 
     def expect_batch(self, size: int) -> None:
         """Say how many rows the next steps have, for a model captured with a dynamic batch; the same on every rank.
@@ -154,6 +175,7 @@ def build_schedule(
     loss_fn: Callable[..., Any] | None = None,
     device: torch.device | str = "cpu",
     group: dist.ProcessGroup | None = None,
+    scale_grads: bool = True,
     **options: Any,
 ) -> RankSchedule:
     """Build this rank's stages, one or several, and torch's schedule on them.
@@ -165,7 +187,8 @@ def build_schedule(
         loss_fn: Called with the model's output and the target of one micro-batch.
         device: Where this rank's stages run.
         group: The processes of the pipeline; all by default.
-        **options: What else torch's schedule takes, such as ``scale_grads``.
+        scale_grads: Whether gradients are averaged over the micro-batches, for losses that are means.
+        **options: What else torch's schedule takes.
 
     Returns:
         What this rank runs.
@@ -188,6 +211,7 @@ def build_schedule(
     stages = tuple(pipe.build_stage(index, device, group) for index in own)
     kind = getattr(torch_pipelining, found.torch_name)
     given = stages[0] if issubclass(kind, PipelineScheduleSingle) else list(stages)
-    runner = kind(given, num_microbatches, loss_fn=loss_fn, **options)
+    runner = kind(given, num_microbatches, loss_fn=loss_fn, scale_grads=False, **options)
     ties = pipe.tie_parameters(stages, group)  # after the runner, which says where each stage is
-    return RankSchedule(found, runner, pipe, stages, rank, ranks, group, ties)
+    scale = num_microbatches if scale_grads else 1
+    return RankSchedule(found, runner, pipe, stages, rank, ranks, group, ties, scale)
