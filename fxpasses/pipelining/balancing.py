@@ -27,11 +27,13 @@ class Balance:
         stage_of: The stage of each operator.
         loads: Predicted seconds of each stage for one micro-batch: its operators, and what comes in and goes out.
         bound: No cut into so many stages, or fewer, has a slowest stage below it.
+        devices: The name of each stage's device.
     """
 
     stage_of: Mapping[Node, int]
     loads: tuple[float, ...]
     bound: float
+    devices: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -86,6 +88,7 @@ def balanced_stages(
         {node: number[part] for node, part in placement.assignment.partition_of.items()},
         tuple(load[device.name] for device in placement.device_of.values()),
         bound,
+        tuple(device.name for device in placement.device_of.values()),
     )
 
 
