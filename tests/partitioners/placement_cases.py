@@ -10,7 +10,7 @@ from typing import Any
 
 import networkx as nx
 
-from fxpasses.devices import Device, Link
+from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners import PlacementProblem
 
 Placed = Mapping[Hashable, str]
@@ -65,7 +65,7 @@ def every_placement(problem: PlacementProblem) -> Iterator[Placed]:
 def sending(problem: PlacementProblem, node: Hashable, home: str, other: str) -> float:
     """Seconds that the output of a node takes from one device to another."""
     facts = problem.graph.nodes[node]
-    link = next(link for link in problem.links if {link.first, link.second} == {home, other})
+    link = Topology.of(problem.devices, problem.links).link(home, other)
     size = facts.get("output_bytes", 0)
     return float(facts.get("output_seconds", 0.0) + (link.seconds(size) if size else 0.0))
 

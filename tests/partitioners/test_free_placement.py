@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import subprocess
+import sys
 
+import attrs
+import networkx as nx
+import numpy as np
 import pytest
 from fuzz import examples
 from placement_cases import every_placement, is_legal, loads, needs, random_problem
 
-from fxpasses.errors import InfeasibleError
-from fxpasses.partitioners import solve_placement
+from fxpasses.devices import Device, Link
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.annealing import Annealer, Best
+from fxpasses.partitioners.solvers.coarsening import clustered
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.reducing import reduce_problem
+from fxpasses.partitioners.solvers.tables import tables_of
 
 RANDOM_GRAPHS = examples(100)
 
@@ -38,3 +51,165 @@ def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> No
     assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
     assert pytest.approx(best) == solution.objective_value
     assert solution.is_optimal
+
+
+def grid(rows: int, columns: int, **facts: object) -> nx.DiGraph:
+    """A net of cells, each of which needs the one above and the one before; seconds vary."""
+    graph = nx.DiGraph()
+    for row, column in itertools.product(range(rows), range(columns)):
+        seconds = 1.0 + (row * 7 + column * 3) % 5 / 4
+        graph.add_node((row, column), seconds=seconds, kept_bytes=4, output_seconds=0.2, **facts)
+    graph.add_edges_from(((r, c), (r + 1, c)) for r, c in itertools.product(range(rows - 1), range(columns)))
+    graph.add_edges_from(((r, c), (r, c + 1)) for r, c in itertools.product(range(rows), range(columns - 1)))
+    return graph
+
+
+def model_of(problem: PlacementProblem) -> LoadModel:
+    tables = tables_of(problem)
+    return LoadModel.of(reduce_problem(problem, tables), tables)
+
+
+def test_free_beats_the_best_pipeline_where_operators_are_coarse() -> None:
+    """Long nodes with short ones around them: a pipeline cannot fill the gaps, a free placement can."""
+    graph = nx.path_graph(9, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=4.0 if node % 2 == 0 else 1.0, output_seconds=0.01)
+    problem = PlacementProblem(graph, [Device("a"), Device("b"), Device("c")])
+
+    pipeline = solve_placement(problem)
+    free = solve_placement(attrs.evolve(problem, contiguity="free"))
+
+    assert pipeline.is_optimal
+    assert free.is_optimal
+    assert 9.0 < pipeline.objective_value
+    assert 9.0 > free.objective_value
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_larger_graph_is_no_worse_than_its_pipeline_and_keeps_budgets(tight: bool) -> None:
+    problem = PlacementProblem(
+        grid(4, 12), [Device(name, 56 if tight else None) for name in "abcd"], contiguity="free", time_budget=0.3
+    )
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    assert pytest.approx(max(loads(problem, solution.device_of).values())) == solution.objective_value
+    assert solution.bound <= solution.objective_value * (1 + 1e-12)
+    if not tight:
+        assert solution.objective_value <= solve_placement(attrs.evolve(problem, contiguity="pipeline")).objective_value
+
+
+def test_unequal_devices_links_shared_and_live_bytes_count_in_the_search() -> None:
+    """Loads and needs that the annealer keeps up to date are those of a fresh count."""
+    graph = grid(3, 5, live_bytes=3, shared_bytes={"w": 9})
+    for index, node in enumerate(graph):
+        graph.nodes[node]["seconds"] = {"a": 1.0, "b": 2.0, "c": 0.5 + index % 3}
+        graph.nodes[node]["output_bytes"] = 8
+    links = [Link("a", "b", 16.0, 0.5), Link("b", "c", 64.0, 0.1), Link("a", "c", 4.0, 0.2)]
+    model = model_of(PlacementProblem(graph, [Device("a", 40), Device("b"), Device("c", 60)], links, contiguity="free"))
+    draw = np.random.default_rng(0)
+    homes = draw.integers(0, 3, (8, model.size))
+    annealer = Annealer(model, homes, scale=10.0, squarings=4, draw=draw)
+
+    for unit in range(model.size):
+        annealer._step(unit, draw.gumbel(size=(8, 3)) * -0.05)
+
+    assert (homes != annealer.homes).any()
+    np.testing.assert_allclose(model.loads(annealer.homes), annealer.load)
+    np.testing.assert_allclose(model.needs(annealer.homes), annealer.bytes + annealer.live)
+    np.testing.assert_array_equal(model.users(annealer.homes), annealer.users)
+    best = Best(math.inf, annealer.homes[0])
+    annealer.sweep(0.01, best)
+    if math.isfinite(best.value):
+        assert model.legal(best.home[None])[0]
+
+
+def test_clusters_keep_given_assignments_possible() -> None:
+    model = model_of(PlacementProblem(grid(4, 10), [Device("a"), Device("b")], contiguity="free"))
+    homes = np.random.default_rng(1).integers(0, 2, (2, model.size))
+
+    cluster = clustered(model, homes, 10, 8.0, np.random.default_rng(0))
+
+    first = np.unique(cluster, return_index=True)[1]
+    assert model.size > len(first)
+    np.testing.assert_array_equal(homes, homes[:, first][:, cluster])
+    np.testing.assert_allclose(model.loads(homes), model.merged(cluster).loads(homes[:, first]))
+    assert 8.0 >= model.merged(cluster).weight[:, 0].max()
+
+
+def test_nodes_on_a_cycle_stay_together_in_a_free_placement_too() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")])
+    for node in graph:
+        graph.nodes[node]["seconds"] = 1.0
+
+    solution = solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], contiguity="free"))
+
+    assert solution.device_of["b"] == solution.device_of["c"]
+
+
+def test_backward_nodes_live_with_their_forward_ones() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "b'"), ("a", "b'"), ("b'", "a'"), ("a", "a'")])
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.1)
+    for node in "ab":
+        graph.nodes[f"{node}'"]["backward_of"] = node
+
+    solution = solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], contiguity="free"))
+
+    assert solution.device_of["a"] == solution.device_of["a'"] != solution.device_of["b"] == solution.device_of["b'"]
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize(
+    ("objective", "contiguity"), [("throughput", "free"), ("latency", "free"), ("latency", "pipeline")]
+)
+def test_too_little_memory_is_proven_with_bytes_and_node(objective: str, contiguity: str) -> None:
+    graph = nx.path_graph(["n0", "n1", "n2"], create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=10)
+    problem = PlacementProblem(graph, [Device("d0", 16), Device("d1", 16)], objective=objective, contiguity=contiguity)
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(problem)
+
+    kind = "placement" if contiguity == "free" else "pipeline"
+    assert 4 == caught.value.missing_bytes
+    assert f"No {kind} keeps every budget: the one that comes nearest needs 4 bytes more on 'd" in str(caught.value)
+    assert "is the first node that does not fit." in str(caught.value)
+
+
+def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> None:
+    """Sixty blocks of 7 in bins of 20 and 1 byte to spare: no integer program is asked for so many."""
+    graph = nx.DiGraph()
+    for node in range(300):
+        graph.add_node(node, seconds=1.0, kept_bytes=7)
+    problem = PlacementProblem(graph, [Device(f"d{i}", 265) for i in range(8)], contiguity="free", time_budget=0.0)
+
+    with pytest.raises(PlacementError, match=r"raise time_budget \(it is 0 s\) or the memory of a device"):
+        solve_placement(problem)
+
+
+def test_answers_are_the_same_in_every_process() -> None:
+    """Another hash seed changes nothing in free placements, latencies and replicas."""
+    code = (
+        "import sys; sys.path[:0] = ['tests', 'tests/partitioners']\n"
+        "import attrs\n"
+        "from test_free_placement import *\n"
+        "from test_replication import replicable_problem\n"
+        "devices = [Device('a', 60), Device('b', 40)]\n"
+        "problem = PlacementProblem(grid(3, 7), devices, contiguity='free', time_budget=0.1)\n"
+        "for objective in ('throughput', 'latency'):\n"
+        "    solution = solve_placement(attrs.evolve(problem, objective=objective))\n"
+        "    print(list(solution.device_of.items()), solution.order, solution.bound, list(solution.schedule.items()))\n"
+        "for seed in (0, 2):\n"
+        "    solution = solve_placement(replicable_problem(seed, contiguity='free', time_budget=0.1))\n"
+        "    print(solution.device_of, solution.replicas)\n"
+    )
+
+    answers = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+        for env in (os.environ | {"PYTHONHASHSEED": "1"}, os.environ | {"PYTHONHASHSEED": "2"})
+    ]
+
+    assert answers[0] == answers[1]

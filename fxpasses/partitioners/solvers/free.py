@@ -31,8 +31,8 @@ SWEEPS = 20
 """Temperatures of one annealing, at most."""
 HOT = (0.0007, 0.006)
 """Where the first temperature lies, as a share of the bound; the last is a tenth of it."""
-SMALL_PROGRAM = 1000
-"""Variables up to which the integer program is asked."""
+SMALL_PROGRAM = (250, 150, 1000)
+"""Variables up to which the integer program is asked: always, more for each second of the budget, and the most."""
 VARIABLES_A_SECOND = 80_000
 """How many variables it takes to its branch-and-bound nodes in a second, times their number."""
 SEARCH_FIRST = 0.05
@@ -73,7 +73,8 @@ class FreeSearch:
         first = np.stack([*starts, self.greedy()])
         best.offer(self.model.figures(first), self.model.legal(first), first)
         bound = self.bound
-        if program_size(self.model) <= SMALL_PROGRAM:
+        least, more, most = SMALL_PROGRAM
+        if program_size(self.model) <= min(least + more * self.budget, most):
             self._cycles(best, draw, SEARCH_FIRST)
             bound = max(bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):

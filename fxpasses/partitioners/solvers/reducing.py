@@ -79,6 +79,9 @@ def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
     part = _same_device(problem, tables)
     if problem.contiguity == "pipeline":
         part = _merged(part, part[tables.precedence], strong=True)
+    else:  # nodes that wait for each other in a circle stay together in any case
+        cycle = _merged(np.arange(len(part)), tables.edges, strong=True)
+        part = _merged(part, np.stack([part, part[np.unique(cycle, return_index=True)[1]][cycle]], axis=1))
     if problem.contiguity == "convex":
         part = _hulled(part, tables)
     part = _fold_free(part, tables)
