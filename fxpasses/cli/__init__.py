@@ -8,6 +8,7 @@ import click
 
 from fxpasses.cli.lower import lower_command
 from fxpasses.cli.place import place_command
+from fxpasses.cli.stages import stages_command
 from fxpasses.errors import FxPassesError
 
 __all__ = ["main"]
@@ -32,3 +33,4 @@ def main() -> None:
 
 main.add_command(lower_command)
 main.add_command(place_command)
+main.add_command(stages_command)
