@@ -161,7 +161,8 @@ class InputContract:
                 f"dynamic size {name}."
             )
         low, high = self.ranges.get(name, (None, None))
-        if (low is not None and size < low) or (high is not None and size > high):
+        too_small = low is not None and low > 2 and size < low  # 2 is torch's "not captured with 0 or 1", which run
+        if too_small or (high is not None and size > high):
             upper = "any size" if high is None else str(high)
             raise InputError(
                 f"{leaf.path} has size {size} in dimension {axis}, but the model was captured for {low} to {upper}."

@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from fxpasses import StageError
-from fxpasses.pipelining import MultiUseParameterConfig, SplitPoint, TrivialLossWrapper, parameters_on_meta, pipeline
+from fxpasses.pipelining import (
+    MultiUseParameterConfig,
+    SplitPoint,
+    TrivialLossWrapper,
+    build_schedule,
+    parameters_on_meta,
+    pipeline,
+)
 
 BEGINNING = SplitPoint.BEGINNING
 TRANSMIT, REPLICATE = MultiUseParameterConfig.TRANSMIT, MultiUseParameterConfig.REPLICATE
@@ -55,10 +62,10 @@ def optimizer_of(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def train_here(model, ids, target, steps=STEPS):
+def train_here(model, *batches):
     """Gradients of each step under all names, and the last state."""
     optimizer, gradients, losses = optimizer_of(model.parameters()), [], []
-    for _ in range(steps):
+    for ids, target in batches * STEPS if len(batches) == 1 else batches:
         optimizer.zero_grad()
         for part, wanted in zip(ids.tensor_split(MICRO_BATCHES), target.tensor_split(MICRO_BATCHES), strict=True):
             loss = loss_of(model(part), wanted)
@@ -70,7 +77,7 @@ def train_here(model, ids, target, steps=STEPS):
     return gradients, dict(model.state_dict()), losses
 
 
-def train_stages(rank, pipe, ids, target, *, ranks=2, resize=False, steps=STEPS):
+def train_stages(rank, pipe, *batches, ranks=2, resize=False):
     """The same on this rank's stages."""
     from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 
@@ -78,14 +85,14 @@ def train_stages(rank, pipe, ids, target, *, ranks=2, resize=False, steps=STEPS)
     several = pipe.num_stages > ranks
     kind = ScheduleInterleaved1F1B if several else Schedule1F1B
     schedule = kind(stages if several else stages[0], MICRO_BATCHES, loss_fn=loss_of)
-    for stage in stages if resize else ():
-        stage.expect_batch(len(ids))
     tied = pipe.tie_parameters(stages)
     modules = [stage.submod for stage in stages]
     parameters = dict.fromkeys(value for module in modules for value in module.parameters())
     optimizer, gradients, losses = optimizer_of(parameters), [], []
-    for _ in range(steps):
+    for ids, target in batches * STEPS if len(batches) == 1 else batches:
         optimizer.zero_grad()
+        for stage in stages if resize else ():
+            stage.expect_batch(len(ids))
         found = []
         last = any(stage.is_last for stage in stages)
         schedule.step(*([ids] if rank == 0 else []), **({"target": target, "losses": found} if last else {}))
@@ -132,19 +139,39 @@ def on_two_ranks(rank, folder):
     found["dynamic"], found["errors"] = batches_of_any_size(rank)
     found["saved"] = checkpoints(rank, folder)
     found["own loss"] = own_loss(rank)
+    for name in ("interleaved", "zero-bubble"):
+        found[name] = sent_parameters(name)
     return found
+
+
+def sent_parameters(name):
+    """Four stages on two ranks, of which one sends its weight to the last."""
+    cuts = dict.fromkeys(("layers.0", "layers.1", "norm"), BEGINNING)
+    pipe = pipeline(tied_model(), (batch(2)[0],), None, cuts, multi_use_param_spec=TRANSMIT)
+    part = build_schedule(pipe, name, num_microbatches=MICRO_BATCHES, loss_fn=loss_of)
+    optimizer, gradients, losses = optimizer_of(part.parameters()), [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        ids, target = batch(8)
+        found = []
+        part.step(ids, target=target, losses=found)
+        losses += [loss.item() for loss in found]
+        named = {key: value.grad for module in part.modules for key, value in module.named_parameters()}
+        gradients.append({key: value.clone() for key, value in named.items() if value is not None})
+        optimizer.step()
+    return {"gradients": gradients, "state": dict(part.state_dict()), "losses": losses}
 
 
 def train_llama(rank, spec):
     model, _, kwargs = tied_llama()
     pipe = pipeline(model, (kwargs["input_ids"],), None, {"model.layers.2": BEGINNING}, multi_use_param_spec=spec)
-    return train_stages(rank, pipe, *batch(8, values=64))
+    return train_stages(rank, pipe, batch(8, values=64))
 
 
 def batches_of_any_size(rank):
     model = tied_model()
     pipe = pipeline(model, (batch(3)[0],), None, {"layers.1": BEGINNING}, dynamic_shapes="batch")
-    trained = train_stages(rank, pipe, *batch(10), resize=True)
+    trained = train_stages(rank, pipe, batch(10), batch(7), batch(12), resize=True)
     errors = {"twice": refused(trained["tied"].synchronize_gradients)}
     stage = trained["stages"][0]
     errors["few"] = refused(lambda: stage.expect_batch(3))
@@ -205,7 +232,7 @@ def test_complaint_25_a_tied_llama_learns_as_in_one_process(two, spec):
     model, _, _ = tied_llama()
     found = [rank["llama", spec] for rank in two[:2]]
 
-    check(train_here(model, *batch(8, values=64)), found)
+    check(train_here(model, batch(8, values=64)), found)
     assert [["lm_head.weight"]] * 2 if spec is REPLICATE else [[], []] == [rank["names"] for rank in found]
     held = [rank["state"]["lm_head.weight"] for rank in found if "lm_head.weight" in rank["state"]]
     assert (2 if spec is REPLICATE else 1) == len(held)
@@ -213,9 +240,16 @@ def test_complaint_25_a_tied_llama_learns_as_in_one_process(two, spec):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["interleaved", "zero-bubble"])
+def test_a_sent_parameter_learns_under_every_kind_of_schedule(two, name):
+    """Four stages on two ranks; a backward in halves, too."""
+    check(train_here(tied_model(), batch(8)), [rank[name] for rank in two[:2]])
+
+
+@pytest.mark.slow
 def test_a_batch_of_another_size_is_cut_unevenly(two):
-    """10 rows in 4 micro-batches of a model that was captured with 3."""
-    check(train_here(tied_model(), *batch(10)), [rank["dynamic"] for rank in two[:2]])
+    """10, 7 and 12 rows in 4 micro-batches of a model that was captured with 3."""
+    check(train_here(tied_model(), batch(10), batch(7), batch(12)), [rank["dynamic"] for rank in two[:2]])
 
 
 @pytest.mark.slow
@@ -286,8 +320,7 @@ def on_three_ranks(rank):
         ("several", None, ("layers.0", "layers.1", "layers.2", "norm", "head")),
     ):
         pipe = pipeline(tied_model(), (batch(2)[0],), None, dict.fromkeys(cuts, BEGINNING), multi_use_param_spec=spec)
-        ids, target = batch(8)
-        found[name] = plain(train_stages(rank, pipe, ids, target, ranks=3))
+        found[name] = plain(train_stages(rank, pipe, batch(8), ranks=3))
     two_stages = pipeline(tied_model(), (batch(2)[0],), None, {"norm": BEGINNING})
     found["too few"] = refused(lambda: two_stages.build_stage(rank % 2, "cpu"))
     return found
@@ -304,7 +337,7 @@ def test_three_processes_learn_as_one(three, name, holders):
     """Tied weights on the first and the last of three ranks; only they take part in the sum (complaint 25)."""
     found = [rank[name] for rank in three]
 
-    check(train_here(tied_model(), *batch(8)), found)
+    check(train_here(tied_model(), batch(8)), found)
     assert holders == [rank for rank in range(3) if found[rank]["names"]]
 
 

@@ -75,6 +75,11 @@ class SizedStage(PipelineStage):
                 if info.buffer is not None:
                     info.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)
 
+    def _validate_stage_tensors(self, desc: str, expected: Any, actual: Any) -> None:
+        """Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch compares with the sizes of the example."""
+        if self.sizes is None or self.sizes.is_fixed:
+            super()._validate_stage_tensors(desc, expected, actual)
+
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
