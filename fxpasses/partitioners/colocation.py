@@ -110,7 +110,7 @@ def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
         if (number := node.meta.get("seq_nr")) is None:
             continue
         if not is_backward(node):
-            forward[number] = node
+            forward.setdefault(number, node)
         elif number in forward:
             partners[node] = forward[number]
     return partners

@@ -66,13 +66,13 @@ class GraphFigures:
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]
-        held = {
+        used = [_storages_used(node, effects) for node in nodes]
+        held = {  # asked for last: the state of a called module is found when its effects are
             storage: max(map(storage_bytes, tensors))
             for storage, tensors in effects.real_tensors().items()
             if storage >= 0
         }
         sizes = _storage_sizes(graph_module, effects, held)
-        used = [_storages_used(node, effects) for node in nodes]
         constants = [
             {storage: held[storage] for storage in storages if storage in held} if held else {} for storages in used
         ]

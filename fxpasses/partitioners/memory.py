@@ -159,7 +159,20 @@ def _held(
                 sizes = held.setdefault(device, {})
                 key = effects.storages(node)
                 sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
+    for node, device in home.items():
+        if node.op == "call_module":
+            _hold_state(node, effects, held.setdefault(device, {}), parameters)
     return held
+
+
+def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...], int], parameters: bool) -> None:
+    """Count the parameters and buffers of a called module."""
+    told = effects.of(node)
+    real = effects.real_tensors()
+    for storage in dict.fromkeys((*told.reads, *told.writes)):
+        for tensor in real.get(storage, ()):
+            if parameters or not isinstance(tensor, torch.nn.Parameter):
+                sizes[(storage,)] = max(sizes.get((storage,), 0), storage_bytes(tensor))
 
 
 def _lives(
