@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/index.md", "docs/lowering.md", "docs/pipelining.md", "docs/placement.md", "docs/first_pass.md"]
+PAGES = [
+    "README.md",
+    "docs/index.md",
+    "docs/lowering.md",
+    "docs/pipelining.md",
+    "docs/placement.md",
+    "docs/solvers.md",
+    "docs/first_pass.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
