@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.errors import StageError
+from fxpasses.errors import InputError, StageError
 from fxpasses.pipelining.actions import Action, Kind
 from fxpasses.pipelining.schedules import Schedule, find_schedule
 from fxpasses.pipelining.simulating import Run, Simulation, simulate
@@ -144,9 +146,14 @@ class SchedulePreview:
         """One row of text a rank, under :data:`COLUMNS`."""
         return [_row(rank) for rank in self.ranks]
 
-    def timeline(self, *, transfers: bool = True) -> Timeline:
-        """The preview as spans and memory curves; transfers on tracks of their own, below the ranks."""
-        spans = [self._span(run) for runs in self.simulation.runs for run in runs]
+    def timeline(self, *, transfers: bool = True, short: bool = False) -> Timeline:
+        """The preview as spans and memory curves.
+
+        Args:
+            transfers: Whether transfers are there, on tracks of their own below the ranks.
+            short: Whether spans are called by their micro-batch alone, as in the papers' figures.
+        """
+        spans = [self._span(run, short=short) for runs in self.simulation.runs for run in runs]
         tracks = [rank.track for rank in self.ranks]
         if transfers:
             spans += [
@@ -157,9 +164,8 @@ class SchedulePreview:
         budgets = {rank.track: rank.device.available_mem_bytes for rank in self.ranks}
         return Timeline(tuple(spans), dict(zip(tracks, self.curves, strict=True)), budgets, tuple(tracks))
 
-    def _span(self, run: Run) -> Span:
-        one_each = len(self.costs) == len(self.ranks)
-        name = str(run.action).removeprefix(str(run.action.stage)) if one_each else str(run.action)
+    def _span(self, run: Run, *, short: bool) -> Span:
+        name = str(run.action.microbatch) if short else str(run.action)
         return Span(self.ranks[run.rank].track, name, run.start, run.end - run.start, _KINDS[run.action.kind])
 
     def chrome_trace(self) -> dict[str, Any]:
@@ -168,7 +174,7 @@ class SchedulePreview:
 
     def svg(self, *, width: int = 1000) -> str:
         """A picture of the ranks and their memory."""
-        return self.timeline(transfers=False).svg(title=self.title, width=width)
+        return self.timeline(transfers=False, short=True).svg(title=self.title, width=width)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture to a file that ends in ``.svg``, and the trace to any other.
@@ -176,7 +182,11 @@ class SchedulePreview:
         Raises:
             InputError: The file cannot be written.
         """
-        self.timeline(transfers=not os.fspath(path).endswith(".svg")).save(path)
+        text = self.svg() if os.fspath(path).endswith(".svg") else json.dumps(self.chrome_trace()) + "\n"
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{os.fspath(path)!r} cannot be written: {error.strerror}.") from error
 
     @property
     def title(self) -> str:
