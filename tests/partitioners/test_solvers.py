@@ -290,7 +290,10 @@ def test_the_search_stops_when_its_steps_are_spent() -> None:
     classes = device_classes(problem, tables, units)
     search = PipelineSearch(units, classes, States.of(classes), measure)
 
-    assert (None, False) == search.run(inside, math.inf, steps=10)
+    outcome = search.run(inside, math.inf, steps=10)
+
+    assert outcome.pipeline is None
+    assert not outcome.finished
 
 
 def test_a_solution_tells_its_gap() -> None:

@@ -24,12 +24,12 @@ from fxpasses.partitioners.solvers.spans import DeviceClass, Spans
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import Floats, Ints
 
-__all__ = ["Measure", "Pipeline", "PipelineSearch"]
+__all__ = ["Measure", "Outcome", "Pipeline", "PipelineSearch"]
 
 SLACK = 1e-9
 MAX_BLOCK = 256
 CELLS = 1_000_000
-CALL = 5000
+CALL = 1000
 """Steps that one call costs beside the cells that it looks at."""
 
 
@@ -56,6 +56,15 @@ class Pipeline:
 
     runs: tuple[tuple[int, tuple[int, ...]], ...]
     value: float
+
+
+@attrs.frozen
+class Outcome:
+    """The best pipeline under a threshold (None: there is none), whether all was looked at, and the steps it took."""
+
+    pipeline: Pipeline | None
+    finished: bool
+    steps: float
 
 
 @attrs.define(eq=False)
@@ -88,13 +97,10 @@ class PipelineSearch:
     credit: tuple[float, ...] | None = None
     fewest: bool = False
 
-    def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> tuple[Pipeline | None, bool]:
+    def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> Outcome:
         """Find the pipeline of the smallest value under ``below`` that cuts at ideals of a family.
 
         ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
-
-        Returns:
-            The pipeline, None if there is none under ``below``; and whether the search came to its end.
         """
         family = CutFamily.of(words, self.measure.weight)
         low, high = self._windows(family)
@@ -105,14 +111,14 @@ class PipelineSearch:
         np.add.at(change, stop[full], -1)
         family = family.kept(np.cumsum(change)[:-1] > 0)
         if not family.count or family.words[0].any() or not family.inside[:, -1].all():
-            return None, True
+            return Outcome(None, True, 0.0)
         spans = Spans.of(self.units, family, self.classes, self.credit)
         table = self._table(spans, low, high)
         for first, last in self._blocks(family):
             self._extend(spans, table, first, last, below)
             if table.steps > steps:
-                return None, False
-        return self._pipeline(spans, table, below), True
+                return Outcome(None, False, table.steps)
+        return Outcome(self._pipeline(spans, table, below), True, table.steps)
 
     def _windows(self, family: CutFamily) -> tuple[Floats, Floats]:
         return self.measure.window(self.states, float(family.position[-1]))
@@ -170,7 +176,7 @@ class PipelineSearch:
                 continue
             if loads is None:
                 loads = spans.loads(slice(first, last), slice(first + 1, end), below)
-                table.steps += (last - first) * (end - first) * 4.0
+                table.steps += (last - first) * (end - first) * 8.0
             rows = alive + own_first - first
             self._relax(table, loads, state, rows, value[alive], (first + 1, end))
 

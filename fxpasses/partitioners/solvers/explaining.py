@@ -33,8 +33,8 @@ def no_pipeline(
         if family is None:
             break
         measure = Measure(units.kept.astype(np.float64), np.array(credit) + below)
-        found, _finished = PipelineSearch(units, roomy, States.of(classes), measure, credit).run(family, below)
-        pipeline = found or pipeline
+        found = PipelineSearch(units, roomy, States.of(classes), measure, credit).run(family, below)
+        pipeline = found.pipeline or pipeline
         below = math.inf if pipeline is None else pipeline.value
     if pipeline is None:
         return InfeasibleError(

@@ -79,7 +79,7 @@ class PlacementProblem:
     colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=_as_tuples)
     pinned: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
-    time_budget: float = attrs.field(default=2.0, kw_only=True)
+    time_budget: float = attrs.field(default=1.0, kw_only=True)
     seed: int = attrs.field(default=0, kw_only=True)
 
     def __attrs_post_init__(self) -> None:

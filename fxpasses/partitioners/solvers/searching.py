@@ -1,0 +1,206 @@
+"""What the searches for pipelines share: a reduced problem with its devices, answers, a look around cuts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.beams import Beam
+from fxpasses.partitioners.solvers.bounds import Prices
+from fxpasses.partitioners.solvers.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous import Measure, Outcome, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.cutting import Window, Words, all_ideals, ideals_near, stops_of
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reducing import Units, contract
+from fxpasses.partitioners.solvers.spans import DeviceClass
+from fxpasses.partitioners.solvers.states import States
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evaluate
+
+__all__ = ["BETTER", "FEW_STATES", "LONG", "Answer", "Search", "every_ideal", "improved", "limits", "smallest"]
+
+IDEALS_A_SECOND = 60_000
+STEPS_A_SECOND = 250e6
+MAX_STATES = 8192
+FEW_STATES = 700
+"""States from which on the first answer uses the devices in one order."""
+NEAR = (300, 2000)
+"""Ideals that are looked at around each cut of an answer."""
+ALL_NEAR = 20_000
+BEAM_STOPS = 300
+LONG = 2000
+"""Units from which on one linear order is cut."""
+BETTER = 1 - 1e-9
+
+
+def limits(budget: float) -> tuple[float, int]:
+    """How many steps and how many ideals a budget in seconds stands for."""
+    return STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
+
+
+@attrs.frozen(eq=False)
+class Search:
+    """A reduced problem with the classes of its devices, as the links are at their best."""
+
+    problem: PlacementProblem
+    tables: CostTables
+    units: Units
+    classes: tuple[DeviceClass, ...]
+    prices: Prices
+    order: tuple[int, ...] | None = None
+    """In which order devices are used, where there are too many states for any order."""
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> Search:
+        """Group the devices by what units and values cost there."""
+        return cls(problem, tables, units, device_classes(problem, tables, units), prices)
+
+    def contracted(self, order: Ints, stops: Ints) -> Search:
+        """The same with the units between stops of an order joined."""
+        weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
+        prices = attrs.evolve(self.prices, weight=weight)
+        units = contract(self.units, order, stops)
+        classes = device_classes(self.problem, self.tables, units)
+        return Search(self.problem, self.tables, units, classes, prices, self.order)
+
+    def measure(self, below: float) -> Measure:
+        """Weights of the units and rooms of the devices under a threshold: prices, or bytes when there is none."""
+        memory = np.array([group.memory for group in self.classes])
+        if not math.isfinite(below):
+            return Measure(self.units.kept.astype(np.float64), memory)
+        held = np.where(np.isfinite(self.tables.memory), self.tables.memory, 0.0)
+        room = self.prices.load * below + self.prices.byte * held
+        return Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
+
+    def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
+        """The best pipeline under a threshold that cuts at some ideals."""
+        states = self.states() if states is None else states
+        objective = self.problem.objective
+        search = PipelineSearch(
+            self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
+        )
+        return search.run(words, below, steps)
+
+    def states(self) -> States:
+        """The numbers of devices of each class, or the first ones in order."""
+        return States.of(self.classes) if self.order is None else States.along(self.classes, self.order)
+
+    def ordered(self, bound: float) -> Search:
+        """The same with an order of the devices, if that is needed to keep the number of states small."""
+        if States.count(self.classes) <= FEW_STATES:
+            return self
+        order = np.arange(self.units.size)
+        coarse = self.contracted(order, stops_of(order, self.prices.weight, BEAM_STOPS, 1))
+        found = Beam.of(coarse.units, coarse.classes, self.credit).best_order(bound, coarse.measure)
+        given = range(len(self.tables.memory))
+        devices = tuple(given) if found is None else (*found, *(device for device in given if device not in found))
+        return attrs.evolve(self, order=devices)
+
+    @property
+    def credit(self) -> tuple[float, ...] | None:
+        """Nothing, for each class, where the load is bytes."""
+        return (0.0,) * len(self.classes) if self.problem.objective == "memory" else None
+
+    def devices(self, pipeline: Pipeline) -> Ints:
+        """The position of each node's device."""
+        home = np.zeros(self.units.size, dtype=np.int64)
+        for device, units in pipeline.runs:
+            home[list(units)] = device
+        return home[self.units.unit_of]
+
+    def cuts(self, pipeline: Pipeline) -> list[list[int]]:
+        """The ideals between the devices."""
+        held: list[int] = []
+        found = []
+        for _device, units in pipeline.runs[:-1]:
+            held = [*held, *units]
+            found.append(held)
+        return found
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """A placement by the position of each node's device, with the devices in order, and how good it is."""
+
+    device_of: Ints
+    order: tuple[int, ...]
+    rank: tuple[float, float]
+    pipeline: Pipeline
+
+    @classmethod
+    def of(cls, search: Search, pipeline: Pipeline) -> Answer:
+        """Evaluate what was found."""
+        device_of = search.devices(pipeline)
+        rank = evaluate(search.tables, device_of).rank(search.problem.objective)
+        return cls(device_of, tuple(device for device, _units in pipeline.runs), rank, pipeline)
+
+    def renamed(self, search: Search, takes: Ints) -> Answer:
+        """The same runs on other devices: ``takes[d]`` instead of ``d``."""
+        runs = tuple((int(takes[device]), units) for device, units in self.pipeline.runs)
+        return Answer.of(search, attrs.evolve(self.pipeline, runs=runs))
+
+    def by_rank(self) -> tuple[float, float]:
+        """What decides between two answers."""
+        return self.rank
+
+
+def improved(search: Search, best: Answer) -> Answer:
+    """Look at the ideals around the cuts of an answer, more of them once that does not help any more."""
+    for limit in NEAR:
+        while True:
+            cuts = search.cuts(best.pipeline)
+            words = ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
+            below = math.inf if search.problem.objective == "devices" else best.rank[0] * BETTER
+            pipeline = search.run(words, below, steps=STEPS_A_SECOND).pipeline
+            found = None if pipeline is None else Answer.of(search, pipeline)
+            if found is None or found.rank >= best.rank:
+                break
+            best = found
+    return best
+
+
+def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[Answer | None, float]:
+    """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
+
+    The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
+    all was looked at and nothing found.
+    """
+    (steps, limit), proven = limits(budget), 0.0
+    for below in _thresholds(bound, goal):
+        words = every_ideal(search, below, limit)
+        if words is None:
+            break
+        outcome = search.run(words, below, steps=steps)
+        steps -= outcome.steps
+        if outcome.pipeline is not None:
+            return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
+        if not outcome.finished:
+            break
+        proven = below
+    return None, proven
+
+
+def _thresholds(bound: float, goal: float) -> Iterator[float]:
+    """From just above the bound to the goal, in steps that double."""
+    share = 0.01
+    while bound > 0 and bound * (1 + share) < goal and share < 3:
+        yield bound * (1 + share)
+        share *= 2
+    yield goal
+
+
+def every_ideal(search: Search, below: float, limit: int, most: int | None = None) -> Words | None:
+    """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
+    if not limit or (search.order is None and States.count(search.classes) > MAX_STATES) or search.units.size > LONG:
+        return None
+    states = search.states() if most is None else States.of(search.classes, most)
+    measure = search.measure(below)
+    total = float(measure.weight.sum())
+    low, high = measure.window(states, total)
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], np.maximum.accumulate(high[order])
+    begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
+    ends = np.append(begins[1:] - 1, len(low) - 1)
+    return all_ideals(search.units, limit, Window(measure.weight, low[begins], high[ends]))
