@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.cost import seconds_of
+from fxpasses.partitioners.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.graph_figures import value_bytes
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.units import format_bytes, format_seconds
@@ -91,7 +91,6 @@ class _Now:
     objective: str
     seconds: float
     load: Mapping[str, float]
-    compute: Mapping[str, float]
     peaks: Mapping[str, int]
 
     @property
@@ -152,13 +151,10 @@ def _now(
     topology: Topology,
     objective: str,
 ) -> _Now:
-    seconds, load = predict_times(graph_module, assignment, device_of, topology)
-    compute = dict.fromkeys(load, 0.0)
-    for node, part in assignment.partition_of.items():
-        compute[device_of[str(part)].name] += seconds_of(node, device_of[str(part)])
+    seconds, load = _times(graph_module, assignment, device_of, topology, objective)
     memory = predict_memory(graph_module, assignment, device_of)
     peaks = {name: held.peak for name, held in memory.items()}
-    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, compute, peaks)
+    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks)
 
 
 def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
@@ -227,12 +223,32 @@ def _used_links(now: _Now) -> Sequence[tuple[str, str]]:
 def _with_same_placement(now: _Now, change: _Change) -> float:
     if change.what == "memory":
         return now.value
-    if change.what == "device":  # measured seconds scale as well
-        saved = now.compute[change.name] * (1 - 1 / MORE)
-        load = {name: busy - (saved if name == change.name else 0.0) for name, busy in now.load.items()}
-        return _value(now.objective, now.seconds - saved, load, now.peaks)
-    seconds, load = predict_times(now.graph_module, now.assignment, now.device_of, change.topology)
+    faster = change.name if change.what == "device" else None
+    there = {part: now.topology[device.name] for part, device in now.device_of.items()}
+    seconds, load = _times(now.graph_module, now.assignment, there, change.topology, now.objective, faster)
     return _value(now.objective, seconds, load, now.peaks)
+
+
+def _times(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    objective: str,
+    faster: str | None = None,
+) -> tuple[float, dict[str, float]]:
+    """Seconds of one run as the objective counts them, and the load of each device; measured seconds scale as well."""
+    known: dict[Node, float] = {}
+
+    def seconds(node: Node, device: Device) -> float:
+        if node not in known:
+            known[node] = seconds_of(node, device) / (MORE if device.name == faster else 1.0)
+        return known[node]
+
+    total, load = predict_times(graph_module, assignment, device_of, topology, seconds=seconds)
+    if objective == "latency":
+        total = predict_makespan(assignment, device_of, topology, seconds=seconds)
+    return total, load
 
 
 def _placed_again(now: _Now, change: _Change, replace: Replace) -> float | None:

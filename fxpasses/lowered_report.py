@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch.fx import GraphModule
+from collections.abc import Iterable
+
+from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Topology
 from fxpasses.passes.placement import COPY_OF
@@ -11,27 +13,46 @@ from fxpasses.report.summary import CopyRow
 __all__ = ["copy_rows"]
 
 
-def copy_rows(lowered: GraphModule, topology: Topology) -> tuple[CopyRow, ...]:
-    """A row for each transfer of a placed graph, in execution order."""
+def copy_rows(lowered: GraphModule, topology: Topology, planned: Iterable[CopyRow] = ()) -> tuple[CopyRow, ...]:
+    """A row for each transfer of a placed graph, in execution order.
+
+    Args:
+        lowered: The placed graph.
+        topology: The devices and links.
+        planned: What was expected to cross; these rows know the operators that use a value.
+    """
+    reasons = {(row.value, row.source, row.target): row.why for row in planned}
     rows = []
     for node in lowered.graph.nodes:
         if not COPY_OF.has(node):
             continue
         sent = COPY_OF.read(node)
+        name = _operator_name(lowered, node, sent.value)
         users = ", ".join(str(user.target) for user in node.users if user.op == "call_module")
         value = node.meta.get("val")
         rows.append(
             CopyRow(
-                sent.value,
+                name,
                 sent.source,
                 sent.target,
                 sent.size,
                 "x".join(str(size) for size in getattr(value, "shape", ())),
                 _transfer_seconds(topology, sent.source, sent.target, sent.size) * 1e3,
-                f"{users} uses it" if users else "the result is wanted there",
+                reasons.get((name, sent.source, sent.target))
+                or (f"{users} uses it" if users else "the result is wanted there"),
             )
         )
     return tuple(rows)
+
+
+def _operator_name(lowered: GraphModule, copy: Node, name: str) -> str:
+    """The operator whose value is sent, where that is the only result of a part."""
+    sender = next((used for used in copy.all_input_nodes if used.name == name), None)
+    if sender is None or sender.op != "call_module":
+        return name
+    part = lowered.get_submodule(str(sender.target))
+    result = part.graph.output_node().args[0] if isinstance(part, GraphModule) else None
+    return result.name if isinstance(result, Node) else name
 
 
 def _transfer_seconds(topology: Topology, source: str, target: str, size: int) -> float:

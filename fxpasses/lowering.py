@@ -158,7 +158,7 @@ def _build(prepared: Prepared, assignment: Assignment, plan: Plan, clock: Clock,
         with clock.step("compile"):
             for name, backend in compiled.items():
                 compile_part(lowered, name, backend)
-    copies = copy_rows(lowered, plan.topology)
+    copies = copy_rows(lowered, plan.topology, summary.copies)
     lowered.program = program
     lowered.report = attrs.evolve(summary, copies=copies, steps=tuple(clock.rows))
     figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}

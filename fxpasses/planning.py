@@ -18,6 +18,7 @@ from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objecti
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan import Plan
 from fxpasses.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, prepare
 from fxpasses.report.facts import summarize, with_figures
@@ -102,6 +103,7 @@ class Planned:
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
         """Run the plan on paper; see :func:`fxpasses.simulation.simulate`."""
+        uses = ParameterUses.of(self.prepared.graph_module, self.assignment, self.plan.device_of)
         return simulate(
             self.prepared.graph_module,
             self.assignment,
@@ -110,6 +112,7 @@ class Planned:
             samples=samples,
             overlap=overlap,
             detail=detail,
+            course=uses.course_with(self.plan.offloaded),
         )
 
 

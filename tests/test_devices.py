@@ -10,7 +10,6 @@ from fxpasses.devices import Device, Link, Topology, detect, fake_devices, parse
 from fxpasses.errors import InputError
 from fxpasses.units import GiB, MiB
 
-
 NO_DEVICE = "There is no device to place the model on; give at least one, such as Device('cpu')."
 
 

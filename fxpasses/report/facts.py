@@ -20,7 +20,7 @@ from fxpasses.partitioners.graph_figures import value_bytes
 from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, StepRow, Summary
-from fxpasses.simulation import Simulation, simulate
+from fxpasses.simulation import Overlap, Simulation, simulate
 
 __all__ = ["planned_copies", "summarize", "with_figures"]
 
@@ -58,7 +58,8 @@ def summarize(
     seconds += sum(uses.load_seconds(plan.offloaded).values())
     samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
     known = partial(simulate, graph_module, assignment, device_of, plan.topology, seconds=taken, course=course)
-    run = known(overlap="devices")
+    overlap: Overlap = "copies" if plan.objective == "latency" else "devices"  # as the solvers count
+    run = known(overlap=overlap)
     shown = known(samples=samples) if samples > 1 else run
     sent = planned_copies(graph_module, assignment, plan) if copies is None else copies
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds

@@ -167,7 +167,10 @@ def _path_row(row: PathRow, total: float) -> tuple[str, ...]:
 
 
 def _sentences(summary: Summary) -> Iterator[str]:
-    yield f"One run is predicted to take {_seconds(summary.estimated_ms)}."
+    overlapped = sum(row.estimated_ms for row in summary.path)
+    is_quicker = bool(summary.path) and overlapped < 0.999 * summary.estimated_ms
+    beside = f", {_seconds(overlapped)} where devices work at the same time" if is_quicker else ""
+    yield f"One run is predicted to take {_seconds(summary.estimated_ms)}{beside}."
     if summary.objective == "throughput" and (busiest := max((d.estimated_ms for d in summary.devices), default=0.0)):
         yield f"Samples that follow each other come out every {_seconds(busiest)}, {1e3 / busiest:.4g} a second."
     yield summary.optimality()
