@@ -37,7 +37,7 @@ def print_stages(pipe: Pipe, preview: SchedulePreview, recommendation: Recommend
     from fxpasses.pipelining.previewing import COLUMNS
 
     _print_rows(console, preview.title, COLUMNS, preview.table())
-    for sentence in _remarks(preview):
+    for sentence in _remarks(preview, "" if recommendation else ", or another schedule (--schedule recommend),"):
         console.print(sentence, highlight=False)
 
 
@@ -86,13 +86,13 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_VALUES]) + more
 
 
-def _remarks(preview: SchedulePreview) -> list[str]:
+def _remarks(preview: SchedulePreview, another: str) -> list[str]:
     found = [f"{preview.schedule.torch_name}: {preview.schedule.idea} ({preview.schedule.source})."]
     if preview.missing:
         worst = max(preview.ranks, key=lambda rank: rank.missing)
         found.append(
             f"It does not fit: {worst.track} needs {format_bytes(worst.peak)}, {format_bytes(worst.missing)} more than "
-            "it has. More stages, smaller micro-batches or another schedule (--schedule recommend) may help."
+            f"it has. More stages or smaller micro-batches{another} may help."
         )
     return found
 
