@@ -30,6 +30,9 @@ _PARTS_IN_MEMORY = 8
 _STEPS = 5
 """Bisections of how much one device must take."""
 
+_SECONDS = 0.1
+"""For each of these searches."""
+
 
 @attrs.frozen(eq=False)
 class OffloadedPlacement:
@@ -83,7 +86,9 @@ def _enlarged(
 ) -> DevicePlacement:
     larger = attrs.evolve(device, available_mem_bytes=memory)
     devices = tuple(larger if each is device else each for each in topology.devices)
-    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective)
+    placement = place_by_device(
+        graph_module, Topology(devices, topology.links), objective=objective, time_budget=_SECONDS
+    )
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 
@@ -154,7 +159,21 @@ def _fewest(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return offloaded(low)
+    return _topped_up(uses, device, offloaded(low), before)
+
+
+def _topped_up(
+    uses: ParameterUses, device: Device, offloaded: tuple[str, ...], before: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Let more parts keep their parameters, the largest first, as long as they fit."""
+    left = device.memory - uses.memory((*before, *offloaded))[device.name].peak
+    for part in sorted(offloaded, key=lambda part: -uses.bytes_of(part)):
+        if uses.bytes_of(part) <= left:
+            fewer = tuple(name for name in offloaded if name != part)
+            room = device.memory - uses.memory((*before, *fewer))[device.name].peak
+            if room >= 0:
+                offloaded, left = fewer, room
+    return offloaded
 
 
 def _units(figures: GraphFigures, placement: DevicePlacement, device: Device) -> Iterator[tuple[str, list[Node]]]:

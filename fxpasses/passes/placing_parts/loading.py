@@ -41,10 +41,10 @@ def insert_loads(graph_module: GraphModule, device_of: Mapping[str, Device], off
     parts = [node for node in graph_module.graph.nodes if node.op == "call_module" and str(node.target) in device_of]
     last: dict[str, dict[Node, Node]] = {}
     for part, anchor in zip(parts, [None, *parts], strict=False):
+        device = device_of[str(part.target)]
+        before = last.pop(device.name, {})
         if str(part.target) not in offloaded:
             continue
-        device = device_of[str(part.target)]
-        before = last.get(device.name, {})
         now: dict[Node, Node] = {}
         for value in dict.fromkeys(part.all_input_nodes):
             if value.op == "get_attr" and _is_elsewhere(value, device):
