@@ -404,3 +404,14 @@ def test_the_modes_have_the_same_names_and_values(face: Any) -> None:
         "partition_to_logical_device_mapping",
         "saturate_host",
     ) == face.PartitionerConfig._fields
+
+
+def test_targets_are_replaced_everywhere(face: Any) -> None:
+    """All additions of two nodes become products; the other nodes stay."""
+    graph_module = symbolic_trace(lambda x, y: (x + y) + torch.relu(x + x))
+    x, y = torch.rand(4), torch.rand(4)
+
+    face.replace_target_nodes_with(graph_module, "call_function", operator.add, "call_function", operator.mul)
+
+    torch.testing.assert_close(graph_module(x, y), (x * y) * torch.relu(x * x))
+    assert ["x", "y", "add", "add_1", "relu", "add_2", "output"] == [node.name for node in graph_module.graph.nodes]

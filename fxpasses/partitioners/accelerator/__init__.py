@@ -26,6 +26,7 @@ from .latency import (
 )
 from .partitioner import Partitioner
 from .recording import get_tensor_meta
+from .retargeting import replace_target_nodes_with
 from .sizes import (
     get_extra_size_of,
     get_size_of_all_nodes,
@@ -72,6 +73,7 @@ __all__ = [
     "get_size_of_node",
     "get_tensor_meta",
     "reorganize_partitions",
+    "replace_target_nodes_with",
     "reset_partition_device",
     "set_parents_and_children",
     "size_bytes",

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -23,8 +22,11 @@ __all__ = ["improved", "partition_by_swapping"]
 MOST_STEPS = 2_000_000
 """Trials in all, times the atoms that each looks at."""
 
-DEPTH = 4
+DEPTH = 8
 """Steps of a round that may lose time before one gains."""
+
+MOST_REMEMBERED = 5_000_000
+"""Groups that are remembered, times the atoms of the graph."""
 
 MOST_SWAPPED = 128
 """In a graph with more atoms, there is one descent, by moves to groups that an atom has an edge with."""
@@ -43,9 +45,11 @@ def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Grou
     """The groups, which have devices, after all rounds of moves and swaps that made the graph faster."""
     search = _Search(workload, clock, len(groups), MOST_STEPS // len(workload.atoms))
     start = clock.placed(groups)
-    starts = [start, search.sweep(start)] if len(workload.atoms) <= MOST_SWAPPED else [start]
-    ends = [search.to_the_end(each) for each in starts]
-    _, groups, device_of = min(ends, key=operator.itemgetter(0))
+    starts = [start]
+    if len(atoms := range(len(workload.atoms))) <= MOST_SWAPPED:
+        starts += [search.sweep(start, atoms), search.lenient(start)]
+    best = min([search.to_the_end(each, 1) for each in starts], key=operator.itemgetter(0))
+    _, groups, device_of = search.to_the_end(best, DEPTH)
     clock.place(groups, device_of)
     return groups
 
@@ -65,29 +69,53 @@ class _Search:
     clock: Clock
     slots: int
     trials: int
+    _made: dict[tuple[int, ...], Group] = attrs.field(factory=dict, init=False)
 
-    def to_the_end(self, placed: Placed) -> Placed:
-        """Rounds until none is faster."""
-        while (found := self._round(placed)) is not None:
+    def to_the_end(self, placed: Placed, depth: int) -> Placed:
+        """Rounds of at most ``depth`` steps until none is faster."""
+        while (found := self._round(placed, depth)) is not None:
             placed = found
         return placed
 
-    def sweep(self, placed: Placed) -> Placed:
+    def sweep(self, placed: Placed, atoms: Iterable[int]) -> Placed:
         """For each atom in turn, its best move or swap, if that is faster."""
-        for atom in range(len(self.workload.atoms)):
+        for atom in atoms:
             step = self._best_step(placed[1], (), atom)
             if step is not None and step[0][0] < placed[0]:
                 placed = step[0]
         return placed
 
-    def _round(self, placed: Placed) -> Placed | None:
+    def lenient(self, placed: Placed) -> Placed:
+        """For each atom in turn, the best step to a group, if moving it there alone beats the last such move.
+
+        That is how torch's partitioner goes on; it may lose time on the way.
+        """
+        least = placed[0]
+        for atom in range(len(self.workload.atoms)):
+            alone: dict[int, float] = {}
+            best: dict[int, Placed] = {}
+            for to in _steps(self.workload, placed[1], len(placed[1]), (), atom):
+                candidate = self._moved(placed[1], to)
+                tried = self.clock.try_out(candidate)
+                if tried is None:
+                    continue
+                if len(to) == 1:
+                    alone[to[atom]] = tried[0]
+                if to[atom] not in best or tried[0] < best[to[atom]][0]:
+                    best[to[atom]] = (tried[0], candidate, tried[1])
+            for target, seconds in sorted(alone.items()):
+                if seconds < least:
+                    least, placed = seconds, best[target]
+        return placed
+
+    def _round(self, placed: Placed, depth: int) -> Placed | None:
         """What is faster: the first gain, or what a few steps with losses on the way lead to.
 
         An atom that was touched is locked until the round is over.
         """
         best, groups, _ = placed
         locked: set[int] = set()
-        for _ in range(min(DEPTH, len(self.workload.atoms))):
+        for _ in range(min(depth, len(self.workload.atoms))):
             step = self._best_step(groups, locked)
             if step is None:
                 return None
@@ -106,11 +134,33 @@ class _Search:
             self.trials -= 1
             if self.trials < 0:
                 return None
-            candidate = _moved(self.workload, groups, to)
+            candidate = self._moved(groups, to)
             tried = self.clock.try_out(candidate)
             if tried is not None and (best is None or tried[0] < best[0][0]):
                 best = (tried[0], candidate, tried[1]), set(to)
         return best
+
+    def _moved(self, groups: Sequence[Group], to: Mapping[int, int]) -> list[Group]:
+        """The groups after some atoms went to others; a group that is left empty is gone."""
+        moved = []
+        for number, group in enumerate(groups):
+            stay = [atom for atom in group.atoms if to.get(atom, number) == number]
+            come = [atom for atom, target in to.items() if target == number and atom not in group.atoms]
+            if len(stay) == len(group.atoms) and not come:
+                moved.append(group)
+            elif stay or come:
+                moved.append(self._group([*stay, *come]))
+        if fresh := [atom for atom, target in to.items() if target == len(groups)]:
+            moved.append(self._group(fresh))
+        return moved
+
+    def _group(self, atoms: list[int]) -> Group:
+        key = tuple(sorted(atoms))
+        if key not in self._made:
+            if len(self._made) * len(self.workload.atoms) > MOST_REMEMBERED:
+                self._made.clear()
+            self._made[key] = self.workload.group(key)
+        return self._made[key]
 
 
 def _steps(
@@ -144,53 +194,53 @@ def _beside(workload: Workload, home: Sequence[int], atom: int) -> dict[int, Non
     return dict.fromkeys(home[other] for other in (*workload.before[atom], *workload.behind[atom]))
 
 
-def _moved(workload: Workload, groups: Sequence[Group], to: Mapping[int, int]) -> list[Group]:
-    """The groups after some atoms went to others; a group that is left empty is gone."""
-    moved = []
-    for number, group in enumerate(groups):
-        stay = [atom for atom in group.atoms if to.get(atom, number) == number]
-        come = [atom for atom, target in to.items() if target == number and atom not in group.atoms]
-        if len(stay) == len(group.atoms) and not come:
-            moved.append(group)
-        elif stay or come:
-            moved.append(workload.group([*stay, *come]))
-    if fresh := [atom for atom, target in to.items() if target == len(groups)]:
-        moved.append(workload.group(fresh))
-    return moved
-
-
 class _Quotient:
-    """Which group waits for which, counted, so that a move can be judged by the edges of what moves."""
+    """Which group waits for which, counted, so that a step can be judged by the edges of the atoms that move."""
 
     def __init__(self, workload: Workload, home: Sequence[int], size: int) -> None:
         self.workload = workload
         self.home = home
-        self.size = size
-        self.count: Counter[tuple[int, int]] = Counter()
+        self.everything = (1 << size) - 1
+        self.count: dict[tuple[int, int], int] = {}
         for atom, before in enumerate(workload.before):
-            self.count.update((home[other], home[atom]) for other in before)
+            for other in before:
+                edge = home[other], home[atom]
+                self.count[edge] = self.count.get(edge, 0) + 1
+        self.behind = [0] * size
+        """For each group a bit for each other that waits for it."""
+        for source, target in self.count:
+            if source != target:
+                self.behind[source] |= 1 << target
 
     def stays_acyclic(self, to: Mapping[int, int]) -> bool:
         """Whether no group waits for itself, through others, once some atoms have moved."""
-        change: Counter[tuple[int, int]] = Counter()
-        for source, target in self._edges(to):
-            change[self.home[source], self.home[target]] -= 1
-            change[to.get(source, self.home[source]), to.get(target, self.home[target])] += 1
-        behind: list[list[int]] = [[] for _ in range(self.size)]
-        waiting = [0] * self.size
-        for edge in (*self.count, *(edge for edge in change if edge not in self.count)):
-            if edge[0] != edge[1] and self.count[edge] + change[edge] > 0:
-                behind[edge[0]].append(edge[1])
-                waiting[edge[1]] += 1
-        ready = [number for number, count in enumerate(waiting) if not count]
-        for number in ready:  # grows while it is walked
-            for other in behind[number]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    ready.append(other)
-        return len(ready) == self.size
+        behind = self.behind.copy()
+        for (source, target), change in self._changes(to).items():
+            if source == target:
+                continue
+            if self.count.get((source, target), 0) + change > 0:
+                behind[source] |= 1 << target
+            else:
+                behind[source] &= ~(1 << target)
+        left = self.everything
+        while left:
+            last = left
+            for number, others in enumerate(behind):
+                if not others & left:
+                    left &= ~(1 << number)
+            if left == last:
+                return False
+        return True
 
-    def _edges(self, to: Mapping[int, int]) -> dict[tuple[int, int], None]:
-        edges = {(other, atom): None for atom in to for other in self.workload.before[atom]}
-        edges.update({(atom, other): None for atom in to for other in self.workload.behind[atom]})
-        return edges
+    def _changes(self, to: Mapping[int, int]) -> dict[tuple[int, int], int]:
+        home, changes = self.home, dict[tuple[int, int], int]()
+        for atom, target in to.items():
+            edges = [(other, home[atom], target, True) for other in self.workload.before[atom]]
+            edges += [(other, home[atom], target, False) for other in self.workload.behind[atom] if other not in to]
+            for other, was, becomes, comes_before in edges:
+                here = to.get(other, home[other])
+                old = (home[other], was) if comes_before else (was, home[other])
+                new = (here, becomes) if comes_before else (becomes, here)
+                changes[old] = changes.get(old, 0) - 1
+                changes[new] = changes.get(new, 0) + 1
+        return changes

@@ -179,27 +179,25 @@ def get_latency_of_partitioned_graph(
 
 
 def run_order(partitions: Iterable[Partition]) -> list[Partition]:
-    """The partitions that can be reached from those without parents, parents before children.
+    """The partitions and all that wait for them, parents before children.
 
     Raises:
         CycleError: Partitions wait for each other (also a ``RecursionError``).
     """
-    given = list(partitions)
-    order = [partition for partition in given if not partition.parents]
-    reached = dict.fromkeys(order)
-    queue = list(order)
+    members = dict.fromkeys(partitions)
+    queue = list(members)
     for partition in queue:  # grows while it is walked
-        fresh = [child for child in _by_number(partition.children) if child not in reached]
-        reached.update(dict.fromkeys(fresh))
+        fresh = [child for child in _by_number(partition.children) if child not in members]
+        members.update(dict.fromkeys(fresh))
         queue += fresh
-    waiting = {partition: len(partition.parents & reached.keys()) for partition in reached}
+    waiting = {partition: len(partition.parents & members.keys()) for partition in members}
+    order = [partition for partition, count in waiting.items() if not count]
     for partition in order:  # grows while it is walked
         for child in _by_number(partition.children):
             waiting[child] -= 1
             if waiting[child] == 0:
                 order.append(child)
-    stuck = [str(partition) for partition in (given if not order else waiting) if waiting.get(partition, 1)]
-    if stuck:
+    if stuck := [str(partition) for partition, count in waiting.items() if count]:
         raise also_as(CycleError, RecursionError())(
             f"partitions {', '.join(stuck)} wait for each other, or for one on such a circle; "
             "move the nodes of a circle into one partition",

@@ -34,7 +34,7 @@ def pack(workload: Workload, devices: Sequence[Device]) -> list[Group] | None:
     budgets = [memory_of(device) for device in devices]
     for _ in range(ROUNDS):
         named = tuple(_named(number, budget) for number, budget in enumerate(budgets))
-        problem = PlacementProblem(graph, named, objective="memory", time_budget=1.0)
+        problem = PlacementProblem(graph, named, objective="memory", time_budget=0.3)
         try:
             solution = solve_placement(problem)
         except InfeasibleError:
