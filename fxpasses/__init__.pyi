@@ -53,6 +53,7 @@ from .pass_manager import (
     topological_sort_passes,
 )
 from .plan import Plan
+from .planning import Planned, place
 from .registry import parse_pipeline, pipeline_text, register_pass
 from .units import GiB, KiB, MiB
 
@@ -94,6 +95,7 @@ __all__ = [
     "PlacementError",
     "Plan",
     "PlanError",
+    "Planned",
     "ProxyValue",
     "SplitError",
     "Stage",
@@ -116,6 +118,7 @@ __all__ = [
     "parse_pipeline",
     "pass_result_wrapper",
     "pipeline_text",
+    "place",
     "register_effects",
     "register_pass",
     "register_pure",
