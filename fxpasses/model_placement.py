@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.devices import Topology
-from fxpasses.errors import InfeasibleError, InputError
+from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.device_maps import DeviceMap
@@ -69,6 +69,9 @@ def propose(
             raise
         if offload is None:
             raise _with_hint(error) from error.__cause__
+    except PlacementError:  # none was found, though nothing says that there is none
+        if offload is None:
+            raise
     return place_with_offloading(graph_module, topology, objective=objective)
 
 
