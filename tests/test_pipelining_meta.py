@@ -72,6 +72,15 @@ def test_filled_stages_compute_what_the_model_computes(real):
     assert all(value.device.type == "meta" for value in model.parameters())
 
 
+def test_ties_are_known_when_one_stage_has_values(real):
+    """Complaint 25: a rank fills its own stage, and still knows which parameters others hold, too."""
+    pipe = pipeline(empty_llama(), (IDS,), None, {"model.layers.1": BEGINNING})
+    before = pipe.replicated_params
+    pipe.materialize(0, "cpu", real.state_dict())
+
+    assert [{"submod_0": "lm_head.weight", "submod_1": "lm_head.weight"}] == before == pipe.replicated_params
+
+
 def test_a_function_may_fill_or_give_values(real):
     """For random initialisation, or a checkpoint that is read piece by piece; each tensor is asked for once."""
     asked = []

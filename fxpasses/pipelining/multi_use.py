@@ -7,7 +7,6 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import torch
 from torch.fx import GraphModule
 
 from fxpasses.attributes import Attribute, state_of
@@ -88,8 +87,3 @@ def _check_entry(name: str, config: object, parameters: Mapping[str, Attribute])
         raise StageError(
             f"multi_use_param_spec has {config!r} for {name!r}; write MultiUseParameterConfig.TRANSMIT or REPLICATE"
         )
-
-
-def parameters_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """All parameters by name, tied ones under each of their names."""
-    return dict(module.named_parameters(remove_duplicate=False))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import StageError
 from fxpasses.input_contract import InputContract
 from fxpasses.pipelining.balancing import Balance
+from fxpasses.pipelining.building import built_stage
 from fxpasses.pipelining.capturing import capture_model
 from fxpasses.pipelining.cutting import Recompute, SplitPolicy, Stages, cut_into_stages
 from fxpasses.pipelining.losses import LossOutput, find_loss
-from fxpasses.pipelining.materializing import StateSource, materialize, refuse_empty
-from fxpasses.pipelining.micro_batches import StageSizes
-from fxpasses.pipelining.multi_use import MultiUseParamSpec, parameters_in
+from fxpasses.pipelining.materializing import StateSource, materialize
+from fxpasses.pipelining.multi_use import MultiUseParamSpec
 from fxpasses.pipelining.routes import make_routes
-from fxpasses.pipelining.sizes import hints_of
 from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_spec
-from fxpasses.pipelining.stage_state import aliases_in, give_unused_state, tied_names
+from fxpasses.pipelining.stage_by_stage import run_forward, run_forward_and_backward
+from fxpasses.pipelining.stage_state import aliases_in, copied_parameters, give_unused_state, tied_names
 from fxpasses.pipelining.stages import StageModule
 from fxpasses.pipelining.traffic import Traffic
 
@@ -78,6 +78,7 @@ class Pipe(torch.nn.Module):
         aliases = tied_names(cut.source)
         parts = list(cut.parts.values())
         give_unused_state(cut, parts, aliases)
+        self._copied = copied_parameters(cut)
         routes = make_routes(cut)
         self.traffic = Traffic.of(routes, stages.recomputed)
         self._stages = [
@@ -125,15 +126,7 @@ class Pipe(torch.nn.Module):
 
         In processes of their own these are copies, which :meth:`tie_parameters` keeps in step.
         """
-        stages = set(self._cut.part_names.values())
-        parameters = parameters_in(self.split_gm)
-        original = self._cut.original_names
-        groups = [
-            {name.partition(".")[0]: original.get(name, name) for name in names if name.partition(".")[0] in stages}
-            for names in self._cut.shared
-            if names[0] in parameters
-        ]
-        return [group for group in groups if len(group) > 1]
+        return [dict(names) for names in self._copied]
 
     @property
     def transmitted_params(self) -> dict[str, int]:
@@ -142,11 +135,7 @@ class Pipe(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages in this process."""
-        first, *others = self._stages
-        value = first(*args, **kwargs)
-        for stage in others:
-            value = stage(*value)
-        return value
+        return run_forward(self._stages, args, kwargs)
 
     def loss_fn(self, output: Any, target: Any = None) -> torch.Tensor:
         """The loss in an output of the model, which computes it itself: the loss function for a schedule.
@@ -174,18 +163,7 @@ class Pipe(torch.nn.Module):
         Raises:
             StageError: No output of the model is its loss.
         """
-        first, *others = self._stages
-        value = first(*args, **kwargs)
-        hops: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = []
-        for stage in others:
-            received = tuple(sent.detach().requires_grad_() for sent in value)
-            hops.append((value, received))
-            value = stage(*received)
-        self.loss_fn(value).backward()  # type: ignore[no-untyped-call]  # torch's
-        for sent, received in reversed(hops):
-            pairs = [(made, taken.grad) for made, taken in zip(sent, received, strict=True) if made.requires_grad]
-            torch.autograd.backward([made for made, _ in pairs], [gradient for _, gradient in pairs])
-        return value
+        return run_forward_and_backward(self._stages, self.loss_fn, args, kwargs)
 
     def get_stage_module(self, stage_idx: int) -> StageModule:
         """The module of one stage, which holds only that stage's parameters and buffers.
@@ -236,35 +214,7 @@ class Pipe(torch.nn.Module):
                 device, or there is no process group or one with more processes than stages.
         """
         stage = self.get_stage_module(stage_index)
-        device = torch.device(device)
-        _refuse_other_kind(self._cut.source, device)
-        refuse_empty(stage, stage_index)
-        from fxpasses.pipelining.runtime import running_stage  # torch.distributed.pipelining is heavy
-
-        sizes = StageSizes(
-            tuple(self._user_values("placeholder") if stage.route.is_first else ()),
-            stage.route.received,
-            tuple(self._user_values("output") if stage.route.leaving is not None else ()),
-            stage.route.sent,
-            self._hints(),
-            stage.contract,
-        )
-        built = running_stage(
-            stage.to(device), stage_index, self.num_stages, device, group, sizes.inputs(), sizes.outputs()
-        )
-        built.sizes = sizes
-        return built
-
-    def _user_values(self, op: Literal["placeholder", "output"]) -> Iterator[torch.Tensor]:
-        """The recorded tensors that go into or come out of the whole model."""
-        ends = self.split_gm.graph.find_nodes(op=op)
-        for node in ends if op == "placeholder" else ends[0].all_input_nodes:
-            if isinstance(value := node.meta.get("val"), torch.Tensor):
-                yield value
-
-    def _hints(self) -> dict[Any, int]:
-        """The size of each symbol in the example."""
-        return hints_of(size for value in self._user_values("placeholder") for size in value.shape)
+        return built_stage(stage, stage_index, self.num_stages, self.split_gm, torch.device(device), group)
 
     def tie_parameters(
         self, stages: Sequence[PipelineStage] | PipelineStage, group: dist.ProcessGroup | None = None
@@ -280,15 +230,10 @@ class Pipe(torch.nn.Module):
         Returns:
             What adds up gradients: ``synchronize_gradients()`` after each step.
         """
-        from fxpasses.pipelining.tied import Tie, TiedParameters
+        from fxpasses.pipelining.tied import TiedParameters, ties_of  # torch.distributed is heavy
 
-        place = {name: index for index, name in enumerate(self._cut.part_names.values())}
-        ties = [
-            Tie(next(iter(names.values())), {place[part]: name for part, name in names.items()})
-            for names in self.replicated_params
-        ]
         own = list(stages) if isinstance(stages, Sequence) else [stages]
-        return TiedParameters.of(ties, own, group)
+        return TiedParameters.of(ties_of(self._copied, list(self._cut.part_names.values())), own, group)
 
     def info(self) -> PipeInfo:
         """The graph, the number of stages, and whether there is a loss."""
@@ -304,18 +249,6 @@ class Pipe(torch.nn.Module):
             for stage in self._stages
         )
         return f"Pipe({self.num_stages} stages: {sizes})"
-
-
-def _refuse_other_kind(source: GraphModule, device: torch.device) -> None:
-    """Exported graphs name their device, in ``arange`` for example; moving parameters alone would not do."""
-    for node in source.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != device.type:
-            raise StageError(
-                f"the model was captured on {value.device.type}, and a stage was asked for on {device.type}; "
-                f"move the model and its inputs there before calling pipeline()",
-                node=node,
-            )
 
 
 def pipeline(

@@ -87,3 +87,15 @@ class SizedStage(PipelineStage):
         if self.is_first and self.sizes is not None:
             self.sizes.refuse_other(args, kwargs or {}, fwd_chunk_id, self._sizes_of(fwd_chunk_id))
         return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """Run one backward; what has no gradient gets zeros of the size that was received."""
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        gradients = self.bwd_cache.get(bwd_chunk_id)
+        if self.sizes is None or self.sizes.is_fixed or self.is_first or not gradients:
+            return
+        likes = self.sizes.inputs(self._sizes_of(bwd_chunk_id))
+        self.bwd_cache[bwd_chunk_id] = tuple(
+            torch.zeros(like.shape, dtype=like.dtype, device=self.device) if gradient is None else gradient
+            for gradient, like in zip(gradients, likes, strict=True)
+        )

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from fxpasses.attributes import find_attribute, install_attribute
 from fxpasses.passes.splitting import Split
 
-__all__ = ["aliases_in", "give_unused_state", "tied_names"]
+__all__ = ["aliases_in", "copied_parameters", "give_unused_state", "tied_names"]
 
 
 def tied_names(source: GraphModule) -> dict[str, tuple[str, ...]]:
@@ -43,3 +43,19 @@ def aliases_in(part: torch.nn.Module, aliases: Mapping[str, Sequence[str]]) -> d
     """The names of tied state that a part does not hold itself, by the name that it holds."""
     held = part.state_dict()
     return {name: [other for other in aliases[name] if other not in held] for name in held if name in aliases}
+
+
+def copied_parameters(cut: Split) -> list[dict[str, str]]:
+    """Parameters that several stages hold: for each the model's name of it, by the name of the stage's module."""
+    stages = set(cut.part_names.values())
+    parameters = dict(cut.graph_module.named_parameters(remove_duplicate=False))
+    groups = [
+        {
+            name.partition(".")[0]: cut.original_names.get(name, name)
+            for name in names
+            if name.partition(".")[0] in stages
+        }
+        for names in cut.shared
+        if names[0] in parameters
+    ]
+    return [group for group in groups if len(group) > 1]

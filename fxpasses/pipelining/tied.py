@@ -20,7 +20,7 @@ from fxpasses.pipelining.exchanging import Holders
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["Tie", "TiedParameters"]
+__all__ = ["Tie", "TiedParameters", "ties_of"]
 
 
 @attrs.frozen
@@ -34,6 +34,13 @@ class Tie:
 
     name: str
     names: Mapping[int, str]
+
+
+def ties_of(copied: Sequence[Mapping[str, str]], parts: Sequence[str]) -> list[Tie]:
+    """The ties of a pipe: what its stages have in common, by the names of their modules, in the order of the stages."""
+    return [
+        Tie(next(iter(names.values())), {parts.index(part): name for part, name in names.items()}) for names in copied
+    ]
 
 
 @attrs.define(eq=False)
