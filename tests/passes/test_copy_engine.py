@@ -15,7 +15,8 @@ from fxpasses import Device, LoweredModule, lower
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import placement, split
 from fxpasses.passes.placement import PlaceOnDevices
-from fxpasses.passes.placing_parts.copy_engine import CopyEngine
+from fxpasses.passes.placing_parts.copy_engine import CopyEngine, begin_load
+from fxpasses.passes.placing_parts.loading import loading_again
 
 HOST, GPU, OTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
 
@@ -252,3 +253,18 @@ def test_copies_begin_early_only_where_memory_is_left(monkeypatch: pytest.Monkey
     assert is_early(lowered(None))
     assert is_early(lowered(peak + 64))
     assert not is_early(lowered(peak))
+
+
+def test_a_loaded_parameter_is_free_at_once_in_training_too() -> None:
+    """Autograd keeps none of them, so that the next load may take the same memory."""
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    with loading_again():
+        ticket = begin_load(engine, on(HOST), GPU)
+        engine.wait(ticket)
+        streams.happens("use", streams.compute(GPU))
+        engine.release(ticket)
+    streams.happens("next load", streams.lane(GPU, "in"))
+
+    assert streams.is_before("use", "next load")
+    assert [] == streams.held

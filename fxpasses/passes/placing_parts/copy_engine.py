@@ -39,9 +39,10 @@ class Ticket:
         device: The device that receives it.
         event: Happens when it is done.
         from_host: It reads the value itself in main memory, which only the host can wait for.
+        is_kept: Autograd may keep the copy for the backward pass.
     """
 
-    __slots__ = ("copy", "device", "event", "from_host", "staged", "streams", "used")
+    __slots__ = ("copy", "device", "event", "from_host", "is_kept", "staged", "streams", "used")
 
     def __init__(
         self, streams: Streams, copy: torch.Tensor, device: torch.device, event: Any, *, from_host: bool, staged: Any
@@ -52,6 +53,7 @@ class Ticket:
         self.event = event
         self.from_host = from_host
         self.staged = staged
+        self.is_kept = torch.is_grad_enabled()
         self.used = False
 
     def __del__(self) -> None:
@@ -128,7 +130,7 @@ class CopyEngine(torch.nn.Module):
             return
         compute = self.streams.compute(device)
         ticket.copy = None
-        if torch.is_grad_enabled() or _is_held_elsewhere(copy):
+        if ticket.is_kept or _is_held_elsewhere(copy):
             self.streams.hold(copy, compute)
         else:
             self.streams.wait(self.streams.lane(device, "in"), self.streams.record(compute))
@@ -170,7 +172,8 @@ def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) ->
     """In a graph: :meth:`CopyEngine.begin` for a parameter of an offloaded part."""
     ticket = engine.begin(value, device)
     assert ticket.copy is not None  # it was begun just now
-    note_load(ticket.copy, value)
+    if note_load(ticket.copy, value):
+        ticket.is_kept = False
     return ticket
 
 

@@ -128,10 +128,11 @@ class _Loads:
 _LOADS: ContextVar[_Loads | None] = ContextVar("fxpasses_loads", default=None)
 
 
-def note_load(loaded: torch.Tensor, parameter: torch.Tensor) -> None:
-    """Remember in the running call that a tensor is a loaded parameter."""
+def note_load(loaded: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Remember in the running call that a tensor is a loaded parameter; whether autograd will not keep it."""
     if (loads := _LOADS.get()) is not None:
         loads.note(loaded, parameter)
+    return loads is not None
 
 
 def _again(kept: torch.Tensor | _Kept) -> torch.Tensor:

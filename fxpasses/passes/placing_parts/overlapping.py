@@ -79,10 +79,12 @@ class _Overlapping:
     spare: dict[str, float] | None
     position: dict[Node, int] = attrs.field(init=False)
     nodes: list[Node] = attrs.field(init=False)
+    writers: list[tuple[Node, frozenset[int]]] = attrs.field(init=False)
 
     def run(self, copies: Sequence[Node]) -> None:
         self.nodes = list(self.graph_module.graph.nodes)
         self.position = {node: index for index, node in enumerate(self.nodes)}
+        self.writers = [(node, written) for node in self.nodes if (written := self.memory.written_by(node))]
         tickets = [self._rewrite(node) for node in copies]
         with self.graph_module.graph.inserting_before(self.graph_module.graph.output_node()):
             self._call(finish_copies, *tickets)
@@ -95,17 +97,16 @@ class _Overlapping:
         value, target = copy.all_input_nodes[0], _device(copy)
         is_load = LOAD_OF.has(copy)
         users = sorted(copy.users, key=self.position.__getitem__)
-        writes = [self.nodes[index] for index in self._writes_to(value)]
+        storages = self.memory.storages(value)
+        writes = [node for node, written in self.writers if not storages.isdisjoint(written)]
         earliest = max(
             (node for node in [value, *writes] if self._is_before(node, copy)), key=self.position.__getitem__
         )
         early = not is_load and self._fits(copy)
         with self._after(earliest) if early else self.graph_module.graph.inserting_before(copy):
             ticket = self._call(begin_load if is_load else begin_copy, value, target, name=f"{copy.name}_begun")
-        for writer in writes:
-            if self._is_before(copy, writer) or (
-                early and writer is not earliest and self._is_before(earliest, writer)
-            ):
+        for writer in writes:  # those before the copy are before it begins, too
+            if self._is_before(copy, writer):
                 with self.graph_module.graph.inserting_before(writer):
                     self._call(let_read, ticket, _device(value))
         copy.target, copy.args, copy.kwargs = await_copy, (self.engine, ticket), {}
@@ -119,18 +120,10 @@ class _Overlapping:
     def _is_before(self, one: Node, other: Node) -> bool:
         return self.position[one] < self.position[other]
 
-    def _writes_to(self, value: Node) -> list[int]:
-        storages = self.memory.storages(value)
-        return [
-            index
-            for index, node in enumerate(self.nodes)
-            if storages and storages.intersection(self.memory.written_by(node))
-        ]
-
     def _fits(self, copy: Node) -> bool:
         sent = _sent(copy)
         if self.spare is None or sent is None or sent.target not in self.spare:
-            return self.spare is None
+            return True  # nobody counts the bytes of main memory
         if sent.size > self.spare[sent.target]:
             return False
         self.spare[sent.target] -= sent.size
