@@ -16,12 +16,13 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
 from fxpasses.partitioners.device_search import Contiguity, Found, Wish, on_one_device, search
 from fxpasses.partitioners.device_times import predict_times
 from fxpasses.partitioners.graph_figures import GraphFigures
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.training_memory import Training
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
@@ -86,6 +87,7 @@ def place_by_device(
     colocate: Iterable[Iterable[Selector]] = (),
     time_budget: float = 0.5,
     seed: int = 0,
+    training: Training | None = None,
 ) -> DevicePlacement:
     """Give each operator of a graph a device.
 
@@ -104,10 +106,12 @@ def place_by_device(
         colocate: Groups of nodes and modules that share a device.
         time_budget: About how many seconds the search may take; more may find better, or prove that nothing is.
         seed: For what the search draws; the same seed gives the same proposal.
+        training: Place for training steps: budgets hold with gradients, the optimizer's state and what autograd saves;
+            seconds are those of forward and backward.
 
     Returns:
-        The proposal, every budget kept as :func:`~fxpasses.partitioners.memory.predict_memory` predicts it. It never
-        mutates the graph.
+        The proposal, every budget kept as :func:`~fxpasses.partitioners.memory.predict_memory` predicts it (or
+        :func:`~fxpasses.partitioners.predict_training_memory`). It never mutates the graph.
 
     Raises:
         PlacementError: an option that makes no sense; or no placement was found, and none is proven not to exist.
@@ -118,7 +122,9 @@ def place_by_device(
     _check_option("objective", objective, _OBJECTIVES)
     if contiguity is not None:
         _check_option("contiguity", contiguity, _CONTIGUITIES)
-    figures = GraphFigures.of(graph_module)
+    figures, step = GraphFigures.of(graph_module), None
+    if training is not None:
+        figures, step = training_figures(figures, training)
     everywhere = refuse_impossible(figures, topology, supports)
     wish = Wish(
         topology,
@@ -129,6 +135,7 @@ def place_by_device(
         dict(forbidden or {}),
         time_budget,
         seed,
+        step,
     )
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
     alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
@@ -162,11 +169,12 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
 def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
     assignment, topology = found.runs.assignment, wish.topology
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
-    seconds, load = predict_times(figures.graph_module, assignment, device_of, topology, seconds=figures.measured)
+    seconds, load = predict_times(
+        figures.graph_module, assignment, device_of, topology, seconds=figures.measured, sent=figures.sent
+    )
     value = found.value
     if wish.objective == "memory":  # what the solver counts is less than what is there
-        held = predict_memory(figures.graph_module, assignment, device_of, figures.effects)
-        value = float(max((memory.peak for memory in held.values()), default=0))
+        value = float(check_budgets(figures, topology, found.runs, wish.training, always=True).fullest)
     is_optimal = value <= found.bound * (1 + 1e-9)
     reasons = reasons_of(figures, assignment, device_of, wish.objective, is_optimal)
     return DevicePlacement(

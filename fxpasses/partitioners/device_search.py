@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.budget_checks import TrainingStep, check_budgets
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_runs import Runs, runs_of
 from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
-from fxpasses.partitioners.memory import MemoryCourse, follow_memory
 from fxpasses.partitioners.solvers import PlacementProblem, solve_placement
 from fxpasses.units import format_bytes
 
@@ -46,6 +46,7 @@ class Wish:
     forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
     time_budget: float = 0.5
     seed: int = 0
+    training: TrainingStep | None = None
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
@@ -94,22 +95,21 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Found:
     bound = solution.bound
     for round_ in range(MAX_ROUNDS):
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        course = _course(figures, wish.topology, runs)
-        over = {} if course is None else _passed(course, wish.topology)
-        if course is None or not over:
+        seen = check_budgets(figures, wish.topology, runs, wish.training)
+        if not seen.over:
             value = solution.objective_value
             if wish.objective == "latency":
                 value = _makespan(figures, wish.topology, runs)
             return Found(runs, contiguity, value, min(bound, value))
         wish = attrs.evolve(wish, time_budget=wish.time_budget / (1 + round_))
-        live = np.maximum(_alive(figures, runs, course), (live + figures.needs) // 2)
+        live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
             solution = solve_placement(wish.problem(figures, contiguity, live))
         except PlacementError:  # that proves nothing: what is alive beside an operator may be less elsewhere
             live = (live + figures.needs) // 2
             with contextlib.suppress(PlacementError):
                 solution = solve_placement(wish.problem(figures, contiguity, live))
-    raise _none_found(over)
+    raise _none_found(seen.over)
 
 
 def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
@@ -125,39 +125,14 @@ def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
     for name in sorted(total, key=total.__getitem__):  # sorted() is stable: of equal ones the first
         homes = dict.fromkeys(figures.nodes, name)
         runs = runs_of(figures.graph_module, homes, figures.dependencies)
-        course = _course(figures, wish.topology, runs)
-        if course is None or not _passed(course, wish.topology):
+        if not check_budgets(figures, wish.topology, runs, wish.training).over:
             return Found(runs, "pipeline", total[name], min(total[name], critical_path(figures, wish.topology)))
     return None
 
 
 def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
     device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured)
-
-
-def _course(figures: GraphFigures, topology: Topology, runs: Runs) -> MemoryCourse | None:
-    """What is on each device over time; None where no device has a budget."""
-    if all(device.available_mem_bytes is None for device in topology.devices):
-        return None
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    return follow_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
-
-
-def _passed(course: MemoryCourse, topology: Topology) -> dict[str, int]:
-    """By how many bytes which devices are over their budget."""
-    over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
-    return {name: int(size) for name, size in over.items() if size > 0}
-
-
-def _alive(figures: GraphFigures, runs: Runs, course: MemoryCourse) -> NDArray[np.int64]:
-    """Bytes of inputs and activations that were on an operator's device while it ran."""
-    curves = {name: course.curve(name) for name in course.held}
-    alive = np.zeros(len(figures.nodes), dtype=np.int64)
-    for place, node in enumerate(course.schedule):
-        device = runs.device_of[str(runs.assignment.partition_of[node])]
-        alive[figures.position[node]] = curves[device][place]
-    return alive
+    return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured, sent=figures.sent)
 
 
 def _none_found(over: Mapping[str, int]) -> PlacementError:

@@ -14,6 +14,7 @@ from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
 __all__ = ["critical_path", "predict_makespan", "predict_times"]
 
 Seconds = Callable[[Node, Device], float]
+Bytes = Callable[[Node], int]
 
 
 def predict_times(
@@ -23,6 +24,7 @@ def predict_times(
     topology: Topology,
     *,
     seconds: Seconds = seconds_of,
+    sent: Bytes = value_bytes,
 ) -> tuple[float, dict[str, float]]:
     """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
 
@@ -32,6 +34,7 @@ def predict_times(
         device_of: The device of each part.
         topology: Devices and links.
         seconds: Seconds of a node on a device; measured or counted by default.
+        sent: Bytes of a node's value that go to another device.
 
     Returns:
         Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
@@ -45,7 +48,7 @@ def predict_times(
         load[home[node]] += busy
         total += busy
         targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
-        if not targets or not (size := value_bytes(node)):
+        if not targets or not (size := sent(node)):
             continue
         taken = {target: topology.seconds(home[node], target, size) for target in targets}
         load[home[node]] += max(taken.values())
@@ -56,7 +59,12 @@ def predict_times(
 
 
 def predict_makespan(
-    assignment: Assignment, device_of: Mapping[str, Device], topology: Topology, *, seconds: Seconds = seconds_of
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    seconds: Seconds = seconds_of,
+    sent: Bytes = value_bytes,
 ) -> float:
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 
@@ -69,15 +77,15 @@ def predict_makespan(
         device = device_of[part]
         members = assignment.partitions[part]
         start = free.get(device.name, 0.0)
-        sent: dict[str, float] = {}
+        busy: dict[str, float] = {}
         for value in dict.fromkeys(used for node in members for used in node.all_input_nodes):
             maker = assignment.partition_of.get(value)
             if maker is None or str(maker) == part:
                 continue
             source = device_of[str(maker)].name
-            if source != device.name and (value, device.name) not in arrival and (size := value_bytes(value)):
-                begin = max(sent.get(source, 0.0), end[str(maker)])
-                sent[source] = arrival[value, device.name] = begin + topology.seconds(source, device.name, size)
+            if source != device.name and (value, device.name) not in arrival and (size := sent(value)):
+                begin = max(busy.get(source, 0.0), end[str(maker)])
+                busy[source] = arrival[value, device.name] = begin + topology.seconds(source, device.name, size)
             start = max(start, arrival.get((value, device.name), end[str(maker)]))
         end[part] = free[device.name] = start + sum(seconds(node, device) for node in members)
     return max(end.values(), default=0.0)

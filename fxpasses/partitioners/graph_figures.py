@@ -21,6 +21,10 @@ Support = Callable[[Device, Node], bool]
 """Whether a device can run a node."""
 
 
+FORWARD_AND_BACKWARD = 3
+"""Work of a training step in forwards: a backward computes two products for each of the forward's."""
+
+
 def is_compute(node: Node) -> bool:
     """Whether a node runs: all but inputs, attributes and the output."""
     return node.op not in ("placeholder", "get_attr", "output")
@@ -45,6 +49,7 @@ class GraphFigures:
         sizes: Bytes of each storage of an input or an activation: those of the largest value in it.
         touched: The storages of inputs and activations that each node reads or makes.
         inputs: The storages among these that hold inputs of the graph.
+        trained: The nodes that have a backward: it counts twice what the forward does, and their values cross twice.
     """
 
     graph_module: GraphModule
@@ -55,6 +60,7 @@ class GraphFigures:
     sizes: Mapping[int, int]
     touched: Sequence[tuple[int, ...]]
     inputs: frozenset[int]
+    trained: Mapping[Node, None] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> GraphFigures:
@@ -139,7 +145,12 @@ class GraphFigures:
     def measured(self, node: Node, device: Device) -> float:
         """Seconds of one compute node on a device, without measuring it again."""
         known: float | None = SECONDS.get(node, {}).get(device.name)
-        return seconds_on(self.costs[self.position[node]], device) if known is None else known
+        forward = seconds_on(self.costs[self.position[node]], device) if known is None else known
+        return FORWARD_AND_BACKWARD * forward if node in self.trained else forward
+
+    def sent(self, node: Node) -> int:
+        """Bytes that go over a link where the users of a node are on another device."""
+        return value_bytes(node) * (2 if node in self.trained else 1)
 
     def seconds(self, devices: Sequence[Device], support: Support | None = None) -> Iterator[dict[str, float]]:
         """For each node its seconds by device, without the devices that cannot run it.
@@ -157,6 +168,8 @@ class GraphFigures:
                 times = counted[cost] = {device.name: seconds_on(cost, device) for device in devices}
             if measured := SECONDS.get(node, {}):
                 times = {name: measured.get(name, seconds) for name, seconds in times.items()}
+            if node in self.trained:
+                times = {name: FORWARD_AND_BACKWARD * seconds for name, seconds in times.items()}
             if asked:
                 able = (
                     device.runs(submodules, node) if support is None else support(device, node) for device in devices

@@ -19,7 +19,7 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.colocation import Selector, backward_partners, check_device, kept_together, select
 from fxpasses.partitioners.device_runs import runs_of
-from fxpasses.partitioners.graph_figures import GraphFigures, Support, value_bytes
+from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 
 __all__ = ["assignment_of", "homes_of", "placement_problem"]
@@ -106,7 +106,7 @@ def _problem_graph(
         facts: dict[str, Any] = {"seconds": seconds}
         if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
             facts["seconds"] = next(iter(seconds.values()))
-        if size := value_bytes(node):
+        if size := figures.sent(node):
             facts["output_bytes"] = size
         if shared := figures.held(index) if live is None else figures.constants[index]:
             facts["shared_bytes"] = shared

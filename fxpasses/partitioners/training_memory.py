@@ -150,6 +150,7 @@ def predict_training_memory(
     device_of: Mapping[str, Device],
     training: Training,
     effects: EffectAnalysis | None = None,
+    needs: BackwardNeeds | None = None,
 ) -> dict[str, DeviceMemory]:
     """Add up what is alive on each device through forward, backward and optimizer step.
 
@@ -159,6 +160,7 @@ def predict_training_memory(
         device_of: The device of each part.
         training: What the optimizer keeps.
         effects: The effects of the graph, if they are known already.
+        needs: What its backward keeps, if that is known already.
 
     Returns:
         For each device by name; ``activations`` are all values alive at the worst moment, saved ones and gradients of
@@ -169,7 +171,7 @@ def predict_training_memory(
     """
     effects = effects or analyze_effects(graph_module)
     course = follow_memory(graph_module, assignment, device_of, effects)
-    needs = trace_backward(graph_module)
+    needs = needs or trace_backward(graph_module)
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     step = _Step(graph_module, course, needs, home, {node: at for at, node in enumerate(course.schedule)}, effects)
     return {name: step.memory(name, training) for name in course.held}

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
 from fxpasses.capture import capture
 from fxpasses.devices import Link
+from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.by_device import DevicePlacement, place_by_device
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.passes import PlaceOnDevices, split
@@ -217,3 +218,27 @@ def test_options_that_make_no_sense_say_so(case: str) -> None:
 
     with pytest.raises(PlacementError, match=message):
         place_by_device(graph_module, [Device("a")], **{"objective": "throughput", **options})
+
+
+def test_budgets_hold_in_training_too() -> None:
+    """Gradients, Adam's state and what autograd saves count, and a training step gives the model's gradients."""
+    model, x = Mlp(6), torch.randn(16, 64)
+    graph_module = torch.export.export(model, (x,)).module(check_guards=False)
+    devices = fake_devices(3, memory=[150 * KiB, 200 * KiB, 250 * KiB])
+
+    placement = place_by_device(graph_module, devices, objective="throughput", training=Training())
+    memory = predict_training_memory(graph_module, placement.assignment, placement.device_of, Training())
+
+    assert 1 == len(place_by_device(graph_module, devices).assignment)
+    assert 1 < len(placement.assignment)
+    assert all(held.peak <= placement.topology[name].memory for name, held in memory.items())
+    assert 0 < placement.bound <= placement.objective_value == pytest.approx(max(placement.load.values()))
+
+
+def test_what_cannot_be_trained_on_the_devices_is_refused() -> None:
+    graph_module = torch.export.export(Mlp(4), (torch.randn(2, 64),)).module(check_guards=False)
+
+    with pytest.raises(InfeasibleError, match=r"bytes more|are missing") as caught:
+        place_by_device(graph_module, fake_devices(2, memory=90 * KiB), training=Training())
+
+    assert caught.value.missing_bytes > 0
