@@ -75,13 +75,26 @@ def test_gradients_of_a_cut_region_are_the_model_s(kind):
         assert want.grad is None or torch.allclose(want.grad, have.grad, rtol=1e-2)
 
 
-def test_an_automatic_cut_goes_through_a_region_with_parameters():
-    """A whole model under autocast is no single node."""
-    model = Autocast()
-    pipe = pipeline(model, (X,), None, "auto", num_stages=2)
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
 
-    assert all(0 < sum(p.numel() for p in pipe.get_stage_module(index).parameters()) for index in range(2))
-    assert all(map(torch.equal, model(X), pipe(X)))
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+        return x
+
+
+def test_an_automatic_cut_goes_through_a_region_with_parameters():
+    """A whole model under autocast is no single node: its layers are shared out equally."""
+    model, x = Deep(), torch.randn(4, 64)
+    pipe = pipeline(model, (x,), None, "auto", num_stages=4)
+    sizes = [sum(p.numel() for p in pipe.get_stage_module(index).parameters()) for index in range(4)]
+
+    assert [2 * (64 * 64 + 64)] * 4 == sizes
+    assert torch.equal(model(x), pipe(x))
 
 
 class Cached(nn.Module):

@@ -15,6 +15,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes.opening_regions import body_of_region, open_regions
 from fxpasses.passes.replicating import replicate
 from fxpasses.passes.splitting import Split, split
+from fxpasses.pipelining.automatic import automatic_cut
 from fxpasses.pipelining.balancing import Balance, balanced_stages
 from fxpasses.pipelining.multi_use import MultiUseParamSpec, sharing_policy
 from fxpasses.pipelining.recomputing import cheaper_to_compute
@@ -68,10 +69,8 @@ def cut_into_stages(
     links = tuple(links)
     balance: Balance | None = None
     if spec == "auto":
-        open_regions(source, _holds_parameters)
         take_markers(source)
-        balance = balanced_stages(source, num_stages, devices, links)
-        stage_of = dict(balance.stage_of)
+        stage_of, balance = automatic_cut(source, lambda graph: balanced_stages(graph, num_stages, devices, links))
     else:
         open_regions(source, lambda node: _holds_cut(node, spec))
         marked = take_markers(source)
@@ -99,15 +98,6 @@ def _ask_policy(split_policy: SplitPolicy, source: GraphModule) -> None:
             f"the split policy gave back {what}; it must put pipe_split calls into the graph module it gets, "
             "and give that back"
         )
-
-
-def _holds_parameters(region: Node) -> bool:
-    """Whether a region is more than a few operators on values: only then it is worth a cut."""
-    return any(used.op == "get_attr" for used in region.all_input_nodes if used is not _body_node(region))
-
-
-def _body_node(region: Node) -> Node | None:
-    return next((argument for argument in region.args if isinstance(argument, Node)), None)
 
 
 def _holds_cut(region: Node, spec: Mapping[str, SplitPoint]) -> bool:
