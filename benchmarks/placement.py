@@ -1,0 +1,83 @@
+"""Pipelines on devices: seconds to a certificate, how near the default mode comes, growth with the graph.
+
+There is no peer that proves its answer; what is promised is checked after each first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+
+from benchmarks.harness import Duel, case
+from benchmarks.placement_problems import GRAPHS, WIDE, chain, place, transformer
+from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "equal": {},
+    "equal, tight memory": {"memory": 1.2},
+    "unequal": {"equal": False},
+    "unequal, tight memory": {"equal": False, "memory": 1.3},
+}
+
+
+def problems(budget: float | None) -> list[PlacementProblem]:
+    """Every graph of 30 to 700 nodes on 4 and on 8 devices in every setting."""
+    options = {} if budget is None else {"time_budget": budget}
+    return [
+        place(make(), count, **setting, **options)
+        for make in GRAPHS.values()
+        for count in (4, 8)
+        for setting in SETTINGS.values()
+    ]
+
+
+def _certified(make: Callable[[], nx.DiGraph[Any]]) -> Callable[[int], Duel]:
+    def duel(devices: int) -> Duel:
+        posed = [place(make(), devices, time_budget=5, **setting) for setting in SETTINGS.values()]
+
+        def check(found: list[PlacementSolution], _peer: Any) -> None:
+            assert all(solution.is_optimal for solution in found)
+
+        return Duel(lambda: [solve_placement(problem) for problem in posed], None, check)
+
+    return duel
+
+
+for _name, _make in {**GRAPHS, **WIDE}.items():
+    case(f"prove the best pipeline, 4 settings: {_name}", sizes=(4, 8), rounds=1)(_certified(_make))
+
+
+@case("place by default: every graph and setting", sizes=(80,), rounds=1)
+def place_by_default(_size: int) -> Duel:
+    """All problems one after the other; each within 0.3 % of the proven best."""
+
+    def check(found: list[PlacementSolution], _peer: Any) -> None:
+        best = [solve_placement(problem) for problem in problems(5)]
+        assert all(a.objective_value <= 1.003 * b.objective_value for a, b in zip(found, best, strict=True))
+
+    posed = problems(None)
+    return Duel(lambda: [solve_placement(problem) for problem in posed], None, check)
+
+
+@case("place a chain of blocks on 64 devices", sizes=(1_000, 10_000, 100_000), rounds=2)
+def place_long_chain(size: int) -> Duel:
+    """The busiest device has at most 0.5 % more than its share of the work, where the nodes are fine enough."""
+    problem = place(chain(size), 64)
+
+    def check(solution: PlacementSolution, _peer: Any) -> None:
+        assert size < 10_000 or solution.gap < 0.005
+
+    return Duel(lambda: solve_placement(problem), None, check)
+
+
+@case("place the operators of a transformer on 16 devices", sizes=(1_000, 10_000, 100_000), rounds=2)
+def place_long_transformer(size: int) -> Duel:
+    """Operators that differ by three orders of magnitude."""
+    problem = place(transformer(size // 23), 16)
+
+    def check(solution: PlacementSolution, _peer: Any) -> None:
+        assert solution.gap < (0.2 if size < 10_000 else 0.03)
+
+    return Duel(lambda: solve_placement(problem), None, check)
