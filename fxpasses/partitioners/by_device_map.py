@@ -39,6 +39,7 @@ def devices_of_map(device_map: DeviceMap) -> tuple[Device, ...]:
     Raises:
         PlacementError: a place is no torch device.
     """
+    _refuse_words(device_map)
     places = dict.fromkeys(_torch_device(module, place) for module, place in device_map.items())
     return tuple(Device(place.replace(":", ""), torch_device=place) for place in places)
 
@@ -78,6 +79,15 @@ def place_by_device_map(
     _keep_together(GraphFigures.of(graph_module), devices)
     _refuse_unsupported(graph_module, nodes, devices)
     return _placement(graph_module, nodes, devices, topology, objective)
+
+
+def _refuse_words(device_map: Any) -> None:
+    """``"auto"`` and the like are words of Hugging Face for a search."""
+    if not isinstance(device_map, Mapping):
+        raise PlacementError(
+            f"A device map is a dict from module paths to devices, not {device_map!r}; leave it out, and the "
+            "placement is searched for."
+        )
 
 
 def _torch_device(module: str, place: Any) -> str:
@@ -135,6 +145,7 @@ def _tensor_names(graph_module: GraphModule) -> list[str]:
 def _places(
     device_map: DeviceMap, topology: Topology, known: Mapping[str, None], graph_module: GraphModule
 ) -> dict[str, Device]:
+    _refuse_words(device_map)
     if not device_map:
         raise PlacementError('The device map is empty; {"": device} puts the whole model on one device.')
     tensors = set(_tensor_names(graph_module))

@@ -214,6 +214,13 @@ def test_a_map_alone_must_name_torch_devices() -> None:
         lower(Mlp(), (torch.randn(2, 64),))
 
 
+def test_a_word_is_no_map() -> None:
+    """Hugging Face takes "auto"; here a search is what happens without a map."""
+    for devices in (None, cpu_pair()):
+        with pytest.raises(PlacementError, match="not 'auto'; leave it out, and the placement is searched for"):
+            lower(Mlp(), (torch.randn(2, 64),), devices=devices, device_map="auto")
+
+
 def test_a_device_that_cannot_run_a_module_says_so() -> None:
     def no_relu(_submodules: Any, node: torch.fx.Node) -> bool:
         return node.target is not torch.ops.aten.relu.default

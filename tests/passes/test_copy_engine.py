@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fxpasses.passes import placement, split
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.placing_parts.copy_engine import CopyEngine, begin_load
 from fxpasses.passes.placing_parts.loading import loading_again
+from fxpasses.passes.placing_parts.streams import CudaStreams, streams_for
 
 HOST, GPU, OTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
 
@@ -268,3 +270,24 @@ def test_a_loaded_parameter_is_free_at_once_in_training_too() -> None:
 
     assert streams.is_before("use", "next load")
     assert [] == streams.held
+
+
+def test_cuda_is_spoken_to_in_its_own_verbs() -> None:
+    """Without the hardware: each verb is a method that torch's classes have."""
+    stream = create_autospec(torch.cuda.Stream, instance=True)
+    event = create_autospec(torch.cuda.Event, instance=True)
+    tensor = create_autospec(torch.Tensor, instance=True)
+    streams = CudaStreams()
+
+    streams.record(stream)
+    streams.wait(stream, event)
+    streams.synchronize(event)
+    streams.hold(tensor, stream)
+
+    stream.record_event.assert_called_once_with()
+    stream.wait_event.assert_called_once_with(event)
+    event.synchronize.assert_called_once_with()
+    tensor.record_stream.assert_called_once_with(stream)
+    assert [True, False] == [streams.overlaps(torch.device(name)) for name in ("cuda:1", "cpu")]
+    assert streams_for([HOST]) is None
+    assert isinstance(streams_for([HOST, torch.device("cuda")]), CudaStreams)
