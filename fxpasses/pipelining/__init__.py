@@ -1,6 +1,7 @@
 """Cut a model into pipeline stages that run on ``torch.distributed.pipelining``'s own schedules."""
 
 from fxpasses.pipelining.capturing import parameters_on_meta
+from fxpasses.pipelining.failures import explain_failures
 from fxpasses.pipelining.losses import LossWrapper, TrivialLossWrapper
 from fxpasses.pipelining.multi_use import MultiUseParameterConfig
 from fxpasses.pipelining.pipe import Pipe, PipeInfo, pipeline
@@ -32,6 +33,7 @@ __all__ = [
     "TrivialLossWrapper",
     "annotate_split_points",
     "build_schedule",
+    "explain_failures",
     "find_schedule",
     "measure_stage_costs",
     "parameters_on_meta",
