@@ -128,7 +128,7 @@ def check_outputs(module: GraphModule, answer: Answer) -> None:
     torch.testing.assert_close(answer.result.module_with_submodules(*inputs), module(*inputs))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 24))
 def test_partitions_by_size_are_torchs(seed: int, size: int) -> None:
     """The same partitions, devices, bytes and graph of partitions; more graphs find a placement."""
@@ -158,7 +158,7 @@ def test_cost_aware_partitions_are_torchs(seed: int, size: int) -> None:
     assert theirs.latency == ours.latency
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 16))
 def test_kl_based_latency_is_never_above_torchs(seed: int, size: int) -> None:
     """Where torch's partitions are sound, ours are at least as fast; and the module that runs is cut as they say."""

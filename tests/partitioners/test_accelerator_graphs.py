@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -408,14 +410,14 @@ for mode in ("size_based", "cost_aware", "kl_based"):
     result = partitioner.partition_graph(graph, None, config)
     print(result.module_with_submodules.code, [node.logical_device_ids for node in result.dag.nodes])
 """
-    runs = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in ("0", "1")
-    }
+    here = io.StringIO()
+    with contextlib.redirect_stdout(here):
+        exec(code, {"__name__": "here"})
+    there = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
+    )
 
-    assert 1 == len(runs)
+    assert here.getvalue() == there.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------------------
