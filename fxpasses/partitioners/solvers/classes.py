@@ -108,5 +108,5 @@ class _Sending:
             output, fixed = tables.output[self.makers], tables.fixed[self.makers]
             each = [fixed + np.where(output > 0, latency + output * per_byte, 0.0) for latency, per_byte in kinds]
             taken = np.min(each, axis=0) if each else np.zeros(len(self.makers))
-            self.known[kinds] = np.bincount(self.value, weights=taken, minlength=self.count)
+            self.known[kinds] = np.bincount(self.value, weights=taken, minlength=self.count).astype(np.float64)
         return self.known[kinds]

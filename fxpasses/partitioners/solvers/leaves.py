@@ -9,6 +9,7 @@ are such units, and each of them that is left doubles the number of ideals.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.classes import device_classes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -48,10 +49,13 @@ def _leaves(units: Units) -> tuple[Ints, Ints]:
 
 def _is_cheap(
     problem: PlacementProblem, tables: CostTables, units: Units, leaf: Ints, neighbour: Ints
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+) -> NDArray[np.bool_]:
+    """Whether a leaf costs nothing beside its neighbour that is not saved there."""
     allowed = np.isfinite(units.seconds[neighbour])
     saved = _saved(problem, tables, units)[leaf]
-    fits = (np.where(allowed, units.seconds[leaf], 0.0) <= saved).all(axis=1)  # inf where only the neighbour can run
+    fits: NDArray[np.bool_] = np.all(
+        np.where(allowed, units.seconds[leaf], 0.0) <= saved, axis=1
+    )  # inf where only the neighbour can run
     if problem.objective == "throughput" and np.isinf(tables.memory).all():
         return fits
     fits &= (units.kept[leaf] == 0) & (units.live[leaf] <= units.live[neighbour])
@@ -60,7 +64,8 @@ def _is_cheap(
     for key, unit in units.shares.tolist():
         keys.setdefault(unit, []).append(key)
     there = zip(leaf.tolist(), neighbour.tolist(), strict=True)
-    fits &= np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
+    known = np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
+    fits &= known
     return fits
 
 

@@ -56,10 +56,9 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
     if problem.objective == "devices":
         best, bound = _fewest(search)
     else:
-        best = _first_answer(search.ordered(bound), bound)
-        if best is None or best.rank[0] > bound:
-            best, proven = _exact_answer(search, best, bound)
-            bound = max(bound, proven)
+        first = _first_answer(search.ordered(bound), bound)
+        best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
+        bound = max(bound, proven)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)

@@ -91,7 +91,7 @@ class Spans:
     open: Bools
     back: Bools
     weight: tuple[Floats, ...]
-    banned: tuple[Ints | None, ...]
+    banned: tuple[Floats | None, ...]
     kept: Floats
     before: Floats
     after: Floats
