@@ -29,7 +29,7 @@ MORE = 1.25
 LINK = 2.0
 """How much faster a link is tried."""
 
-MOST_WORK = 12_000
+MOST_WORK = 2_500
 """Operators times changes that are placed again."""
 
 Placed = tuple[Assignment, Mapping[str, Device]]

@@ -8,11 +8,40 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lowering_models import Mlp, cpu_pair
+from torch import Tensor, nn
 
-from fxpasses import Plan, PlanError, lower
+from fxpasses import Device, Plan, PlanError, Topology, lower
+from fxpasses.partitioners.device_runs import runs_of
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.relu()).relu() + x.relu()
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.sum() + x
+
+
+NESTED = torch.export.export(Nested().eval(), (torch.randn(2, 8),)).module(check_guards=False)
+NESTED_OPS = [node for node in NESTED.graph.nodes if node.op == "call_function"]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +73,33 @@ def test_a_plan_applies_to_the_model_exported_again(plan: Plan) -> None:
 
 def test_a_whole_module_in_one_part_is_one_line(plan: Plan) -> None:
     assert any(entry.startswith("layers.0") and entry.endswith("/*") for part in plan.parts for entry in part.ops)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=len(NESTED_OPS), max_size=len(NESTED_OPS)))
+def test_whatever_the_placement_its_plan_gives_it_back(parts: list[str]) -> None:
+    devices = {name: Device(name) for name in "abc"}
+    runs = runs_of(NESTED, dict(zip(NESTED_OPS, parts, strict=True)))
+    topology = Topology(tuple(devices.values()))
+
+    plan = Plan.of("m", "latency", topology, runs.assignment, {part: devices[d] for part, d in runs.device_of.items()})
+    read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+
+    assert runs.assignment.partition_of == read.assign(NESTED).partition_of
+    assert runs.assignment.order == read.assign(NESTED).order
+
+
+def test_single_operators_elsewhere_leave_their_module_one_line() -> None:
+    keys = stable_keys(NESTED)
+    runs = runs_of(NESTED, {node: "b" if key == "blocks.1/relu#1" else "a" for node, key in keys.items()})
+    device_of = {part: Device(name) for part, name in runs.device_of.items()}
+
+    plan = Plan.of("m", "latency", Topology((Device("a"), Device("b"))), runs.assignment, device_of)
+
+    assert sum(len(part.ops) for part in plan.parts) < len(keys)
+    assert {"": "a"} == plan.device_map(strict=False)
+    with pytest.raises(PlanError, match=r"^The module 'blocks\.1' has operators of its own on a, b, which no"):
+        plan.device_map()
 
 
 def test_a_plan_for_a_smaller_model_says_which_operator_has_no_part(plan: Plan) -> None:

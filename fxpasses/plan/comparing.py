@@ -10,7 +10,7 @@ import attrs
 
 from fxpasses.devices import Device
 from fxpasses.partitioners.device_maps import holders
-from fxpasses.plan.keys import condensed, listed, stable_keys
+from fxpasses.plan.keys import condensed, listed, module_homes, stable_keys
 from fxpasses.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -155,10 +155,11 @@ def _moved_operators(first: Plan, second: Plan, graph_module: GraphModule) -> It
         here, there = _lookup(key, before), _lookup(key, after)
         ways[key] = (here, there) if here != there else (None, None)
     owner = {key: json.dumps(way) for key, way in ways.items()}
+    homes = module_homes(owner, strict=True)
     for way in dict.fromkeys(ways.values()):
         if way != (None, None):
             moved = [key for key in ways if ways[key] == way]
-            yield from (Move(entry, *way) for entry in condensed(moved, owner))
+            yield from (Move(entry, *way) for entry in condensed(moved, owner, homes))
 
 
 def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:

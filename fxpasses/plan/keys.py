@@ -12,7 +12,7 @@ from fxpasses.partitioners.device_maps import holders
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["condensed", "graph_of", "listed", "module_path", "stable_keys"]
+__all__ = ["condensed", "graph_of", "listed", "module_homes", "module_path", "stable_keys"]
 
 
 def module_path(node: Node) -> str:
@@ -51,22 +51,42 @@ def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
     return model if isinstance(model, GraphModule) else model.module(check_guards=False)
 
 
-def condensed(keys: Sequence[str], owner: Mapping[str, str]) -> list[str]:
-    """Write ``path/*`` for every largest module whose operators all have one owner.
+def condensed(keys: Sequence[str], owner: Mapping[str, str], homes: Mapping[str, str | None]) -> list[str]:
+    """Write ``path/*`` for every largest module that belongs to one owner, but for single operators.
 
     Args:
         keys: The operators of one owner.
         owner: The owner of every operator of the graph.
+        homes: To whom each module belongs, as :func:`module_homes` says.
     """
-    owners: dict[str, str | None] = {}
-    for key, part in owner.items():
-        for prefix in holders(key.rpartition("/")[0]):
-            owners[prefix] = part if owners.get(prefix, part) == part else None
     entries: dict[str, None] = {}
     for key in keys:
-        whole = next((path for path in reversed(holders(key.rpartition("/")[0])) if owners[path] is not None), None)
-        entries[key if whole is None else f"{whole}/*"] = None
+        paths = reversed(holders(key.rpartition("/")[0]))
+        whole = next((path for path in paths if homes[path] is not None), None)
+        is_whole = whole is not None and homes[whole] == owner[key]
+        entries[f"{whole}/*" if is_whole else key] = None
     return list(entries)
+
+
+def module_homes(owner: Mapping[str, str], *, strict: bool = False) -> dict[str, str | None]:
+    """To whom a module belongs: who has most of its own operators, and of those of each module inside; else None.
+
+    Args:
+        owner: The owner of every operator, by its key.
+        strict: Who has all of them, not only most.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    for key, part in owner.items():
+        own = counts.setdefault(key.rpartition("/")[0], {})
+        own[part] = own.get(part, 0) + 1
+    homes: dict[str, str | None] = {}
+    for path, own in counts.items():
+        first = max(own, key=own.__getitem__)
+        total = sum(own.values())
+        most = first if own[first] == total or (2 * own[first] > total and not strict) else None
+        for holder in holders(path):
+            homes[holder] = most if homes.get(holder, most) == most else None
+    return homes
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

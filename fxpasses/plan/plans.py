@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,10 @@ from torch.fx import GraphModule
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.device_maps import map_of_operators
+from fxpasses.partitioners.device_maps import covering, map_of_operators
 from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan.fitting import assignment_of, fit, misfit, renamed_entry, torn_apart
-from fxpasses.plan.keys import condensed, graph_of, stable_keys
+from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
 from fxpasses.plan.reading import VERSION, read_devices, read_links, read_parts, read_version, text
 
 if TYPE_CHECKING:
@@ -90,11 +90,12 @@ class Plan:
         """Write a proposal down; ``offloaded`` names the parts whose parameters stay in main memory."""
         keys = stable_keys(assignment.graph)
         owner = {key: str(assignment.partition_of.get(node, "")) for node, key in keys.items()}
+        homes = module_homes(owner)
         parts = [
             PartPlan(
                 str(name),
                 device_of[str(name)].name,
-                tuple(condensed([keys[node] for node in nodes], owner)),
+                tuple(condensed([keys[node] for node in nodes], owner, homes)),
                 "cpu" if str(name) in offloaded else None,
             )
             for name, nodes in assignment.partitions.items()
@@ -225,9 +226,18 @@ class Plan:
         Raises:
             PlanError: ``strict``, and there is such a module.
         """
-        return map_of_operators(
-            ((entry.rpartition("/")[0], part.device) for part in self.parts for entry in part.ops), strict=strict
-        )
+        return map_of_operators(self._places(), strict=strict)
+
+    def _places(self) -> Iterator[tuple[str, str]]:
+        """Module path and device of each entry; a module with exceptions counts once more than they are."""
+        whole = {op.removesuffix("/*"): part.device for part in self.parts for op in part.ops if op.endswith("/*")}
+        for part in self.parts:
+            for entry in part.ops:
+                path = entry.rpartition("/")[0]
+                around = covering(path, whole)
+                if not entry.endswith("/*") and around is not None and whole[around] != part.device:
+                    yield from [(path, whole[around])] * 2
+                yield path, part.device
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, in a stable order."""
