@@ -223,6 +223,15 @@ def test_a_plan_says_which_parts_are_offloaded_and_is_replayed() -> None:
     assert loads_of(lowered) == loads_of(again)
 
 
+def test_the_report_says_why_parameters_are_loaded() -> None:
+    reasons = set(small(Mlp(8), torch.randn(2, 64)).report.reasons.values())
+
+    assert (
+        "small on small: its parameters stay on the CPU and are loaded one part ahead: small has 60.0 KiB"
+    ) in reasons
+    assert any(why.endswith("its parameters fit small beside those that are loaded") for why in reasons)
+
+
 def test_a_checkpoint_has_the_models_names_and_loads() -> None:
     model, x, other = Mlp(8), torch.randn(2, 64), Mlp(8)
     lowered = small(model, x)

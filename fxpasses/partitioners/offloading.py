@@ -114,7 +114,20 @@ def offload_where_too_small(
         if held is not None and held.peak > device.memory:
             placement, chosen = _offload_one(figures, placement, device, uses, offloaded)
             offloaded += chosen
-    return OffloadedPlacement(placement, offloaded)
+    return OffloadedPlacement(attrs.evolve(placement, reasons=_reasons(placement, offloaded)), offloaded)
+
+
+def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, str]:
+    """Why the parts of a device that is too small are as they are; the others keep what was said of them."""
+    too_small = {placement.device_of[part].name for part in offloaded}
+    reasons = dict(placement.reasons)
+    for part, device in placement.device_of.items():
+        if part in offloaded:
+            budget = format_bytes(device.memory)
+            reasons[part] = f"its parameters stay on the CPU and are loaded one part ahead: {device.name} has {budget}"
+        elif device.name in too_small:
+            reasons[part] = f"its parameters fit {device.name} beside those that are loaded"
+    return reasons
 
 
 def _offload_one(

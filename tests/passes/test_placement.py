@@ -312,6 +312,26 @@ def test_the_values_of_the_top_level_stand_where_it_says() -> None:
             assert kinds[COPY_OF.read(node).source] == node.all_input_nodes[0].meta["val"].device.type
 
 
+class Shares(nn.Module):
+    """Returns a value that the other device uses as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(), linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        return y, self.second(y)
+
+
+def test_a_result_that_a_part_on_its_device_received_is_not_copied_again() -> None:
+    """Complaint 28: one copy for each value and device, results included."""
+    devices = [Device("left", torch_device="meta"), Device("right")]
+    lowered = lower(Shares(), (torch.randn(2, 8),), devices=devices, device_map={"first": "left", "second": "right"})
+
+    assert [("host", "left"), ("left", "right")] == [(each.source, each.target) for each in copies_of(lowered)]
+
+
 def test_one_device_costs_nothing_for_each_module() -> None:
     """Complaint 28: one call, no copies, no hooks, and no loads."""
     model, x = nn.Sequential(*(linear() for _ in range(20))), torch.randn(2, 8)

@@ -215,6 +215,18 @@ def return_results(graph_module: GraphModule, wanted: Mapping[Node, torch.device
     for value, home in wanted.items():
         tensors = tensors_in(value.meta.get("val"))
         if tensors and not same_device(tensors[0].device, home):
-            with graph_module.graph.inserting_before(output):
-                replica = copy_node(graph_module, value, Device("host", torch_device=str(home)))
+            replica = _copy_there(graph_module, value, home)
+            if replica is None:
+                with graph_module.graph.inserting_before(output):
+                    replica = copy_node(graph_module, value, Device("host", torch_device=str(home)))
             output.replace_input_with(value, replica)
+
+
+def _copy_there(graph_module: GraphModule, value: Node, home: torch.device) -> Node | None:
+    """A copy of a value that is on a torch device already, if nobody writes to the value or the copy."""
+    copies = [user for user in value.users if COPY_OF.has(user) and same_device(user.meta["val"].device, home)]
+    if not copies:
+        return None
+    memory = SharedMemory.of(graph_module)
+    written = frozenset[int]().union(*map(memory.written_by, graph_module.graph.nodes))
+    return copies[0] if written.isdisjoint(memory.storages(value) | memory.storages(copies[0])) else None
