@@ -114,7 +114,17 @@ def offload_where_too_small(
         if held is not None and held.peak > device.memory:
             placement, chosen = _offload_one(figures, placement, device, uses, offloaded)
             offloaded += chosen
-    return OffloadedPlacement(attrs.evolve(placement, reasons=_reasons(placement, offloaded)), offloaded)
+    return OffloadedPlacement(_told(figures, placement, offloaded), offloaded)
+
+
+def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
+    """Count the loads, too, and say why; the bound of the placement without them still holds."""
+    value = placement.objective_value
+    if offloaded and placement.objective in ("latency", "throughput"):
+        uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
+        seconds = uses.load_seconds(offloaded).values()
+        value += sum(seconds) if placement.objective == "latency" else max(seconds)
+    return attrs.evolve(placement, reasons=_reasons(placement, offloaded), objective_value=value)
 
 
 def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, str]:
