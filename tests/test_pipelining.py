@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxpasses import CaptureError, Device, StageError
+from fxpasses.capture import capture
 from fxpasses.pipelining import PipeInfo, PipeSequential, SplitPoint, annotate_split_points, pipe_split, pipeline
 
 BEGINNING, END = SplitPoint.BEGINNING, SplitPoint.END
@@ -357,6 +358,11 @@ BAD = {
     "no such module": (
         lambda: pipeline(Chain(), (X,), split_spec={"layer.2": BEGINNING}),
         "the split point 'layer.2' names no module of Chain; the nearest names are 'layers.2', 'layers.3', 'layers.1'",
+    ),
+    "no such module of a program": (
+        lambda: pipeline(capture(Chain(), (X,)), split_spec={"layer.2": BEGINNING}),
+        "the split point 'layer.2' names no module of ExportedProgram; the nearest names are 'layers.2', 'layers.3', "
+        "'layers.1'",
     ),
     "nothing near": (
         lambda: pipeline(Chain(), (X,), split_spec={"qqq": BEGINNING}),

@@ -140,7 +140,7 @@ BAD = {
     ),
     "length": (
         lambda: pipeline(Several(), (X,), output_loss_value_spec=(False, (True,))),
-        "output_loss_value_spec has 1 entries for the output[1], which is not 1 values",
+        "output_loss_value_spec has 1 entries for the output[1], which has 2",
     ),
     "a list of losses": (
         lambda: pipeline(Several(), (X,), output_loss_value_spec=(False, True)),

@@ -78,7 +78,7 @@ def marker(positions):
     return mark
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     steps=st.lists(STEP, min_size=3, max_size=10),
     positions=st.lists(st.integers(0, 60), min_size=1, max_size=3),

@@ -77,7 +77,7 @@ def test_sizes_travel_by_the_shapes_of_what_travels_anyway():
     assert any("sym_size" in name for name in pipe.traffic.hops[0].worked_out)
 
 
-@pytest.mark.parametrize("name", ["tied_llama", "gpt2", "bert", "t5", "residual_net"])
+@pytest.mark.parametrize("name", ["tied_llama", "t5", "residual_net"])
 def test_real_models_take_any_batch(name):
     """``dynamic_shapes="batch"`` finds the batch dimension of all inputs."""
     make, points = MODELS[name]

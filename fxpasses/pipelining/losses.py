@@ -115,7 +115,8 @@ def _marked(output: Any, spec: Any, where: str) -> list[int]:
     if not isinstance(spec, (tuple, list)):
         raise StageError(f"output_loss_value_spec holds {spec!r}; write True, False, tuples, lists and dicts")
     if not isinstance(output, (tuple, list)) or len(output) != len(spec):
-        raise StageError(f"output_loss_value_spec has {len(spec)} entries for {where}, which is not {len(spec)} values")
+        held = f"has {len(output)}" if isinstance(output, (tuple, list)) else "is no tuple or list"
+        raise StageError(f"output_loss_value_spec has {len(spec)} entries for {where}, which {held}")
     pairs = enumerate(zip(output, spec, strict=True))
     return [leaf for at, (each, inner) in pairs for leaf in _marked(each, inner, f"{where}[{at}]")]
 

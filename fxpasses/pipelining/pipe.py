@@ -21,7 +21,7 @@ from fxpasses.pipelining.losses import LossOutput, find_loss
 from fxpasses.pipelining.materializing import StateSource, materialize
 from fxpasses.pipelining.multi_use import MultiUseParamSpec
 from fxpasses.pipelining.routes import make_routes
-from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_spec
+from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_program_spec, check_spec
 from fxpasses.pipelining.stage_by_stage import run_forward, run_forward_and_backward
 from fxpasses.pipelining.stage_state import aliases_in, copied_parameters, give_unused_state, tied_names
 from fxpasses.pipelining.stages import StageModule
@@ -299,6 +299,8 @@ def pipeline(
     spec: dict[str, SplitPoint] = {}
     if isinstance(split_spec, Mapping) and isinstance(module, torch.nn.Module):
         check_spec(module, split_spec)
+    if isinstance(split_spec, Mapping) and isinstance(module, ExportedProgram):
+        check_program_spec(module, split_spec)
     if isinstance(module, torch.nn.Module) and split_spec != "auto":
         spec.update(annotations_of(module))
     if isinstance(split_spec, Mapping):

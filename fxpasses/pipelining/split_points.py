@@ -11,8 +11,10 @@ import enum
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.errors import StageError, user_line
@@ -73,12 +75,26 @@ def annotations_of(module: torch.nn.Module) -> dict[str, SplitPoint]:
 
 def check_spec(module: torch.nn.Module, spec: Mapping[str, SplitPoint]) -> None:
     """Refuse names that are no submodules and values that are no split points."""
-    known = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
+    _check_names(spec, [name for name, _ in module.named_modules(remove_duplicate=False) if name], module)
+
+
+def check_program_spec(program: ExportedProgram, spec: Mapping[str, SplitPoint]) -> None:
+    """Refuse names that are no modules of the model that was captured, and values that are no split points."""
+    waiting: list[Any] = [program.graph_module]
+    known: dict[str, None] = {}
+    while waiting:
+        graph_module = waiting.pop()
+        known.update((path, None) for node in graph_module.graph.nodes for path in paths_of(node) if path)
+        waiting.extend(child for child in graph_module.children() if isinstance(child, GraphModule))
+    _check_names(spec, list(known), program)
+
+
+def _check_names(spec: Mapping[str, SplitPoint], known: Sequence[str], owner: object) -> None:
     for name, side in spec.items():
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=3)
             hint = f"the nearest names are {', '.join(map(repr, nearest))}" if nearest else "no name comes near"
-            raise StageError(f"the split point {name!r} names no module of {type(module).__name__}; {hint}")
+            raise StageError(f"the split point {name!r} names no module of {type(owner).__name__}; {hint}")
         if not isinstance(side, SplitPoint):
             raise StageError(f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END")
 
