@@ -111,7 +111,7 @@ def by_cost(size: int) -> Duel:
     return _layers(size, "cost_aware", 4)
 
 
-@case("accelerator: kl_based, 4 devices", sizes=(4, 16, 32), promise=5.0, rounds=2)
+@case("accelerator: kl_based, 4 devices", sizes=(4, 16, 32), promise=5.0, rounds=3)
 def by_swapping(size: int) -> Duel:
     return _layers(size, "kl_based", 4)
 

@@ -22,11 +22,15 @@ __all__ = ["improved", "partition_by_swapping"]
 MOST_STEPS = 2_000_000
 """Trials in all, times the atoms that each looks at."""
 
-DEPTH = 8
-"""Steps of a round that may lose time before one gains."""
+LEAST_DEPTH = 3
+"""Steps of a round that may lose time before one gains; small graphs take more (``DEEP`` over their atoms)."""
+
+DEEP = 100
 
 MOST_REMEMBERED = 5_000_000
 """Groups that are remembered, times the atoms of the graph."""
+
+MOST_SWEPT_BACK = 16
 
 MOST_SWAPPED = 128
 """In a graph with more atoms, there is one descent, by moves to groups that an atom has an edge with."""
@@ -46,10 +50,14 @@ def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Grou
     search = _Search(workload, clock, len(groups), MOST_STEPS // len(workload.atoms))
     start = clock.placed(groups)
     starts = [start]
-    if len(atoms := range(len(workload.atoms))) <= MOST_SWAPPED:
+    atoms = range(len(workload.atoms))
+    if len(atoms) <= MOST_SWAPPED:
         starts += [search.sweep(start, atoms), search.lenient(start)]
-    best = min([search.to_the_end(each, 1) for each in starts], key=operator.itemgetter(0))
-    _, groups, device_of = search.to_the_end(best, DEPTH)
+    if len(atoms) <= MOST_SWEPT_BACK:
+        starts.append(search.sweep(start, atoms[::-1]))
+    ends = [search.to_the_end(each, 1) for place, each in enumerate(starts) if place == 0 or each is not start]
+    best = min(ends, key=operator.itemgetter(0))
+    _, groups, device_of = search.to_the_end(best, max(LEAST_DEPTH, DEEP // len(atoms)))
     clock.place(groups, device_of)
     return groups
 
