@@ -6,7 +6,8 @@ changes, and the others as far as the graph is small enough, are placed again as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -29,8 +30,11 @@ MORE = 1.25
 LINK = 2.0
 """How much faster a link is tried."""
 
-MOST_WORK = 2_500
-"""Operators times changes that are placed again."""
+MOST_WORK, LEAST_ROUNDS, LARGEST = 2_500, 2, 20_000
+"""Operators times changes that are placed again; at least so many changes, unless the graph is larger than this."""
+
+LEAST_GAIN = 0.002
+"""Share of the objective below which a change is not worth a sentence."""
 
 Placed = tuple[Assignment, Mapping[str, Device]]
 """Parts, and the device of each."""
@@ -133,14 +137,15 @@ def what_helps(
     now = _now(graph_module, assignment, device_of, topology, objective)
     if not now.value:
         return []
-    rounds = 0 if replace is None else MOST_WORK // max(1, len(assignment.partition_of))
+    size = max(1, len(assignment.partition_of))
+    rounds = 0 if replace is None or size > LARGEST else max(LEAST_ROUNDS, MOST_WORK // size)
     found = []
-    for index, change in enumerate(sorted(_changes(now), key=lambda change: -change.urgency)):
+    for index, change in enumerate(_most_urgent_first(_changes(now))):
         after, how = _with_same_placement(now, change), "same placement"
         if replace is not None and index < rounds and (again := _placed_again(now, change, replace)) is not None:
             after, how = (again, "placed again") if again < after * (1 - 1e-6) else (after, how)
         found.append(Advice(change.what, change.name, change.words, objective, now.value, after, how))  # type: ignore[arg-type]
-    helping = [advice for advice in found if advice.gain > 1e-3]
+    helping = [advice for advice in found if advice.gain > LEAST_GAIN]
     return sorted(helping, key=lambda advice: -advice.gain)
 
 
@@ -191,6 +196,14 @@ def _changes(now: _Now) -> Iterator[_Change]:
                 Topology(now.topology.devices, (*others, faster)),
                 0.0,
             )
+
+
+def _most_urgent_first(changes: Iterable[_Change]) -> Iterator[_Change]:
+    """Memories and speeds by turns, of each kind the most urgent one first."""
+    ordered = sorted(changes, key=lambda change: -change.urgency)
+    kinds = ([change for change in ordered if (change.what == "memory") is wanted] for wanted in (True, False))
+    for pair in itertools.zip_longest(*kinds):
+        yield from (change for change in pair if change is not None)
 
 
 def _replaced(topology: Topology, device: Device, *, memory: int | None = None, speed: float = 1.0) -> Topology:

@@ -263,8 +263,10 @@ def _as_soon_as_possible(tasks: Sequence[_Task]) -> None:
     """Start each task when its needs are done and its tracks are free; the first in order goes first.
 
     List scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969), where a task that waits for a track
-    keeps the others that it needs: so a pipeline settles at the load of its busiest device.
+    keeps the others that it needs, once all that its part takes has been made: so a pipeline settles at the load of its
+    busiest device.
     """
+    consumer, unmade, wanted_by = _consumers(tasks)
     missing = [len(task.needs) for task in tasks]
     users: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
@@ -287,16 +289,44 @@ def _as_soon_as_possible(tasks: Sequence[_Task]) -> None:
                 heapq.heappush(running, (task.end, index))
             else:
                 waiting.append(index)
-                kept.update(task.uses)
+                if unmade[consumer[index]] == 0:
+                    kept.update(task.uses)
         ready = waiting
         while running:
             now, done_by = heapq.heappop(running)
+            for part in wanted_by.get(done_by, ()):
+                unmade[part] -= 1
             for user in users[done_by]:
                 missing[user] -= 1
                 if missing[user] == 0:
                     ready.append(user)
             if not running or running[0][0] > now:
                 break
+
+
+def _consumers(tasks: Sequence[_Task]) -> tuple[list[int], dict[int, int], dict[int, list[int]]]:
+    """For each task the part that it is for, for each part how many others make what it takes, and who these are for.
+
+    A copy that several parts of a device use is for the first of them.
+    """
+    consumer = list(range(len(tasks)))
+    unmade: dict[int, int] = {}
+    wanted_by: dict[int, list[int]] = {}
+    for index, task in enumerate(tasks):
+        if task.kind == "copy":
+            continue
+        makers: dict[int, None] = {}
+        for need in task.needs:
+            if tasks[need].kind == "copy":
+                makers[tasks[need].needs[0]] = None
+                if consumer[need] == need:
+                    consumer[need] = index
+            else:
+                makers[need] = None
+        unmade[index] = len(makers)
+        for maker in makers:
+            wanted_by.setdefault(maker, []).append(index)
+    return consumer, unmade, wanted_by
 
 
 def _is_free(tasks: Sequence[_Task], holder: Mapping[str, int], track: str, now: float) -> bool:

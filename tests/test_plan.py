@@ -57,6 +57,16 @@ def test_operators_are_named_by_module_operator_and_ordinal() -> None:
     assert ["layers.0/linear#0", "/relu#0", "layers.1/linear#0", "/relu#1"] == list(stable_keys(exported(2)).values())
 
 
+def test_operators_that_torch_made_itself_belong_to_the_model() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,)) + 1
+
+    keys = stable_keys(torch.export.export(Branching(), (torch.randn(2),)).module(check_guards=False))
+
+    assert ["/sum#0", "/gt#0", "/cond#0", "/getitem#0", "/add#0"] == list(keys.values())
+
+
 def test_a_plan_goes_through_a_file_unchanged(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
 

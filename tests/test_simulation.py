@@ -32,6 +32,19 @@ class Branches(nn.Module):
         return self.left(x).relu() + self.right(x).sigmoid().view(-1, 64)
 
 
+class Skip(nn.Module):
+    """A value of the first layer goes around the middle ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third, last = self.layers
+        early = first(x)
+        return last(third(second(early))) + early
+
+
 def graph_of(model: nn.Module) -> GraphModule:
     return torch.export.export(model.eval(), (torch.randn(8, 64),)).module(check_guards=False)
 
@@ -111,6 +124,21 @@ def test_the_period_of_a_filled_pipeline_is_the_load_of_the_busiest_device() -> 
     assert pytest.approx(1 / max(load.values()), rel=1e-6) == run.samples_per_second
     assert run.samples == len(run.ends) == 20
     assert sorted(run.ends) == list(run.ends)
+
+
+def test_a_value_that_is_needed_late_keeps_nobody_waiting() -> None:
+    """A skip connection over a stage: the sender goes on with the next sample until the receiver wants the value."""
+    devices = Topology.of([Device(name, flops=1e9) for name in "abc"])
+    graph = graph_of(Skip())
+    nodes = {node.name: node for node in graph.graph.nodes}
+    parts = {"a": ("linear",), "b": ("linear_1", "linear_2"), "c": ("linear_3", "add")}
+    assignment = Assignment.of(graph, {nodes[name]: part for part, names in parts.items() for name in names})
+    device_of = {name: devices[name] for name in "abc"}
+    _seconds, load = predict_times(graph, assignment, device_of, devices)
+
+    run = simulate(graph, assignment, device_of, devices, samples=30)
+
+    assert pytest.approx(1 / max(load.values()), rel=0.02) == run.samples_per_second
 
 
 def test_several_samples_in_flight_hold_more_than_one_and_the_parameters_once() -> None:

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["condensed", "graph_of", "listed", "module_homes", "module_path", "stable_keys"]
 
 
+_NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
+"""What torch.export calls the module of an operator that it made itself."""
+
+
 def module_path(node: Node) -> str:
     """The path of the innermost module that a node comes from; ``""`` for the model itself."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
     entry = list(stack.values())[-1]
-    path = entry[0] if isinstance(entry, tuple) else str(entry)
-    return str(path).removeprefix("L['self']").removeprefix("L__self__").strip("._")
+    path = str(entry[0] if isinstance(entry, tuple) else entry)
+    path = path.removeprefix("L['self']").removeprefix("L__self__").strip("._")
+    return "" if path == _NO_MODULE else path
 
 
 def _op_name(node: Node) -> str:
@@ -47,8 +52,9 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
 
 
 def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
-    """The graph that plans are about: a program as a module that holds its state."""
-    return model if isinstance(model, GraphModule) else model.module(check_guards=False)
+    """The graph that plans are about: a program as a module that holds its state; of a lowered module its program."""
+    program = getattr(model, "program", model) if isinstance(model, GraphModule) else model
+    return program if isinstance(program, GraphModule) else program.module(check_guards=False)
 
 
 def condensed(keys: Sequence[str], owner: Mapping[str, str], homes: Mapping[str, str | None]) -> list[str]:
