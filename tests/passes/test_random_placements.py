@@ -1,0 +1,81 @@
+"""Random programs with effects on random devices, every copy as late as it may be: they mean what they meant."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from fake_streams import LateStreams
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networkx.utils import UnionFind
+from programs import random_program
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxpasses import Device
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.colocation import must_share
+from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.passes import split
+from fxpasses.passes.placement import PlaceOnDevices, copies_of
+
+DEVICES = [Device(name) for name in ("left", "middle", "right")]
+
+
+def random_parts(graph_module: GraphModule, rng: random.Random) -> tuple[Assignment, dict[str, Device]]:
+    """Runs of operators on random devices; what must share a device does."""
+    figures = GraphFigures.of(graph_module)
+    together: UnionFind[Node] = UnionFind(figures.nodes)
+    for group in must_share(figures):
+        together.union(*group)
+    drawn = {together[node]: rng.choice(DEVICES) for node in figures.nodes}
+    part_of: dict[Node, str] = {}
+    device_of: dict[str, Device] = {}
+    before = None
+    for node in figures.nodes:
+        device = drawn[together[node]]
+        if device is not before or not device_of:
+            device_of[f"part{len(device_of)}"] = device
+        part_of[node], before = list(device_of)[-1], device
+    return Assignment.of(graph_module, part_of, order=list(device_of)), device_of
+
+
+def meaning(module: torch.nn.Module, state: GraphModule, inputs: Any) -> list[torch.Tensor]:
+    """Outputs, written inputs, state and random numbers; the state is as before afterwards."""
+    tensors = [*state.parameters(), *state.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    given = [tensor.clone() for tensor in inputs]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        results = [leaf for leaf in pytree.tree_leaves((module(*given), given)) if isinstance(leaf, torch.Tensor)]
+        shown = [leaf.clone() for leaf in (*results, *tensors)]
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+    return [*shown, torch.get_rng_state()]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_random_program_means_the_same_on_random_devices(seed: int) -> None:
+    rng = random.Random(seed)
+    program = random_program(rng, size=rng.randint(3, 14))
+    graph_module = program.graph_module
+    assignment, device_of = random_parts(graph_module, rng)
+    streams = LateStreams()
+    expected = meaning(graph_module, graph_module, program.inputs)
+
+    placed = split(graph_module, assignment, names=str).graph_module
+    with patch("fxpasses.passes.placement.streams_for", lambda _devices: streams if rng.random() < 0.7 else None):
+        PlaceOnDevices(device_of)(placed)
+    actual = meaning(placed, graph_module, program.inputs)
+
+    assert 0 == streams.lost
+    assert len(expected) == len(actual)
+    for one, other in zip(expected, actual, strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+    copies = copies_of(placed)
+    assert len(copies) == len({(copy.value, copy.target) for copy in copies})
