@@ -179,6 +179,25 @@ def test_tied_and_shared_weights_count_once() -> None:
     assert before == partitioner.partitions[0].used_mem_bytes
 
 
+@pytest.mark.parametrize("constants", ["pass_in", "share"])
+@pytest.mark.parametrize("trace", [TRACERS["symbolic_trace"], TRACERS["program"]], ids=["symbolic_trace", "program"])
+def test_gradients_reach_the_models_own_parameters(trace: Callable[..., Any], constants: Any) -> None:
+    """Partitions share the parameters; tied and shared ones add their gradients up."""
+    model, tokens = Language(), torch.randint(40, (2, 5))
+    graph = trace(model, tokens)
+    memory = shares(needed(export(model, (tokens,))), 0.7, 0.7)
+    _, result = partition(graph, PartitionerConfig(memory), example_inputs=(tokens,), constants=constants)
+    gradients = []
+
+    for run in (model, result.module_with_submodules):
+        model.zero_grad()
+        sum(out.square().sum() for out in run(tokens)).backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+
+    assert 2 == len(result.dag.nodes)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_parts_can_hold_their_parameters() -> None:
     """``constants="share"`` moves parameters of exported graphs into the parts; the default passes them in."""
     model, x = chain(), torch.rand(2, 16)
@@ -363,6 +382,35 @@ def test_what_no_fake_can_run_is_run_for_real() -> None:
     assert [(12, 12), (8, 8)] == [tuple(node.size_bytes) for node in graph.nodes if node.op != "output"]
 
 
+def test_aot_takes_the_nodes_of_a_program() -> None:
+    """Mappings over ``program.graph`` are understood; elements of tuples follow where the mapping leaves them out."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        values, places = torch.sort(torch.relu(x))
+        return values * 2 + places
+
+    module = torch.nn.Module()
+    module.forward = forward
+    x = torch.rand(8)
+    program = export(module, (x,))
+    named = {node.name: node for node in program.graph.nodes}
+    homes = {named["relu"]: 4, named["sort"]: 7, named["mul"]: 7, named["add"]: 7}
+    config = PartitionerConfig(
+        devices(100, 100),
+        PartitionMode.aot_based,
+        node_to_partition_mapping=homes,
+        partition_to_logical_device_mapping={4: [1], 7: [0, 1]},
+    )
+
+    partitioner, result = partition(program, config)
+
+    torch.testing.assert_close(result.module_with_submodules(x), forward(x))
+    assert [("submod_4", [1]), ("submod_7", [0, 1])] == [
+        (str(node), node.logical_device_ids) for node in result.dag.nodes
+    ]
+    assert {"sort", "getitem", "getitem_1", "mul", "add"} == {node.name for node in partitioner.partitions[1].nodes}
+
+
 def test_elements_of_tuples_live_with_their_tuple() -> None:
     """Complaint 8: no tuple crosses a border, unused elements hold nothing."""
 
@@ -530,6 +578,16 @@ def test_bad_configurations_are_told_in_a_sentence(
         partition(graph, PartitionerConfig(**options))
 
     assert isinstance(caught.value, (PlacementError, CycleError))
+
+
+def test_only_graphs_and_devices_are_taken() -> None:
+    """A module has to be traced first, and a torch device is no description of one."""
+    graph, _ = small()
+
+    with pytest.raises(TypeError, match="fx_module is a Sequential; trace it with"):
+        partition(chain(), PartitionerConfig(devices(100)))
+    with pytest.raises(TypeError, match=r"devices holds device\(type='cpu'\); write fxpasses.Device\(name, bytes, log"):
+        partition(graph, PartitionerConfig([torch.device("cpu")]))
 
 
 def test_the_error_says_how_many_bytes_are_missing() -> None:

@@ -24,7 +24,7 @@ from .kinds import is_guard
 from .latency import check_latencies, check_rate
 from .mapping import Clock
 from .recording import record_values, refuse_unknown, unknown_nodes
-from .refusing import check_complete, check_config, check_nodes, check_room
+from .refusing import check_complete, check_config, check_graph, check_nodes, check_room
 from .structures import DAG, DAGNode, Partition, PartitionerConfig, PartitionMode, PartitionResult, pulled_by
 from .workload import Group, Workload
 
@@ -69,7 +69,8 @@ class Partitioner:
                 partitioned, and mappings may be over the nodes of either.
             torch_module: Not used; there because torch's method has it.
             partitioner_config: Devices, mode, and what the mode needs.
-            example_inputs: Inputs for a graph without recorded values; ``get_size_of_all_nodes`` does the same.
+            example_inputs: Inputs for a graph without recorded values, which then gets some; ``get_size_of_all_nodes``
+                does the same.
             constants: Where parameters and constants go that ``get_attr`` nodes read: by default they stay at the top
                 level and are passed in, as in torch; ``"share"`` moves them into the partitions that use them.
 
@@ -82,6 +83,7 @@ class Partitioner:
             MissingMetadataError: Nodes have no recorded value (also a ``RuntimeError``).
             CycleError: Partitions of ``aot_based`` wait for each other; ``path`` shows why.
         """
+        check_graph(fx_module)
         check_config(partitioner_config)
         graph_module, config = _unlifted(fx_module, partitioner_config)
         if example_inputs is not None and unknown_nodes(graph_module):

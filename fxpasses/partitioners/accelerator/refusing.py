@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -20,6 +21,7 @@ from .workload import Filling, Group, Workload
 __all__ = [
     "check_complete",
     "check_config",
+    "check_graph",
     "check_nodes",
     "check_room",
     "infeasible",
@@ -39,6 +41,8 @@ def check_config(config: PartitionerConfig) -> None:
         raise _refused("No devices: PartitionerConfig(devices=[...]) needs at least one fxpasses.Device")
     known: dict[int, Device] = {}
     for device in config.devices:
+        if not hasattr(device, "logical_id"):
+            raise _refused(f"devices holds {device!r}; write fxpasses.Device(name, bytes, logical_id)", TypeError)
         if device.logical_id in known:
             raise _refused(
                 f"devices {known[device.logical_id].name!r} and {device.name!r} both have the logical id "
@@ -51,6 +55,19 @@ def check_config(config: PartitionerConfig) -> None:
     if not isinstance(mode, PartitionMode):
         modes = ", ".join(map(str, PartitionMode))
         raise _refused(f"the mode is {mode!r}; there are {modes}")
+
+
+def check_graph(graph: object) -> None:
+    """Look whether there is a graph.
+
+    Raises:
+        PlacementError: It is neither a GraphModule nor an ExportedProgram (also a ``TypeError``).
+    """
+    if not isinstance(graph, (GraphModule, ExportedProgram)):
+        raise _refused(
+            f"fx_module is a {type(graph).__name__}; trace it with torch.fx.symbolic_trace or torch.export.export",
+            TypeError,
+        )
 
 
 def check_nodes(mapping: Mapping[Node, int], graph_module: GraphModule) -> None:
