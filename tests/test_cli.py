@@ -105,6 +105,20 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(source: str) -> None
     ]
 
 
+def test_a_plan_is_followed(source: str, tmp_path: Path) -> None:
+    first = run(f"{source}:model", *TWO, "--out", str(tmp_path / "out"))
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    right, left = ({"name": name, "device": name, "ops": ops} for name, ops in (("right", ["0/*"]), ("left", ["/*"])))
+    plan["parts"] = [right, left]
+    plan["devices"][0]["available_mem_bytes"] = None
+    (tmp_path / "edited.json").write_text(json.dumps(plan))
+
+    result = run(f"{source}:model", "--plan", str(tmp_path / "edited.json"), "--check", "--json")
+
+    assert (0, 0) == (first.exit_code, result.exit_code), result.output
+    assert [3, 1] == [row["nodes"] for row in json.loads(result.stdout)["devices"]]
+
+
 def test_a_pipeline_is_text(source: str) -> None:
     result = run(f"{source}:model", *TWO, "--pipeline", "eliminate-dead-code", "--json")
 

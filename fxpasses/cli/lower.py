@@ -27,6 +27,7 @@ __all__ = ["lower_command"]
 @devices_option
 @links_option
 @objective_option
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path, dir_okay=False), help="Follow this plan.")
 @pipeline_option
 @click.option("--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small.")
 @click.option("--out", type=click.Path(path_type=Path), help="A folder for the plan, the program, the page.")
@@ -38,6 +39,7 @@ def lower_command(
     devices: tuple[str, ...],
     links: tuple[str, ...],
     objective: str,
+    plan_file: Path | None,
     pipeline: str | None,
     offload: str | None,
     out: Path | None,
@@ -51,12 +53,14 @@ def lower_command(
     (model, args, kwargs). Without MODEL it is the demo's: a small Llama decoder with random weights.
     """
     from fxpasses.lowered_folder import check_writable, save
-    from fxpasses.lowering import DEFAULT_PIPELINE, lower
+    from fxpasses.lowering import lower
     from fxpasses.model_source import find_model
+    from fxpasses.plan import Plan
     from fxpasses.report.tables import print_summary
 
     console = make_console(as_json=as_json, no_color=no_color)
-    topology = topology_of(devices, links, model)
+    plan = Plan.load(plan_file) if plan_file is not None else None
+    topology = topology_of(devices, links, model) if plan is None or devices else None
     if out is not None:
         check_writable(out)
     with show_progress(console) as progress:
@@ -68,7 +72,8 @@ def lower_command(
             source.kwargs,
             devices=topology,
             objective=objective,  # type: ignore[arg-type]  # click has checked the choice
-            pipeline=DEFAULT_PIPELINE if pipeline is None else pipeline,
+            plan=plan,
+            pipeline=pipeline,
             offload=offload,
             check=check,
             name=source.name,
