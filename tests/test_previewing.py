@@ -12,7 +12,15 @@ from torch import nn
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, StageError
-from fxpasses.pipelining import SplitPoint, StageCost, measure_stage_costs, pipeline, preview, recommend_schedule
+from fxpasses.pipelining import (
+    SplitPoint,
+    StageCost,
+    measure_stage_costs,
+    parameters_on_meta,
+    pipeline,
+    preview,
+    recommend_schedule,
+)
 from fxpasses.pipelining.contents import stage_contents
 from fxpasses.pipelining.previewing import COLUMNS
 from fxpasses.pipelining.stage_costs import stage_figures
@@ -243,3 +251,21 @@ def test_memory_takes_units():
     found = preview(even(2), num_microbatches=2, memory="1MiB")
 
     assert [MiB, MiB] == [rank.device.available_mem_bytes for rank in found.ranks]
+
+
+def test_a_model_without_memory_and_one_of_any_batch_are_previewed():
+    """On ``meta``, or captured with a dynamic batch, the bytes are those of the model itself at the example's sizes."""
+
+    def make():
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    with parameters_on_meta():
+        empty = make()
+    x, cut = torch.randn(3, 4), {"2": SplitPoint.BEGINNING}
+    plain, on_meta, dynamic = (
+        preview(pipeline(model, (x,), split_spec=cut, **options), num_microbatches=2)
+        for model, options in ((make(), {}), (empty, {}), (make(), {"dynamic_shapes": "batch"}))
+    )
+
+    assert plain.costs == on_meta.costs == dynamic.costs
+    assert [0, 3 * 8 * 4] == [cost.received for cost in plain.costs]

@@ -76,9 +76,11 @@ class _Tracer(Interpreter):
         self.saved: dict[Node, dict[Node, None]] = {}
         self.extra: dict[Node, dict[int, int]] = {}
         self.differentiable: dict[Node, None] = {}
+        self.device: torch.device | None = None  # where the value of the current node was recorded
 
     def run_node(self, n: Node) -> Any:
         packed: list[Tensor] = []
+        self.device = next((tensor.device for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
             result = super().run_node(n)
         tensors = tensors_in(result) if n.op != "output" else []
@@ -103,6 +105,8 @@ class _Tracer(Interpreter):
         if not isinstance(value, Tensor):
             return value
         fake = self.mode.from_tensor(value, static_shapes=True).detach()
+        if value.is_meta and self.device is not None:  # captured as if its memory were there
+            fake = torch.empty_like(fake, device=self.device)
         return fake.requires_grad_(isinstance(value, torch.nn.Parameter) and value.requires_grad)
 
 
