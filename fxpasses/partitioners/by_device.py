@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Literal
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -19,14 +18,13 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
-from fxpasses.partitioners.device_search import Contiguity, Found, Wish, on_one_device, search
+from fxpasses.partitioners.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.device_times import predict_times
 from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.training_memory import Training
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
-Objective = Literal["latency", "throughput", "memory", "devices"]
 _OBJECTIVES = ("latency", "throughput", "memory", "devices")
 _CONTIGUITIES = ("pipeline", "convex", "free")
 

@@ -8,7 +8,7 @@ goes where the base is made, and a view of a constant where its one user is.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,15 @@ Selector = Node | str
 """A compute node, or the path of a module: all operators that come from it."""
 
 
-def kept_together(figures: GraphFigures) -> list[tuple[Node, ...]]:
-    """Groups of compute nodes that share a device; groups may overlap."""
-    return [group for group in (*must_share(figures), *_views(figures)) if len(group) > 1]
+def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:
+    """Groups of compute nodes that share a device; groups may overlap.
+
+    Args:
+        figures: The measured graph.
+        alone: Nodes that need not be where their base or their user is: they are computed wherever they are used.
+    """
+    views = (group for group in _views(figures) if alone.isdisjoint(group)) if alone else _views(figures)
+    return [group for group in (*must_share(figures), *views) if len(group) > 1]
 
 
 def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 from torch.fx import Graph, GraphModule, Node
@@ -27,7 +28,7 @@ def runs_of(
     graph_module: GraphModule | Graph,
     device_of: Mapping[Node, str],
     dependencies: Dependencies | None = None,
-    start: Mapping[Node, float] | None = None,
+    start: Mapping[Any, float] | None = None,  # by node, among other things that a solver placed
 ) -> Runs:
     """Cut a placement into parts that can run one after the other.
 
@@ -61,7 +62,7 @@ def runs_of(
 
 
 def _turns(
-    dependencies: Dependencies, device_of: Mapping[Node, str], start: Mapping[Node, float]
+    dependencies: Dependencies, device_of: Mapping[Node, str], start: Mapping[Any, float]
 ) -> Iterator[tuple[int, int, str]]:
     """Each placed node by its number, in an order in which they can run, with the turn it runs in and its device."""
     missing = [len(row) for row in dependencies.predecessor_lists]

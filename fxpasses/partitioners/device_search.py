@@ -27,10 +27,11 @@ from fxpasses.partitioners.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.solvers import PlacementProblem, solve_placement
 from fxpasses.units import format_bytes
 
-__all__ = ["Contiguity", "Found", "Wish", "search"]
+__all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
 
 MAX_ROUNDS = 8
 
+Objective = Literal["latency", "throughput", "memory", "devices"]
 Contiguity = Literal["pipeline", "convex", "free"]
 
 
@@ -39,7 +40,7 @@ class Wish:
     """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
 
     topology: Topology
-    objective: str
+    objective: Objective
     supports: Support | None = None
     colocate: Sequence[Sequence[Selector]] = ()
     pinned: Mapping[Selector, str] = attrs.field(factory=dict)

@@ -6,7 +6,7 @@ marker that makes nothing, so that no solver charges a copy for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
@@ -40,6 +40,7 @@ def placement_problem(
     seed: int = 0,
     figures: GraphFigures | None = None,
     live: NDArray[np.int64] | None = None,
+    replicable: Callable[[Node], bool] | None = None,
 ) -> PlacementProblem:
     """Pose the placement of a graph as a problem for :func:`~fxpasses.partitioners.solve_placement`.
 
@@ -59,6 +60,9 @@ def placement_problem(
         live: Bytes of inputs and activations to count while each compute node runs. By default activations count as
             long as they are alive in the whole graph, wherever, and inputs like constants.
 
+        replicable: Whether a node may be computed again where its value is used; the answer says where
+            (:attr:`~fxpasses.partitioners.PlacementSolution.replicas`), and ``fxpasses.passes.replicating`` does it.
+
     Returns:
         The problem. Its nodes are the compute nodes; constants are shared bytes under their storage, so that tied ones
         count once a device.
@@ -70,7 +74,11 @@ def placement_problem(
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module)
     graph, markers = _problem_graph(figures, topology.devices, supports, live)
-    pins = {node: name for key, name in (pinned or {}).items() for node in select(figures, key, "pinned")}
+    anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
+    nx.set_node_attributes(graph, anywhere, "replicable")
+    pins: dict[Hashable, str] = {
+        node: name for key, name in (pinned or {}).items() for node in select(figures, key, "pinned")
+    }
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
@@ -86,7 +94,7 @@ def placement_problem(
         topology.links,
         objective,
         contiguity=contiguity,
-        colocate=[*kept_together(figures), *markers, *together],
+        colocate=[*kept_together(figures, anywhere.keys()), *markers, *together],
         pinned=pins,
         forbidden={node: tuple(names) for node, names in bans.items()},
         time_budget=time_budget,

@@ -8,17 +8,20 @@ import pytest
 import torch
 from lowering_models import Conditional, KeyValueCache, Mlp, Tied
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import Device, MissingMetadataError, PlacementError, fake_devices
-from fxpasses.partitioners import solve_placement
+from fxpasses.effects import analyze_effects
+from fxpasses.partitioners import Assignment, solve_placement
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.colocation import backward_partners, kept_together
 from fxpasses.partitioners.device_runs import runs_of
 from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.graph_problems import assignment_of, placement_problem
 from fxpasses.partitioners.memory import predict_memory
+from fxpasses.passes import split
+from fxpasses.passes.replicating import replicate, why_not_replicable
 from fxpasses.units import KiB
 from fxpasses.values import propagate_values
 
@@ -231,3 +234,38 @@ def test_the_backward_of_a_joint_graph_is_tied_to_its_forward() -> None:
     assert {"threshold_backward": "relu"}.items() <= {b.name: f.name for b, f in partners.items()}.items()
     solution = solve_placement(placement_problem(graph_module, [Device("a"), Device("b")]))
     assert all(solution.device_of[b] == solution.device_of[f] for b, f in partners.items())
+
+
+class Masked(nn.Module):
+    """A mask that each layer uses: cheap to make, dear to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.arange(64).unsqueeze(0) < torch.arange(64).unsqueeze(1)
+        for layer in self.layers:
+            x = layer(x) * mask
+        return x
+
+
+def test_cheap_nodes_may_be_computed_again_instead_of_sent() -> None:
+    """The mask is made on each device that uses it: nothing but the activation crosses, and the results are equal."""
+    model, x = Masked(), torch.randn(64, 64)
+    graph_module = exported(model, x)
+    effects = analyze_effects(graph_module)
+    options = {"replicable": lambda node: not why_not_replicable(node, effects)}
+    devices = [Device(name, flops=1e9, overhead=1e-7) for name in "ab"]
+
+    sent = solve_placement(placement_problem(graph_module, devices, time_budget=5))
+    solution = solve_placement(placement_problem(graph_module, devices, time_budget=5, **options))
+
+    assert "lt" in {str(node) for node in solution.replicas}
+    assert solution.objective_value < sent.objective_value
+    into: dict[str, list[Node]] = {}
+    for node in solution.device_of:
+        for device in solution.replicas.get(node, ()):
+            into.setdefault(device, []).append(node)
+    homes = replicate(graph_module, assignment_of(graph_module, solution), into)
+    torch.testing.assert_close(split(graph_module, Assignment.of(graph_module, homes)).graph_module(x), model(x))

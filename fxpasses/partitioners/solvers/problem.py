@@ -26,6 +26,14 @@ OBJECTIVES = ("throughput", "latency", "memory", "devices")
 CONTIGUITIES = ("pipeline", "convex", "free")
 
 
+def _devices(given: Iterable[Device]) -> tuple[Device, ...]:
+    return tuple(given)
+
+
+def _links(given: Iterable[Link]) -> tuple[Link, ...]:
+    return tuple(given)
+
+
 def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
@@ -72,8 +80,8 @@ class PlacementProblem:
     """
 
     graph: nx.DiGraph[Any]
-    devices: tuple[Device, ...] = attrs.field(converter=tuple)
-    links: tuple[Link, ...] = attrs.field(default=(), converter=tuple)
+    devices: tuple[Device, ...] = attrs.field(converter=_devices)
+    links: tuple[Link, ...] = attrs.field(default=(), converter=_links)
     objective: str = "throughput"
     contiguity: str = attrs.field(default="pipeline", kw_only=True)
     colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=_as_tuples)
