@@ -163,6 +163,29 @@ def test_every_mode_takes_every_tracer(mode: PartitionMode, trace: Callable[...,
     assert not any("guard" in node.name for each in partitioner.partitions for node in each.nodes)
 
 
+@pytest.mark.parametrize("trace", TRACERS.values(), ids=TRACERS)
+def test_embeddings_are_found_in_every_graph(trace: Callable[..., Any]) -> None:
+    """Tables are embedding modules, functions or operators; they are spread the same."""
+
+    class Tables(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = torch.nn.ModuleList(torch.nn.EmbeddingBag(500, 4) for _ in range(4))
+            self.dense = torch.nn.Linear(16, 4)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.dense(torch.cat([table(rows + 1) for table in self.tables], dim=1))
+
+    model, rows = Tables(), torch.randint(400, (2, 3))
+    config = PartitionerConfig(devices(17_500, 17_500, 17_500), PartitionMode.sparse_nn)
+
+    partitioner, result = partition(trace(model, rows), config, example_inputs=(rows,))
+
+    check_outputs(result, model, rows)
+    where = [(each.logical_device_ids, weights_in(each)) for each in partitioner.partitions]
+    assert [([0], 16_000), ([0, 1], 0), ([0, 1], 272), ([1], 16_000)] == sorted(where)
+
+
 def test_tied_and_shared_weights_count_once() -> None:
     """A layer that is called twice, and two layers with one weight, keep it once."""
     model, tokens = Language(), torch.randint(40, (2, 5))
