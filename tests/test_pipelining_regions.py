@@ -134,6 +134,41 @@ def test_complaint_18_caches_are_written_where_they_are():
     assert set(model.state_dict()) == saved
 
 
+class Prepared(nn.Module):
+    """The state of both layers is set before the first one runs, as static caches are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("begin", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("end", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(8, 4), persistent=False)
+
+    def forward(self, x, at):
+        self.begin.copy_(at)
+        self.end.copy_(at)
+        y = self.first(x) + self.begin
+        self.begin.add_(2)
+        z = self.second(y)
+        self.cache.index_copy_(0, torch.arange(2) + self.end, z)
+        self.end.add_(2)
+        return self.cache.sum(0) + self.end
+
+
+def test_state_that_is_prepared_early_is_written_where_it_is_used():
+    """Complaint 18: a write that only a later stage looks at is done there; three steps equal the model's."""
+    model = Prepared()
+    twin = copy.deepcopy(model)
+    pipe = pipeline(model, (X, torch.tensor(0)), None, {"second": BEGINNING})
+    with torch.no_grad():
+        for step in range(3):
+            assert torch.equal(twin(X + step, torch.tensor(2 * step)), pipe(X + step, torch.tensor(2 * step)))
+    held = [{name for name, _ in pipe.get_stage_module(index).named_buffers()} for index in range(2)]
+
+    assert [{"begin"}, {"end", "cache"}] == held
+    assert all(map(torch.equal, twin.buffers(), model.buffers()))
+
+
 def test_a_deep_module_keeps_the_persistence_of_its_buffers():
     """A stage's ``state_dict`` lists what the model's does, at any depth."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))

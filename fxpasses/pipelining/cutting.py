@@ -17,6 +17,7 @@ from fxpasses.passes.replicating import replicate
 from fxpasses.passes.splitting import Split, split
 from fxpasses.pipelining.automatic import automatic_cut
 from fxpasses.pipelining.balancing import Balance, balanced_stages
+from fxpasses.pipelining.gathering import gather_writes
 from fxpasses.pipelining.multi_use import MultiUseParamSpec, sharing_policy
 from fxpasses.pipelining.recomputing import cheaper_to_compute
 from fxpasses.pipelining.split_points import (
@@ -77,6 +78,7 @@ def cut_into_stages(
         nodes = compute_nodes(source)
         stage_of = stages_from_cuts(nodes, [*marked, *cuts_at_modules(nodes, spec)])
     _keep_whole(source, stage_of)
+    gather_writes(source, stage_of)
     refuse_torn_writes(source, stage_of)
     policy = sharing_policy(source, multi_use_param_spec)
     count = max(stage_of.values(), default=0) + 1
