@@ -275,7 +275,10 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
         ([*TWO, "--plan", "LIST"], "error: This is no plan; write one with fxpasses place --out."),
         ([*TWO, "--check", "PLAN", "--out", "x.json"], "error: --check only checks; leave --out out, or use --plan to"),
         ([*TWO, "--samples", "0", "--svg", "x.svg"], "error: A simulation takes 1 sample or more, not 0."),
-        ([*TWO, "--out", "/nowhere/plan.json"], "error: '/nowhere/plan.json' cannot be written: No such file or"),
+        (
+            [*TWO, "--out", "/nowhere/plan.json"],
+            "error: '/nowhere/plan.json' cannot be written: there is no folder '/nowhere'.",
+        ),
         (
             ["--device", "a=cpu,memory=30KiB", "--device", "b=cpu,memory=30KiB"],
             "but all devices together have 60.0 KiB (a 30.0 KiB, b 30.0 KiB): ",

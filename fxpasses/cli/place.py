@@ -44,6 +44,12 @@ class _Files:
     page: Path | None
     map_out: Path | None
 
+    def refuse_unwritable(self) -> None:
+        """Say before any work that a file has no folder."""
+        for path in (self.out, self.trace, self.svg, self.page, self.map_out):
+            if path is not None and not path.parent.is_dir():
+                raise InputError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
+
 
 @click.command("place")
 @click.argument("model", required=False)
@@ -121,6 +127,9 @@ def _place(
     from fxpasses.report.tables import print_placement
 
     files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
+    files.refuse_unwritable()
+    if options["samples"] < 1:
+        raise InputError(f"A simulation takes 1 sample or more, not {options['samples']}.")
     plan = Plan.load(options["plan_file"]) if options["plan_file"] is not None else None
     other = Plan.load(options["diff_file"]) if options["diff_file"] is not None else None
     device_map = _read_map(options["device_map"]) if options["device_map"] is not None else None
