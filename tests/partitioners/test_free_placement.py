@@ -18,6 +18,7 @@ from placement_cases import every_placement, is_legal, loads, needs, random_prob
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers import free
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.coarsening import clustered
 from fxpasses.partitioners.solvers.loads import LoadModel
@@ -51,6 +52,22 @@ def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> No
     assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
     assert pytest.approx(best) == solution.objective_value
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without integer programs the answer keeps every rule, is near the best, and its bound holds."""
+    monkeypatch.setattr(free, "SMALL_PROGRAM", (0, 0, 0))
+    problem = random_problem(seed, objective=["throughput", "memory"][seed % 2], contiguity="free", time_budget=0.0)
+    best = min(cost(problem, placed) for placed in every_placement(problem))
+    try:
+        solution = solve_placement(problem)
+    except PlacementError:
+        return  # it may miss a placement, and then says so
+
+    assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
+    assert solution.objective_value <= best * 1.01
 
 
 def grid(rows: int, columns: int, **facts: object) -> nx.DiGraph:

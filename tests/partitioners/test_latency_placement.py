@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 
+import networkx as nx
 import pytest
 from fuzz import examples
 from placement_cases import every_placement, is_legal, is_pipeline, random_problem, seconds_on, sending
 
-from fxpasses.errors import InfeasibleError
-from fxpasses.partitioners import solve_placement
+from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers import soonest
 
 RANDOM_GRAPHS = examples(60)
 
@@ -81,3 +84,49 @@ def test_brute_force_over_assignments_and_orders_finds_nothing_faster(seed: int)
     check_schedule(problem, solution)
     assert pytest.approx(best) == solution.objective_value
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))
+def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without integer programs the answer keeps every rule, its schedule holds, and so does its bound."""
+    monkeypatch.setattr(soonest, "SMALL", 0)
+    sizes = [(6, 2), (5, 3), (4, 3)]
+    problem = random_problem(seed, sizes, objective="latency", contiguity="free", time_budget=0.0)
+    best = optimum(problem)
+    try:
+        solution = solve_placement(problem)
+    except PlacementError:
+        return  # it may miss a placement, and then says so
+
+    assert is_legal(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
+
+
+def test_nodes_that_wait_for_each_other_have_no_latency() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "a")])
+    for node in graph:
+        graph.nodes[node]["seconds"] = 1.0
+
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], objective="latency"))
+
+    assert "A latency needs nodes that do not wait for each other in a circle; 'a', 'b' do." == str(caught.value)
+
+
+def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
+    """Branches run side by side though no device holds more than a third of the nodes."""
+    graph = nx.DiGraph()
+    for branch, step in itertools.product(range(3), range(6)):
+        graph.add_node((branch, step), seconds=1.0 + (branch + step) % 3, kept_bytes=5, output_seconds=0.2)
+        if step:
+            graph.add_edge((branch, step - 1), (branch, step))
+    problem = PlacementProblem(
+        graph, [Device(name, 30) for name in "abc"], objective="latency", contiguity="free", time_budget=0.2
+    )
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert 12.0 == solution.objective_value == solution.bound

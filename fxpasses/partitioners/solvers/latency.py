@@ -23,12 +23,10 @@ __all__ = ["LatencyAnswer", "LatencySearch"]
 
 ROWS = 64
 """Assignments that are changed together."""
-HOT, COLD = 0.01, 0.0002
-"""First and last temperature, as a share of the makespan."""
-TAKE_OVER = 8
-"""Steps after which the worst become copies of the best."""
-
-
+PHASES = ((0.4, 0.06, 0.0005, 10**9), (0.6, 0.01, 0.0002, 8))
+"""Share of the steps, first and last temperature as a share of the makespan, steps between which the best take over."""
+IMPROVE = 32
+"""Steps after which all schedules are pushed to the end and back."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
 
@@ -99,8 +97,8 @@ class LatencySearch:
         draw = random.Random(self.seed)
         steps = int((SEARCH_FIRST + self.budget) / self._step_seconds())
         if best.value > self.bound * (1 + 1e-9):
-            for share in (0.5, 0.5):
-                best = self._annealed(best, max(4, int(share * steps)), draw)
+            for share, hot, cold, every in PHASES:
+                best = self._annealed(best, max(4, int(share * steps)), (hot, cold), every, draw)
         return best
 
     def earliest(self) -> Ints:
@@ -167,19 +165,21 @@ class LatencySearch:
         second = self._evaluated(homes, self.scheduler.justified(wide, first.times))
         return min((_best(state) for state in (first, second)), key=lambda answer: answer.value)
 
-    def _annealed(self, best: LatencyAnswer, steps: int, draw: random.Random) -> LatencyAnswer:
+    def _annealed(
+        self, best: LatencyAnswer, steps: int, span: tuple[float, float], every: int, draw: random.Random
+    ) -> LatencyAnswer:
         state = self._evaluated(np.repeat(best.home[None], ROWS, axis=0), np.repeat(best.order[None], ROWS, axis=0))
         scale = best.value if math.isfinite(best.value) else float(state.times.makespan.max())
         moves = _Moves(self, draw)
         for step in range(steps):
-            temperature = scale * HOT * (COLD / HOT) ** (step / steps)
+            temperature = scale * span[0] * (span[1] / span[0]) ** (step / steps)
             changed = moves.changed(state)
             other = self._evaluated(*changed)
             worse = np.array([-math.log(1.0 - draw.random()) for _ in range(ROWS)]) * temperature
             state.keep(np.flatnonzero(other.value <= state.value + worse), other)
-            if step % TAKE_OVER == TAKE_OVER - 1:
+            if step % every == every - 1:
                 state.take_over(0.15)
-            if step % (4 * TAKE_OVER) == 4 * TAKE_OVER - 1:
+            if step % IMPROVE == IMPROVE - 1:
                 orders = self.scheduler.justified(state.homes[:, self.unit_of], state.times)
                 other = self._evaluated(state.homes.copy(), orders)
                 state.keep(np.flatnonzero(other.value <= state.value), other)
