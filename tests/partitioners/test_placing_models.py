@@ -161,8 +161,8 @@ def test_gradients_on_two_cpu_devices_are_those_of_the_model() -> None:
 
 
 def test_the_same_seed_gives_the_same_placement() -> None:
-    graph_module = graph_of("bert")
-    devices = unequal("bert", 3, 2)
+    graph_module = graph_of("residual_net")
+    devices = unequal("residual_net", 3, 2)
 
     once, again = (
         place_by_device(graph_module, devices, objective="throughput", contiguity="free", time_budget=0.1, seed=3)
