@@ -16,7 +16,7 @@ from programs import random_program
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxpasses import Device
+from fxpasses import Device, PassError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.graph_figures import GraphFigures
@@ -26,11 +26,13 @@ from fxpasses.passes.placement import PlaceOnDevices, copies_of
 DEVICES = [Device(name) for name in ("left", "middle", "right")]
 
 
-def random_parts(graph_module: GraphModule, rng: random.Random) -> tuple[Assignment, dict[str, Device]]:
-    """Runs of operators on random devices; what must share a device does."""
+def random_parts(
+    graph_module: GraphModule, rng: random.Random, *, tears: bool = False
+) -> tuple[Assignment, dict[str, Device]]:
+    """Runs of operators on random devices; what must share a device does, unless it is torn."""
     figures = GraphFigures.of(graph_module)
     together: UnionFind[Node] = UnionFind(figures.nodes)
-    for group in must_share(figures):
+    for group in () if tears else must_share(figures):
         together.union(*group)
     drawn = {together[node]: rng.choice(DEVICES) for node in figures.nodes}
     part_of: dict[Node, str] = {}
@@ -58,24 +60,39 @@ def meaning(module: torch.nn.Module, state: GraphModule, inputs: Any) -> list[to
     return [*shown, torch.get_rng_state()]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(0, 10**6))
-def test_a_random_program_means_the_same_on_random_devices(seed: int) -> None:
+def check_meaning(seed: int, *, tears: bool) -> None:
     rng = random.Random(seed)
     program = random_program(rng, size=rng.randint(3, 14))
     graph_module = program.graph_module
-    assignment, device_of = random_parts(graph_module, rng)
-    streams = LateStreams()
+    assignment, device_of = random_parts(graph_module, rng, tears=tears)
+    streams = LateStreams() if rng.random() < 0.7 else None
     expected = meaning(graph_module, graph_module, program.inputs)
 
-    placed = split(graph_module, assignment, names=str).graph_module
-    with patch("fxpasses.passes.placement.streams_for", lambda _devices: streams if rng.random() < 0.7 else None):
-        PlaceOnDevices(device_of)(placed)
+    placed = split(graph_module, assignment, names=str, constants=rng.choice(["share", "pass_in"])).graph_module
+    with patch("fxpasses.passes.placement.streams_for", lambda _devices: streams):
+        PlaceOnDevices({name: device_of[name] for name in device_of if name in placed._modules})(placed)
     actual = meaning(placed, graph_module, program.inputs)
 
-    assert 0 == streams.lost
+    assert streams is None or 0 == streams.lost
     assert len(expected) == len(actual)
     for one, other in zip(expected, actual, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
-    copies = copies_of(placed)
-    assert len(copies) == len({(copy.value, copy.target) for copy in copies})
+    if not tears:
+        copies = copies_of(placed)
+        assert len(copies) == len({(copy.value, copy.target) for copy in copies})
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_random_program_means_the_same_on_random_devices(seed: int) -> None:
+    check_meaning(seed, tears=False)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 10**6))
+def test_parts_that_tear_memory_are_refused_and_never_wrong(seed: int) -> None:
+    """Parts made by hand: a write that another device would have to see is an error, not a wrong answer."""
+    try:
+        check_meaning(seed, tears=True)
+    except PassError as error:
+        assert isinstance(error.__cause__, PlacementError)  # noqa: PT017  # refusing is one of two right answers

@@ -6,6 +6,7 @@ A copy is an ``aten._to_copy`` call: autograd passes through it, and the generat
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Container, Mapping
 
 import attrs
@@ -76,7 +77,7 @@ def loads_of(graph_module: GraphModule) -> list[Copy]:
 def insert_copies(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str] = ()) -> None:
     """Insert one copy per (value, target device), right before the first part that needs it.
 
-    What a part writes to in a copy is written back after it. Linear in nodes and edges.
+    An input of the caller that a part writes to in a copy is written back after it. Linear in nodes and edges.
 
     Args:
         graph_module: The top level of a split whose parts are moved.
@@ -84,9 +85,11 @@ def insert_copies(graph_module: GraphModule, device_of: Mapping[str, Device], of
         offloaded: Parts whose parameters are loaded, which :func:`~.loading.insert_loads` does.
 
     Raises:
-        PlacementError: a part writes to memory that reaches it as two copies.
+        PlacementError: parts on several devices make or write to the same memory.
     """
-    _Copying(graph_module, device_of, offloaded, SharedMemory.of(graph_module)).run()
+    copying = _Copying(graph_module, device_of, offloaded, SharedMemory.of(graph_module))
+    copying.refuse_torn_memory()
+    copying.run()
 
 
 @attrs.define(eq=False)
@@ -112,14 +115,12 @@ class _Copying:
         if "val" in part.meta:
             part.meta["val"] = fake_on(part.meta["val"], torch.device(device.torch_device))
         written = self.memory.written_by(part)
-        received = [value for value in dict.fromkeys(part.all_input_nodes) if self._crosses(value, part, device)]
-        if written:
-            self._refuse_torn_writes(part, received, written)
-        for value in received:
-            replica = self._replica(value, part, device)
-            part.replace_input_with(value, replica)
-            if written.intersection(self.memory.storages(value)):
-                self._write_back(part, value, replica)
+        for value in dict.fromkeys(part.all_input_nodes):
+            if self._crosses(value, part, device):
+                replica = self._replica(value, part, device)
+                part.replace_input_with(value, replica)
+                if not written.isdisjoint(self.memory.storages(value)):
+                    self._write_back(part, value, replica)
         if written:
             self._forget(written, device)
 
@@ -144,17 +145,27 @@ class _Copying:
             if target != device.name and written.intersection(self.memory.storages(value)):
                 del self.copied[value, target]
 
-    def _refuse_torn_writes(self, part: Node, received: list[Node], written: frozenset[int]) -> None:
-        seen: dict[int, Node] = {}
-        for value in received:
-            for storage in written.intersection(self.memory.storages(value)):
-                if storage in seen:
-                    raise PlacementError(
-                        f"The part {part.target} writes to memory that {seen[storage].name} and {value.name} show, and "
-                        "both come from another device; keep what makes them and what writes to them together.",
-                        node=part,
-                    )
-                seen[storage] = value
+    def refuse_torn_memory(self) -> None:
+        """Memory belongs to one device up to the last write to it: views of it elsewhere would not see the write."""
+        nodes = list(self.graph_module.graph.nodes)
+        last_write = {storage: index for index, node in enumerate(nodes) for storage in self.memory.written_by(node)}
+        position = {node: index for index, node in enumerate(nodes)}
+        owner: dict[int, Node] = {}
+        for node in nodes if last_write else ():
+            part = node.args[0] if node.target is operator.getitem else node
+            if isinstance(part, Node) and part.op == "call_module" and str(part.target) in self.device_of:
+                for storage in self.memory.storages(node) | self.memory.written_by(node):
+                    if position[part] <= last_write.get(storage, -1):
+                        self._refuse_two_devices(owner.setdefault(storage, part), part)
+
+    def _refuse_two_devices(self, first: Node, part: Node) -> None:
+        there, here = (self.device_of[str(each.target)].name for each in (first, part))
+        if there != here:
+            raise PlacementError(
+                f"The parts {first.target} on {there} and {part.target} on {here} make or write to the same memory, "
+                "which one of them changes in place; keep them on one device.",
+                node=part,
+            )
 
 
 def _inherit(node: Node) -> None:
