@@ -176,7 +176,7 @@ class PipelineSearch:
                 continue
             if loads is None:
                 loads = spans.loads(slice(first, last), slice(first + 1, end), below)
-                table.steps += (last - first) * (end - first) * 8.0
+                table.steps += (last - first) * (end - first) * 6.0 * (len(self.classes) + 2 * spans.is_tight)
             rows = alive + own_first - first
             self._relax(table, loads, state, rows, value[alive], (first + 1, end))
 

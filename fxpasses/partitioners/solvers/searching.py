@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evalu
 __all__ = ["BETTER", "FEW_STATES", "LONG", "Answer", "Search", "every_ideal", "improved", "limits", "smallest"]
 
 IDEALS_A_SECOND = 60_000
-STEPS_A_SECOND = 250e6
+STEPS_A_SECOND = 300e6
 MAX_STATES = 8192
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""

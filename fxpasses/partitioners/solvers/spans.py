@@ -149,8 +149,8 @@ class Spans:
             if (banned := self.banned[kind]) is not None:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
-        least = min(group.memory for group in self.classes)
-        if self.kept[-1] + self.shared_bytes + float(self.live[:1].sum()) > least:
+        if self.is_tight:
+            least = min(group.memory for group in self.classes)
             needed = np.logical_or.reduce([np.isfinite(load) for load in found])
             largest = max(group.memory for group in self.classes)
             size = self._bytes(rows, columns, needed, least, largest)
@@ -159,9 +159,10 @@ class Spans:
         return found
 
     @property
-    def shared_bytes(self) -> float:
-        """The bytes of all keys that several units share."""
-        return float(self.units.shared.sum())
+    def is_tight(self) -> bool:
+        """Whether bytes matter: some device has not room for everything."""
+        everything = float(self.kept[-1] + self.units.shared.sum() + self.live[:1].sum())
+        return self.credit is not None or everything > min(group.memory for group in self.classes)
 
     def _by_bytes(
         self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
