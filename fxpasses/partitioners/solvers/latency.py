@@ -93,12 +93,14 @@ class LatencySearch:
     def run(self, starts: Sequence[Ints]) -> LatencyAnswer:
         """Search from some assignments of units, from all on one device, and from a list schedule."""
         firsts = np.stack([*starts, self.earliest(), *self._on_one_device()])
-        best = self._started(firsts)
+        started = self._started(firsts)
+        best = started[0]
         draw = random.Random(self.seed)
         steps = int((SEARCH_FIRST + self.budget) / self._step_seconds())
         if best.value > self.bound * (1 + 1e-9):
             for share, hot, cold, every in PHASES:
-                best = self._annealed(best, max(4, int(share * steps)), (hot, cold), every, draw)
+                best = self._annealed(started, max(4, int(share * steps)), (hot, cold), every, draw)
+                started = [best]
         return best
 
     def earliest(self) -> Ints:
@@ -158,17 +160,21 @@ class LatencySearch:
         order = in_order(start[None, :-1], scheduler.topological)
         return _best(self._evaluated(home[None], order))
 
-    def _started(self, homes: Ints) -> LatencyAnswer:
-        """The best of some assignments, each with the better of two orders."""
+    def _started(self, homes: Ints) -> list[LatencyAnswer]:
+        """Some assignments, each with two orders, the best first; those that are not allowed only if no other is."""
         wide = homes[:, self.unit_of]
         first = self._evaluated(homes, self.scheduler.by_rank(wide))
         second = self._evaluated(homes, self.scheduler.justified(wide, first.times))
-        return min((_best(state) for state in (first, second)), key=lambda answer: answer.value)
+        found = [_answer(state, row) for state in (first, second) for row in range(len(homes))]
+        found.sort(key=lambda answer: answer.value)
+        return [answer for answer in found if math.isfinite(answer.value)] or found
 
     def _annealed(
-        self, best: LatencyAnswer, steps: int, span: tuple[float, float], every: int, draw: random.Random
+        self, started: list[LatencyAnswer], steps: int, span: tuple[float, float], every: int, draw: random.Random
     ) -> LatencyAnswer:
-        state = self._evaluated(np.repeat(best.home[None], ROWS, axis=0), np.repeat(best.order[None], ROWS, axis=0))
+        best = started[0]
+        rows = [started[row % len(started)] for row in range(ROWS)]
+        state = self._evaluated(np.stack([row.home for row in rows]), np.stack([row.order for row in rows]))
         scale = best.value if math.isfinite(best.value) else float(state.times.makespan.max())
         moves = _Moves(self, draw)
         for step in range(steps):
@@ -195,10 +201,12 @@ class LatencySearch:
 
 
 def _best(state: _State) -> LatencyAnswer:
-    row = int(np.argmin(state.value))
-    return LatencyAnswer(
-        state.homes[row].copy(), state.orders[row].copy(), state.times.start[row].copy(), float(state.value[row])
-    )
+    return _answer(state, int(np.argmin(state.value)))
+
+
+def _answer(state: _State, row: int) -> LatencyAnswer:
+    home, order, start = state.homes[row], state.orders[row], state.times.start[row]
+    return LatencyAnswer(home.copy(), order.copy(), start.copy(), float(state.value[row]))
 
 
 class _Moves:
@@ -225,7 +233,7 @@ class _Moves:
             if kind < 0.35:
                 self._move(homes[row], node)
             elif kind < 0.65:
-                self._move_run(homes[row], orders[row], node)
+                self._move_run(homes[row], node)
             elif kind < 0.75:
                 self._swap(homes[row], node)
             else:
@@ -252,20 +260,36 @@ class _Moves:
     def _move(self, home: Ints, node: int) -> None:
         self._put(home, node, self._target(home, node))
 
-    def _move_run(self, home: Ints, order: Ints, node: int) -> None:
-        """Nodes of one device that follow each other through edges go together."""
-        unit_of = self.search.unit_of
-        own, target = home[unit_of[node]], self._target(home, node)
+    def _move_run(self, home: Ints, node: int) -> None:
+        """Nodes of one device that edges connect go together: a path through the node, or what lies around it."""
+        target = self._target(home, node)
         size = self.draw.choice((2, 3, 4, 6, 8, 12, 16, 32))
-        found, waiting = {node: None}, [node]
-        while waiting and len(found) < size:
-            here = waiting.pop(0)
-            for other in self.near[here]:
-                if other not in found and home[unit_of[other]] == own and len(found) < size:
-                    found[other] = None
-                    waiting.append(other)
+        found = self._path(home, node, 2 * size) if self.draw.random() < 0.5 else self._around(home, node, size)
         for each in found:
             self._put(home, each, target)
+
+    def _around(self, home: Ints, node: int, size: int) -> list[int]:
+        own = home[self.search.unit_of[node]]
+        found = {node: None}
+        for here in (waiting := [node]):
+            for other in self.near[here]:
+                if len(found) < size and other not in found and home[self.search.unit_of[other]] == own:
+                    found[other] = None
+                    waiting.append(other)
+        return list(found)
+
+    def _path(self, home: Ints, node: int, size: int) -> list[int]:
+        own, found = home[self.search.unit_of[node]], [node]
+        for table in (self.search.scheduler.after, self.search.scheduler.before):
+            here = node
+            for _ in range(self.draw.randrange(size)):
+                further = [other for other in table[here].tolist() if other < len(self.near)]
+                further = [other for other in further if home[self.search.unit_of[other]] == own]
+                if not further:
+                    break
+                here = self.draw.choice(further)
+                found.append(here)
+        return found
 
     def _swap(self, home: Ints, node: int) -> None:
         other = self.draw.randrange(len(self.near))
