@@ -33,6 +33,7 @@ from .accelerator import (
 from .assignment import Assignment
 from .by_backend import BackendAssignment, Transfer, partition_for_backends
 from .by_capability import CapabilityBasedPartitioner, Partition, partition_by_capability
+from .by_device import DevicePlacement, place_by_device
 from .by_pattern import (
     GroupBasedPartitioner,
     generate_grouped_partitions_from_list_of_nodes,
@@ -50,6 +51,7 @@ from .by_source import (
 from .cost import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
 from .coverage import Coverage, measure_coverage
 from .fusing import constants_by_size, fuse_by_partitions, topo_sort, validate_partition
+from .graph_problems import assignment_of, placement_problem
 from .matching import (
     InternalMatch,
     SubgraphMatcher,
@@ -82,6 +84,7 @@ __all__ = [
     "DAGNode",
     "Device",
     "DeviceMemory",
+    "DevicePlacement",
     "GroupBasedPartitioner",
     "InternalMatch",
     "NodeCost",
@@ -104,6 +107,7 @@ __all__ = [
     "Transfer",
     "TransferCost",
     "any_chain",
+    "assignment_of",
     "chain",
     "check_dependency",
     "check_subgraphs_connected",
@@ -138,6 +142,8 @@ __all__ = [
     "partition_by_pattern",
     "partition_by_source",
     "partition_for_backends",
+    "place_by_device",
+    "placement_problem",
     "predict_memory",
     "predict_training_memory",
     "reorganize_partitions",
