@@ -70,9 +70,10 @@ class PlacementProblem:
         colocate: Groups of nodes that share a device.
         pinned: The device of a node, by name.
         forbidden: Devices that a node must not be on, by name.
-        time_budget: About how many seconds the exact search may take. It is turned into a number of steps, so that
-            the answer does not depend on how fast the machine is; 0 leaves the exact search out.
-        seed: For the random ones among the linear orders.
+        time_budget: About how many seconds the exact search may take; for free placements and latencies, the search.
+            It is turned into a number of steps, so that the answer does not depend on how fast the machine is; 0 leaves
+            the exact search out, and the others at their first steps.
+        seed: For whatever is drawn.
 
     Raises:
         PlacementError: a node, a device, a number or an option that makes no sense, or that is not there yet.

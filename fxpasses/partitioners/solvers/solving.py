@@ -25,7 +25,7 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     The graph is reduced first. A dynamic program over the prefixes of several linear orders gives a first answer; one
     over all ideals then finds the best pipeline, when ``time_budget`` reaches for them. When all links are alike that
     is the optimum; else links count at their best in the search and as they are in the figures, and the bound says
-    what is open.
+    what is open. Free placements and latencies are annealed, and proven by an integer program where they are small.
 
     Args:
         problem: What to place, where, and what counts.
