@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
 
@@ -131,12 +132,13 @@ def follow_memory(
     effects = effects or analyze_effects(graph_module)
     schedule = [node for part in assignment.order for node in assignment.partitions[part]]
     position = {node: index for index, node in enumerate(schedule)}
-    part_end: dict[object, int] = {}
+    spans: dict[object, tuple[int, int]] = {}
     for index, node in enumerate(schedule):
-        part_end[assignment.partition_of[node]] = index
+        part = assignment.partition_of[node]
+        spans[part] = (spans.get(part, (index, index))[0], index)
     home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
     names = list(dict.fromkeys(device.name for device in device_of.values()))
-    lives = _lives(graph_module, assignment, effects, position, part_end, home, len(schedule))
+    lives = _lives(graph_module, assignment, effects, position, spans, home, len(schedule))
     held = _held(graph_module, effects, home)
     state = _held(graph_module, effects, home, parameters=False)
     return MemoryCourse(
@@ -154,7 +156,7 @@ def _held(
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if not parameters and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter):
             continue
-        if tensors := tensors_in(node.meta.get("val")):
+        if tensors := tensors_in(value_of(node)):
             for device in dict.fromkeys(home[user] for user in node.users if user in home):
                 sizes = held.setdefault(device, {})
                 key = effects.storages(node)
@@ -180,7 +182,7 @@ def _lives(
     assignment: Assignment,
     effects: EffectAnalysis,
     position: Mapping[Node, int],
-    part_end: Mapping[object, int],
+    spans: Mapping[object, tuple[int, int]],
     home: Mapping[Node, str],
     end: int,
 ) -> dict[str, dict[int, Life]]:
@@ -188,16 +190,18 @@ def _lives(
     lives: dict[str, dict[int, Life]] = {}
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in effects.storages(node)}
     for node in graph_module.graph.nodes:
-        tensors = tensors_in(node.meta.get("val")) if node.op not in ("get_attr", "output") else []
+        tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
         storages = [storage for storage in effects.storages(node) if storage not in constants]
         if not tensors or not storages:
             continue
         size = sum(map(tensor_bytes, tensors)) // len(storages)
-        for device, start, stop in _stays(node, assignment, position, part_end, home, end):
+        for device, start, stop in _stays(node, assignment, position, spans, home, end):
             for storage in storages:
-                life = lives.setdefault(device, {}).setdefault(
-                    storage, Life(start, stop, size, home.get(node) != device, node)
-                )
+                there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
+                key = storage
+                if is_copy and storage in there and there[storage].copied and there[storage].value is not node:
+                    key = -2 - position[node]  # a second view of a storage that crosses is a second copy
+                life = there.setdefault(key, Life(start, stop, size, home.get(node) != device, node))
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
     return lives
@@ -207,7 +211,7 @@ def _stays(
     node: Node,
     assignment: Assignment,
     position: Mapping[Node, int],
-    part_end: Mapping[object, int],
+    spans: Mapping[object, tuple[int, int]],
     home: Mapping[Node, str],
     end: int,
 ) -> Sequence[tuple[str, int, int]]:
@@ -224,8 +228,9 @@ def _stays(
         device, same_part = home[user], False
         if node in position:
             same_part = assignment.partition_of[user] == assignment.partition_of[node]
-        stop = position[user] if same_part else part_end[assignment.partition_of[user]]
-        begin = start if device == own else position[user]
+        entered, left = spans[assignment.partition_of[user]]
+        stop = position[user] if same_part else left
+        begin = start if device == own else position[user] if own is None else entered
         first[device] = min(first.get(device, begin), begin)
         last[device] = max(last.get(device, stop), stop)
         if own is not None and device != own:
