@@ -30,7 +30,8 @@ DEEP = 100
 MOST_REMEMBERED = 5_000_000
 """Groups that are remembered, times the atoms of the graph."""
 
-MOST_SWEPT_BACK = 16
+FEW = 16
+"""In a graph with no more atoms, there are two more descents."""
 
 MOST_SWAPPED = 128
 """In a graph with more atoms, there is one descent, by moves to groups that an atom has an edge with."""
@@ -52,9 +53,9 @@ def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Grou
     starts = [start]
     atoms = range(len(workload.atoms))
     if len(atoms) <= MOST_SWAPPED:
-        starts += [search.sweep(start, atoms), search.lenient(start)]
-    if len(atoms) <= MOST_SWEPT_BACK:
-        starts.append(search.sweep(start, atoms[::-1]))
+        starts += [search.sweep(start, atoms), search.lenient(start, swaps_first=True)]
+    if len(atoms) <= FEW:
+        starts += [search.sweep(start, atoms[::-1]), search.lenient(start, swaps_first=False)]
     ends = [search.to_the_end(each, 1) for place, each in enumerate(starts) if place == 0 or each is not start]
     best = min(ends, key=operator.itemgetter(0))
     _, groups, device_of = search.to_the_end(best, max(LEAST_DEPTH, DEEP // len(atoms)))
@@ -93,27 +94,27 @@ class _Search:
                 placed = step[0]
         return placed
 
-    def lenient(self, placed: Placed) -> Placed:
+    def lenient(self, placed: Placed, *, swaps_first: bool) -> Placed:
         """For each atom in turn, the best step to a group, if moving it there alone beats the last such move.
 
-        That is how torch's partitioner goes on; it may lose time on the way.
+        That is how torch's partitioner goes on; it may lose time on the way. Which of equally good steps it takes is
+        chance there; here a swap wins or a move does.
         """
         least = placed[0]
         for atom in range(len(self.workload.atoms)):
-            alone: dict[int, float] = {}
-            best: dict[int, Placed] = {}
+            moves: dict[int, Placed] = {}
+            swaps: dict[int, Placed] = {}
             for to in _steps(self.workload, placed[1], len(placed[1]), (), atom):
+                found, target = (moves if len(to) == 1 else swaps), to[atom]
                 candidate = self._moved(placed[1], to)
                 tried = self.clock.try_out(candidate)
-                if tried is None:
-                    continue
-                if len(to) == 1:
-                    alone[to[atom]] = tried[0]
-                if to[atom] not in best or tried[0] < best[to[atom]][0]:
-                    best[to[atom]] = (tried[0], candidate, tried[1])
-            for target, seconds in sorted(alone.items()):
-                if seconds < least:
-                    least, placed = seconds, best[target]
+                if tried is not None and (target not in found or tried[0] < found[target][0]):
+                    found[target] = (tried[0], candidate, tried[1])
+            for target, move in sorted(moves.items()):
+                if move[0] < least:
+                    least, swap = move[0], swaps.get(target, move)
+                    better = swap[0] <= move[0] if swaps_first else swap[0] < move[0]
+                    placed = swap if better else move
         return placed
 
     def _round(self, placed: Placed, depth: int) -> Placed | None:
