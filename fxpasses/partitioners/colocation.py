@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import tensors_in
 from fxpasses.partitioners.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.keep_together import region_groups
@@ -67,7 +68,7 @@ def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:
 def _containers(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
     """A list or tuple never crosses: it stays with all that use it."""
     for node in figures.nodes:
-        if isinstance(node.meta.get("val"), (tuple, list)):
+        if isinstance(value_of(node), (tuple, list)):
             yield (node, *(user for user in node.users if is_compute(user)))
 
 
@@ -92,7 +93,7 @@ def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
 def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
     effects, position = figures.effects, figures.position
     for index, node in enumerate(figures.nodes):
-        if figures.costs[index].bytes_written or not tensors_in(node.meta.get("val")):
+        if figures.costs[index].bytes_written or not tensors_in(value_of(node)):
             continue
         base, *others = node.all_input_nodes or [node]
         if base in position and not figures.constants[index]:

@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fxpasses.devices import Device
 from fxpasses.errors import MissingMetadataError, user_line
-from fxpasses.metadata import MetaKey
+from fxpasses.metadata import MetaKey, value_of
+from fxpasses.recorded_values import has_value
 
 __all__ = [
     "COST",
@@ -208,7 +209,7 @@ def _name_of(target: Any) -> str:
 
 def _values(argument: Any, sizes: Sizes = "hint") -> Any:
     """The recorded values of the nodes in an argument, with numbers for symbols."""
-    return map_arg(argument, lambda node: concrete_value(node.meta.get("val"), sizes))
+    return map_arg(argument, lambda node: concrete_value(value_of(node), sizes))
 
 
 def _is_view(target: Any) -> bool:
@@ -285,7 +286,7 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     Returns:
         The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
-    output = concrete_value(node.meta.get("val"), sizes)
+    output = concrete_value(value_of(node), sizes)
     written = sum(map(tensor_bytes, tensors_in(output)))
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
@@ -312,7 +313,7 @@ def _operands(inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 def _attribute_bytes(node: Node) -> int:
     attributes = [used for used in node.all_input_nodes if used.op == "get_attr"]
-    return sum(tensor_bytes(tensor) for used in attributes for tensor in tensors_in(used.meta.get("val")))
+    return sum(tensor_bytes(tensor) for used in attributes for tensor in tensors_in(value_of(used)))
 
 
 def _state_bytes(node: Node) -> int:
@@ -356,7 +357,7 @@ def require_value(node: Node) -> None:
     Raises:
         MissingMetadataError: It has no recorded value; the message names the pass that records them.
     """
-    if "val" in node.meta or node.op in ("get_attr", "output") or not node.users:
+    if has_value(node) or node.op in ("get_attr", "output") or not node.users:
         return
     where = f" (from {line})" if (line := user_line(node)) else ""
     raise MissingMetadataError(

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import SECONDS, NodeCost, cost_of, seconds_on, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
@@ -32,7 +33,7 @@ def is_compute(node: Node) -> bool:
 
 def value_bytes(node: Node) -> int:
     """Bytes of the tensors in a node's value."""
-    return sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
+    return sum(map(tensor_bytes, tensors_in(value_of(node))))
 
 
 @attrs.frozen(eq=False, slots=False)

@@ -45,12 +45,23 @@ def guarded(model: nn.Module, *args: Tensor) -> GraphModule:
     return torch.export.export(model, args).module()
 
 
+def from_dynamo(model: nn.Module, *args: Tensor) -> GraphModule:
+    seen: list[GraphModule] = []
+
+    def backend(graph_module: GraphModule, _inputs: list[Tensor]) -> GraphModule:
+        seen.append(graph_module)
+        return graph_module
+
+    torch.compile(model, backend=backend)(*args)
+    return seen[0]
+
+
 X = torch.randn(2, 64)
 
 
-@pytest.mark.parametrize("capture", [exported, guarded, traced, made])
+@pytest.mark.parametrize("capture", [exported, guarded, traced, made, from_dynamo])
 def test_a_model_weighs_the_same_however_it_was_captured(capture: Any) -> None:
-    """Complaint 30: exported, with guards or without, traced with values, or from make_fx: each weight counts once."""
+    """Complaint 30: exported, with guards, traced with values, from make_fx or dynamo: each weight counts once."""
     model = Mlp(2)
     problem = placement_problem(capture(model, X), fake_devices(2))
 
