@@ -54,7 +54,7 @@ class PlacementProblem:
     * ``backward_of``: the forward node that this node is the backward of. They share a device, and the condition on the
       order of devices holds for the forward nodes; values between backward nodes flow the other way and count as well;
     * ``replicable``: True lets the node be computed again on devices that use its output, instead of sending it there;
-      its own inputs then have to be there. That counts under ``throughput``.
+      its own inputs then have to be there. That counts under ``throughput``, for pipelines and free placements.
 
     Args:
         graph: The nodes; an edge says that one needs the other's output. Nodes on a cycle stay together.
@@ -140,7 +140,7 @@ class PlacementSolution:
         load: Seconds of each device: its nodes and the values that leave and enter it.
         compute: Seconds of each device's nodes alone.
         kept_bytes: Bytes that each device needs.
-        replicas: The further devices on which a node is computed again; its output is sent from the one in ``device_of``.
+        replicas: The further devices on which a node is computed again; its output is sent from that in ``device_of``.
         schedule: Under ``latency``, when each node starts, in seconds; the copy of a value starts when its node ends.
     """
 

@@ -2,7 +2,8 @@
 
 A node with ``replicable=True`` has a home, from which its value is sent, and may be computed on further devices; each
 of them then needs the node's own inputs, the node's seconds and its bytes. A mask that every layer reads is the usual
-case. Nodes that are pinned, in a colocation group, or tied to a backward node are never computed twice.
+case. Nodes that are pinned, in a colocation group, or tied to a backward node are never computed twice; and none is in a
+convex placement, whose parts would no longer be convex.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.b
 def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) -> Solved:
     """Improve a placement by computing nodes again; what comes out keeps every rule and is never worse."""
     may = may_replicate(problem, tables)
-    if not may.any():
+    if problem.contiguity == "convex" or not may.any():
         return solved
     search = _Search(problem, tables, may)
     copies = search.climbed(Copies.of(solved.device_of, len(tables.memory)))
