@@ -2,8 +2,8 @@
 
 A node with ``replicable=True`` has a home, from which its value is sent, and may be computed on further devices; each
 of them then needs the node's own inputs, the node's seconds and its bytes. A mask that every layer reads is the usual
-case. Nodes that are pinned, in a colocation group, or tied to a backward node are never computed twice; and no node is in
-a convex placement, whose parts would no longer be convex.
+case. Nodes that are pinned, in a colocation group, or tied to a backward node are never computed twice; nor are those
+of convex placements, whose parts would no longer be convex.
 """
 
 from __future__ import annotations
