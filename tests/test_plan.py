@@ -215,6 +215,13 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "In this plan parts[0].ops names 'layers.0', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for "
             "a whole module write 'layers.0/*'.",
         ),
+        (edited(copies=[{"value": "x"}]), "In this plan copies[0].source is missing."),
+        (
+            edited(copies=[{"value": "x", "source": "left", "target": "right", "size": "2"}]),
+            "In this plan copies[0].size is a text; write a number of bytes.",
+        ),
+        (edited(predicted=[1]), "In this plan predicted makes no sense; take it out, it is written again."),
+        (edited(predicted={"devices": []}), "In this plan predicted makes no sense; take it out, it is written again."),
         (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops, offload."),
         (
             edited(parts=[*GOOD["parts"], *GOOD["parts"]]),  # type: ignore[misc]

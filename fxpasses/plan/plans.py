@@ -23,7 +23,16 @@ from fxpasses.partitioners.device_maps import covering, map_of_operators
 from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.plan.fitting import assignment_of, fit, misfit, renamed_entry, torn_apart
 from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
-from fxpasses.plan.reading import VERSION, read_devices, read_links, read_parts, read_version, text
+from fxpasses.plan.reading import (
+    VERSION,
+    read_copies,
+    read_devices,
+    read_links,
+    read_parts,
+    read_predicted,
+    read_version,
+    text,
+)
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -274,8 +283,8 @@ class Plan:
             devices,
             links,
             tuple(PartPlan(*facts) for facts in read_parts(data, devices)),
-            tuple(data.get("copies", ())),
-            dict(data.get("predicted", {})),
+            read_copies(data),
+            read_predicted(data),
             pipeline=data.get("pipeline"),
             contiguity=data.get("contiguity"),
         )

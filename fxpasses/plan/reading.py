@@ -11,7 +11,17 @@ from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, PlanError
 from fxpasses.units import parse_bytes
 
-__all__ = ["OLDEST", "VERSION", "read_devices", "read_links", "read_parts", "read_version"]
+__all__ = [
+    "OLDEST",
+    "VERSION",
+    "read_copies",
+    "read_devices",
+    "read_links",
+    "read_parts",
+    "read_predicted",
+    "read_version",
+    "text",
+]
 
 VERSION, OLDEST = 2, 1
 """The version that is written, and the oldest that is read."""
@@ -122,6 +132,37 @@ def read_parts(
         parts.append((name, device, tuple(ops), offload))
     _refuse_twice([name for name, *_ in parts], "parts are called")
     return parts
+
+
+def read_copies(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Read ``copies``, which may be missing.
+
+    Raises:
+        PlanError: an entry that lacks something.
+    """
+    if "copies" not in data:
+        return ()
+    copies = []
+    for where, entry in _objects(data, "copies"):
+        facts = {key: text(entry, key, f"{where}.") for key in ("value", "source", "target")}
+        size = _entry(entry, "size", f"{where}.")
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise PlanError(f"In this plan {where}.size is {_shown(size)}; write a number of bytes.")
+        copies.append({**facts, "size": size})
+    return tuple(copies)
+
+
+def read_predicted(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Read ``predicted``, which may be missing.
+
+    Raises:
+        PlanError: it is no object, or its devices are none.
+    """
+    predicted = data.get("predicted", {})
+    devices = predicted.get("devices", {}) if isinstance(predicted, Mapping) else None
+    if not isinstance(devices, Mapping) or not all(isinstance(facts, Mapping) for facts in devices.values()):
+        raise PlanError("In this plan predicted makes no sense; take it out, it is written again.")
+    return dict(predicted)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
