@@ -6,7 +6,6 @@ what is added is time: a device does one thing at a time, and nothing starts bef
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -18,14 +17,11 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import seconds_of
-from fxpasses.partitioners.graph_figures import value_bytes
 from fxpasses.partitioners.memory import MemoryCourse, follow_memory
+from fxpasses.simulated_tasks import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
 from fxpasses.timeline import MemoryCurve, Span, Timeline
 
 __all__ = ["Detail", "Overlap", "PathStep", "Simulation", "simulate"]
-
-Overlap = Literal["none", "devices", "copies"]
-"""What goes on at the same time: nothing; devices; devices and copies beside their work."""
 
 Detail = Literal["parts", "ops"]
 """What a span is: a whole part, or one operator of it."""
@@ -99,47 +95,6 @@ class Simulation:
         }
 
 
-@attrs.define
-class _Task:
-    """A part that runs, or a value that crosses, for one sample.
-
-    Args:
-        uses: The tracks that it keeps busy.
-        needs: Positions of the tasks whose results it takes.
-        start: When it begins.
-        after: Position of the task whose end it waited for, and why.
-    """
-
-    name: str
-    kind: str
-    track: str
-    uses: tuple[str, ...]
-    seconds: float
-    needs: tuple[int, ...]
-    sample: int
-    part: str = ""
-    start: float = 0.0
-    after: int | None = None
-    why: str = ""
-
-    @property
-    def end(self) -> float:
-        return self.start + self.seconds
-
-
-@attrs.define
-class _Tasks:
-    """The tasks of all samples in the order in which one sample's parts and copies are started."""
-
-    tasks: list[_Task] = attrs.field(factory=list)
-    computing: dict[tuple[int, str], int] = attrs.field(factory=dict)
-    copying: dict[tuple[int, Node, str], int] = attrs.field(factory=dict)
-
-    def add(self, task: _Task) -> int:
-        self.tasks.append(task)
-        return len(self.tasks) - 1
-
-
 def simulate(
     graph_module: GraphModule,
     assignment: Assignment,
@@ -179,11 +134,11 @@ def simulate(
     overlap = _checked(samples, overlap, detail)
     if seconds is None:
         seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
-    todo = _tasks(assignment, device_of, topology, seconds, samples, overlap)
+    todo = tasks_of(assignment, device_of, topology, seconds, samples, overlap)
     if overlap == "none":
-        _one_by_one(todo.tasks)
+        run_one_by_one(todo.tasks)
     else:
-        _as_soon_as_possible(todo.tasks)
+        run_as_soon_as_possible(todo.tasks)
     course = course or follow_memory(graph_module, assignment, device_of)
     spans = list(_spans(todo.tasks, assignment, seconds, overlap, detail))
     tracks = [device.name for device in topology.devices]
@@ -210,145 +165,8 @@ def _checked(samples: int, overlap: Overlap | None, detail: Detail) -> Overlap:
     return overlap or ("none" if samples == 1 else "devices")
 
 
-def _tasks(
-    assignment: Assignment,
-    device_of: Mapping[str, Device],
-    topology: Topology,
-    seconds: Mapping[Node, float],
-    samples: int,
-    overlap: Overlap,
-) -> _Tasks:
-    todo = _Tasks()
-    for sample, part in itertools.product(range(samples), assignment.order):
-        nodes = assignment.partitions[part]
-        home = device_of[str(part)].name
-        needs: dict[int, None] = {}
-        for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes):
-            source = assignment.partition_of.get(used)
-            if source is None or source == part:
-                continue
-            origin, size = device_of[str(source)].name, value_bytes(used)
-            if origin == home or not size:
-                needs[todo.computing[sample, str(source)]] = None
-                continue
-            if (sample, used, home) not in todo.copying:
-                link = f"{origin} → {home}"
-                todo.copying[sample, used, home] = todo.add(
-                    _Task(
-                        used.name,
-                        "copy",
-                        link,
-                        (link,) if overlap == "copies" else (link, origin, home),
-                        topology.seconds(origin, home, size),
-                        (todo.computing[sample, str(source)],),
-                        sample,
-                    )
-                )
-            needs[todo.copying[sample, used, home]] = None
-        busy = sum(seconds[node] for node in nodes)
-        task = _Task(str(part), "compute", home, (home,), busy, tuple(needs), sample, part=str(part))
-        todo.computing[sample, str(part)] = todo.add(task)
-    return todo
-
-
-def _one_by_one(tasks: Sequence[_Task]) -> None:
-    now = 0.0
-    for index, task in enumerate(tasks):
-        task.start = now
-        task.after, task.why = (index - 1, "one thing at a time") if index else (None, "")
-        now = task.end
-
-
-def _as_soon_as_possible(tasks: Sequence[_Task]) -> None:
-    """Start each task when its needs are done and its tracks are free; the first in order goes first.
-
-    List scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969), where a task that waits for a track
-    keeps the others that it needs, once all that its part takes has been made: so a pipeline settles at the load of its
-    busiest device.
-    """
-    consumer, unmade, wanted_by = _consumers(tasks)
-    missing = [len(task.needs) for task in tasks]
-    users: list[list[int]] = [[] for _ in tasks]
-    for index, task in enumerate(tasks):
-        for need in task.needs:
-            users[need].append(index)
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    holder: dict[str, int] = {}
-    running: list[tuple[float, int]] = []
-    done_by: int | None = None
-    now = 0.0
-    while ready or running:
-        waiting = []
-        kept: set[str] = set()
-        for index in sorted(ready):
-            task = tasks[index]
-            if all(track not in kept and _is_free(tasks, holder, track, now) for track in task.uses):
-                task.start = now
-                task.after, task.why = _waited_for(tasks, index, holder, done_by)
-                holder.update(dict.fromkeys(task.uses, index))
-                heapq.heappush(running, (task.end, index))
-            else:
-                waiting.append(index)
-                if unmade[consumer[index]] == 0:
-                    kept.update(task.uses)
-        ready = waiting
-        while running:
-            now, done_by = heapq.heappop(running)
-            for part in wanted_by.get(done_by, ()):
-                unmade[part] -= 1
-            for user in users[done_by]:
-                missing[user] -= 1
-                if missing[user] == 0:
-                    ready.append(user)
-            if not running or running[0][0] > now:
-                break
-
-
-def _consumers(tasks: Sequence[_Task]) -> tuple[list[int], dict[int, int], dict[int, list[int]]]:
-    """For each task the part that it is for, for each part how many others make what it takes, and who these are for.
-
-    A copy that several parts of a device use is for the first of them.
-    """
-    consumer = list(range(len(tasks)))
-    unmade: dict[int, int] = {}
-    wanted_by: dict[int, list[int]] = {}
-    for index, task in enumerate(tasks):
-        if task.kind == "copy":
-            continue
-        makers: dict[int, None] = {}
-        for need in task.needs:
-            if tasks[need].kind == "copy":
-                makers[tasks[need].needs[0]] = None
-                if consumer[need] == need:
-                    consumer[need] = index
-            else:
-                makers[need] = None
-        unmade[index] = len(makers)
-        for maker in makers:
-            wanted_by.setdefault(maker, []).append(index)
-    return consumer, unmade, wanted_by
-
-
-def _is_free(tasks: Sequence[_Task], holder: Mapping[str, int], track: str, now: float) -> bool:
-    return track not in holder or tasks[holder[track]].end <= now
-
-
-def _waited_for(
-    tasks: Sequence[_Task], index: int, holder: Mapping[str, int], done_by: int | None
-) -> tuple[int | None, str]:
-    """Which task ended when this one began: one whose value it needs, or else one that kept its track busy."""
-    task = tasks[index]
-    for need in task.needs:
-        if tasks[need].end == task.start:
-            return need, f"needs {tasks[need].name}"
-    for track in task.uses:
-        if track in holder and tasks[holder[track]].end == task.start:
-            return holder[track], f"{track} was busy with {tasks[holder[track]].name}"
-    return (done_by if task.start > 0 else None), ""
-
-
 def _spans(
-    tasks: Sequence[_Task],
+    tasks: Sequence[Task],
     assignment: Assignment,
     seconds: Mapping[Node, float],
     overlap: Overlap,
@@ -377,7 +195,7 @@ class _Clock:
     done: float
 
 
-def _clocks(todo: _Tasks, assignment: Assignment, seconds: Mapping[Node, float], samples: int) -> list[_Clock]:
+def _clocks(todo: TaskList, assignment: Assignment, seconds: Mapping[Node, float], samples: int) -> list[_Clock]:
     clocks = []
     for sample in range(samples):
         begins: list[float] = []
@@ -392,7 +210,9 @@ def _clocks(todo: _Tasks, assignment: Assignment, seconds: Mapping[Node, float],
     return clocks
 
 
-def _curve(course: MemoryCourse, device: str, clocks: Sequence[_Clock], todo: _Tasks, overlap: Overlap) -> MemoryCurve:
+def _curve(
+    course: MemoryCourse, device: str, clocks: Sequence[_Clock], todo: TaskList, overlap: Overlap
+) -> MemoryCurve:
     """What is held, and for each sample what comes and goes.
 
     Steps of one instant are ordered as the schedule has them; of them the highest and the last are kept.
@@ -419,7 +239,7 @@ def _curve(course: MemoryCourse, device: str, clocks: Sequence[_Clock], todo: _T
     return tuple(curve)
 
 
-def _critical_path(tasks: Sequence[_Task]) -> list[PathStep]:
+def _critical_path(tasks: Sequence[Task]) -> list[PathStep]:
     """Follow what each step waited for, from the last to end back to the first."""
     path: list[PathStep] = []
     index = max(range(len(tasks)), key=lambda each: (tasks[each].end, -each), default=None)
