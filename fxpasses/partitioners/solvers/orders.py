@@ -6,9 +6,14 @@ import heapq
 import random
 from collections.abc import Callable
 
-from fxpasses.partitioners.solvers.reducing import Units
+import numpy as np
 
-__all__ = ["linear_orders", "successors_of"]
+from fxpasses.partitioners.solvers.reducing import Units
+from fxpasses.partitioners.solvers.tables import Ints
+
+__all__ = ["linear_orders", "long_orders", "successors_of"]
+
+MANY = 20_000
 
 
 def linear_orders(units: Units, count: int, seed: int) -> list[list[int]]:
@@ -27,6 +32,18 @@ def linear_orders(units: Units, count: int, seed: int) -> list[list[int]]:
         shuffled = [draw.random() for _ in range(units.size)]
         orders.append(_ordered(units, lambda unit, step, drawn=shuffled: (-step, drawn[unit])))  # type: ignore[misc]  # mypy cannot infer defaults
     return orders
+
+
+def long_orders(units: Units, seed: int) -> list[Ints]:
+    """A few orders of many units: as given, by level, and depth first where that does not take long."""
+    level = [0] * units.size
+    for before, after in units.before[np.argsort(units.before[:, 1], kind="stable")].tolist():
+        level[after] = max(level[after], level[before] + 1)
+    given = np.arange(units.size)
+    found = [given, np.lexsort((given, level))]
+    if units.size <= MANY:
+        found.append(np.array(linear_orders(units, 2, seed)[1], dtype=np.int64))
+    return [order for place, order in enumerate(found) if not any((order == other).all() for other in found[:place])]
 
 
 def _ordered(units: Units, rule: Callable[[int, int], tuple[float, ...]]) -> list[int]:

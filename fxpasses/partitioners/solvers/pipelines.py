@@ -15,7 +15,7 @@ from fxpasses.partitioners.solvers.cutting import Words, prefixes, stops_near, s
 from fxpasses.partitioners.solvers.explaining import no_pipeline
 from fxpasses.partitioners.solvers.leaves import fold_leaves
 from fxpasses.partitioners.solvers.linking import by_links
-from fxpasses.partitioners.solvers.orders import linear_orders
+from fxpasses.partitioners.solvers.orders import linear_orders, long_orders
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units
 from fxpasses.partitioners.solvers.searching import (
@@ -85,25 +85,33 @@ def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
 
 
 def _long_answer(search: Search, bound: float) -> Answer | None:
-    """Cut one order coarsely, then ever finer around the cuts that were found."""
-    order = np.arange(search.units.size)
+    """Cut some orders coarsely, then the best of them ever finer around the cuts that were found."""
     weight = search.prices.weight
-    stops = stops_of(order, weight, STOPS, len(search.tables.memory))
-    coarse = search.contracted(order, stops)
-    best = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
-    if best is None:
+    found = []
+    for order in long_orders(search.units, search.problem.seed):
+        stops = stops_of(order, weight, STOPS, len(search.tables.memory))
+        coarse = search.contracted(order, stops)
+        answer = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
+        if answer is not None:
+            found.append((answer, order, stops[_stops(answer)]))
+    if not found:
         return None
-    cuts, share = stops[_stops(best)], 1.0 / STOPS
+    best, order, cuts = min(found, key=lambda each: each[0].rank)
+    return _refined(search, best, order, cuts)
+
+
+def _refined(search: Search, best: Answer, order: Ints, cuts: Ints) -> Answer:
+    weight, share = search.prices.weight, 1.0 / STOPS
     while share * search.units.size > 1:
         share /= REFINING
         stops = stops_near(order, cuts, weight, share, REFINING)
         fine = search.contracted(order, stops)
-        pipeline = fine.run(prefixes([range(fine.units.size)]), best.rank[0]).pipeline
+        pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search)).pipeline
         found = best if pipeline is None else Answer.of(fine, pipeline)
         if found.rank < best.rank:
             best, cuts = found, stops[_stops(found)]
     near = search.contracted(order, stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING))
-    pipeline = near.run(prefixes([range(near.units.size)]), best.rank[0] * (1 + 1e-9)).pipeline
+    pipeline = near.run(prefixes([range(near.units.size)]), best.goal(search) * (1 + 1e-9)).pipeline
     return best if pipeline is None else min(best, improved(near, Answer.of(near, pipeline)), key=Answer.by_rank)
 
 

@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evalu
 __all__ = ["BETTER", "FEW_STATES", "LONG", "Answer", "Search", "every_ideal", "improved", "limits", "smallest"]
 
 IDEALS_A_SECOND = 60_000
-STEPS_A_SECOND = 300e6
+STEPS_A_SECOND = 600e6
 MAX_STATES = 8192
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
@@ -31,13 +31,15 @@ NEAR = (300, 2000)
 ALL_NEAR = 20_000
 BEAM_STOPS = 300
 LONG = 2000
-"""Units from which on one linear order is cut."""
+"""Units from which on few linear orders are cut, coarsely first."""
+MAX_UNITS = 8000
+"""Units up to which all ideals are asked for."""
 BETTER = 1 - 1e-9
 
 
 def limits(budget: float) -> tuple[float, int]:
-    """How many steps and how many ideals a budget in seconds stands for."""
-    return STEPS_A_SECOND * budget, int(IDEALS_A_SECOND * budget)
+    """How many steps and how many ideals a budget in seconds stands for; half of the first is for the first answer."""
+    return STEPS_A_SECOND * max(budget / 2, budget - 0.5), int(IDEALS_A_SECOND * budget)
 
 
 @attrs.frozen(eq=False)
@@ -139,7 +141,14 @@ class Answer:
     def renamed(self, search: Search, takes: Ints) -> Answer:
         """The same runs on other devices: ``takes[d]`` instead of ``d``."""
         runs = tuple((int(takes[device]), units) for device, units in self.pipeline.runs)
-        return Answer.of(search, attrs.evolve(self.pipeline, runs=runs))
+        device_of = takes[self.device_of]
+        rank = evaluate(search.tables, device_of).rank(search.problem.objective)
+        order = tuple(takes[list(self.order)].tolist())
+        return Answer(device_of, order, rank, attrs.evolve(self.pipeline, runs=runs))
+
+    def goal(self, search: Search) -> float:
+        """What a better load is below; a better answer may have a larger one where fewer devices come first."""
+        return math.inf if search.problem.objective == "devices" else self.rank[0]
 
     def by_rank(self) -> tuple[float, float]:
         """What decides between two answers."""
@@ -152,8 +161,7 @@ def improved(search: Search, best: Answer) -> Answer:
         while True:
             cuts = search.cuts(best.pipeline)
             words = ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
-            below = math.inf if search.problem.objective == "devices" else best.rank[0] * BETTER
-            pipeline = search.run(words, below, steps=STEPS_A_SECOND).pipeline
+            pipeline = search.run(words, best.goal(search) * BETTER, steps=STEPS_A_SECOND).pipeline
             found = None if pipeline is None else Answer.of(search, pipeline)
             if found is None or found.rank >= best.rank:
                 break
@@ -193,7 +201,11 @@ def _thresholds(bound: float, goal: float) -> Iterator[float]:
 
 def every_ideal(search: Search, below: float, limit: int, most: int | None = None) -> Words | None:
     """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
-    if not limit or (search.order is None and States.count(search.classes) > MAX_STATES) or search.units.size > LONG:
+    if (
+        not limit
+        or (search.order is None and States.count(search.classes) > MAX_STATES)
+        or search.units.size > MAX_UNITS
+    ):
         return None
     states = search.states() if most is None else States.of(search.classes, most)
     measure = search.measure(below)
