@@ -1,8 +1,8 @@
 """Which operators of a graph must share a device, or lose nothing by it.
 
 What must: a tuple and what takes it apart; what touches a storage up to its last write; all users of state that the
-model writes; the inside of an autocast or grad-mode region. What loses nothing: a view that is no larger than its base
-goes where the base is made, and a view of a constant where its one user is.
+model writes; the inside of an autocast or grad-mode region. What loses nothing: views that are all that is used of a
+value, and together no larger, go where that value is made, and a view of a constant goes where its one user is.
 """
 
 from __future__ import annotations
@@ -91,18 +91,28 @@ def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
 
 
 def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
-    effects, position = figures.effects, figures.position
+    """A view with its base, where only views use the base and sending it instead of them would not be cheaper."""
+    views: dict[Node, list[Node]] = {}
     for index, node in enumerate(figures.nodes):
         if figures.costs[index].bytes_written or not tensors_in(value_of(node)):
             continue
-        base, *others = node.all_input_nodes or [node]
-        if base in position and not figures.constants[index]:
-            shares = base is not node and effects.storages(node) == effects.storages(base) != ()
-            made_before = all(position.get(other, -1) < position[base] for other in others)
-            if shares and made_before and value_bytes(node) <= value_bytes(base):
-                yield base, node
-        elif figures.constants[index] and len(users := [user for user in node.users if is_compute(user)]) == 1:
-            yield node, users[0]
+        if figures.constants[index]:
+            if len(users := [user for user in node.users if is_compute(user)]) == 1:
+                yield node, users[0]
+        elif (base := _base_of(figures, node)) is not None:
+            views.setdefault(base, []).append(node)
+    for base, found in views.items():
+        if len(found) == len(base.users) and sum(map(value_bytes, found)) <= value_bytes(base):
+            yield from ((base, view) for view in found)
+
+
+def _base_of(figures: GraphFigures, node: Node) -> Node | None:
+    """The value that a node is a view of, if it is no smaller and made after all else that the view needs."""
+    effects, position = figures.effects, figures.position
+    base, *others = node.all_input_nodes or [node]
+    shares = base in position and base is not node and effects.storages(node) == effects.storages(base) != ()
+    made_before = shares and all(position.get(other, -1) < position[base] for other in others)
+    return base if made_before and value_bytes(node) <= value_bytes(base) else None
 
 
 def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
