@@ -23,8 +23,10 @@ __all__ = ["LatencyAnswer", "LatencySearch"]
 
 ROWS = 64
 """Assignments that are changed together."""
-PHASES = ((0.4, 0.06, 0.0005, 10**9), (0.6, 0.01, 0.0002, 8))
-"""Share of the steps, first and last temperature as a share of the makespan, steps between which the best take over."""
+PHASES = ((0.5, 0.5, 0.01, 10**9), (0.5, 0.15, 0.002, 8))
+"""Share of the steps, first and last temperature in seconds of a usual node, steps between which the best take over."""
+ROUND = 2.0
+"""Seconds of the first round; each further one starts from the best and is twice as long."""
 IMPROVE = 32
 """Steps after which all schedules are pushed to the end and back."""
 SEARCH_FIRST = 0.03
@@ -92,15 +94,17 @@ class LatencySearch:
 
     def run(self, starts: Sequence[Ints]) -> LatencyAnswer:
         """Search from some assignments of units, from all on one device, and from a list schedule."""
-        firsts = np.stack([*starts, self.earliest(), *self._on_one_device()])
+        firsts = np.stack([*starts, self.earliest(), self.by_paths(), *self._on_one_device()])
         started = self._started(firsts)
         best = started[0]
         draw = random.Random(self.seed)
-        steps = int((SEARCH_FIRST + self.budget) / self._step_seconds())
-        if best.value > self.bound * (1 + 1e-9):
+        left, length = (SEARCH_FIRST + self.budget) / self._step_seconds(), ROUND / self._step_seconds()
+        while left > 0 and best.value > self.bound * (1 + 1e-9):
+            steps = left if left < 2 * length else length
             for share, hot, cold, every in PHASES:
                 best = self._annealed(started, max(4, int(share * steps)), (hot, cold), every, draw)
                 started = [best]
+            left, length = left - steps, 2 * length
         return best
 
     def earliest(self) -> Ints:
@@ -122,6 +126,35 @@ class LatencySearch:
             target = home[unit]
             end[node] = done[target]
             free[target] = max(free[target], end[node]) if scheduler.seconds[node, target] > 0 else free[target]
+        return home
+
+    def by_paths(self) -> Ints:
+        """The graph as paths, each on one device, the longest first where the least is on it then.
+
+        Branches, or the layers of an unrolled recurrent net, become one path each (linear clustering: Kim & Browne,
+        "A general approach to mapping of parallel computation upon multiprocessor architectures", ICPP 1988).
+        """
+        scheduler, model = self.scheduler, self.model
+        path_of = np.full(model.size, -1, dtype=np.int64)
+        for path, first in enumerate(scheduler.topological.tolist()):
+            node: int | None = first
+            while node is not None and path_of[self.unit_of[node]] < 0:
+                path_of[self.unit_of[node]] = path
+                users = (user for user in scheduler.after[node].tolist() if user < len(self.unit_of))
+                node = next((user for user in users if path_of[self.unit_of[user]] < 0), None)
+        cluster: Ints = np.unique(path_of, return_inverse=True)[1].astype(np.int64)
+        return self._longest_first(model.merged(cluster))[cluster]
+
+    def _longest_first(self, model: LoadModel) -> Ints:
+        load, need = np.zeros(model.devices), np.zeros(model.devices)
+        home = np.zeros(model.size, dtype=np.int64)
+        for unit in np.argsort(-model.weight.max(axis=1), kind="stable").tolist():
+            after = load + model.weight[unit]
+            after[model.banned[unit]] = np.inf
+            after[need + model.kept[unit] + model.live[unit] > model.memory] += 1e9 * (1 + float(load.sum()))
+            home[unit] = target = int(np.argmin(after))
+            load[target] += model.weight[unit, target]
+            need[target] += model.kept[unit]
         return home
 
     def _mean_order(self) -> Ints:
@@ -175,10 +208,11 @@ class LatencySearch:
         best = started[0]
         rows = [started[row % len(started)] for row in range(ROWS)]
         state = self._evaluated(np.stack([row.home for row in rows]), np.stack([row.order for row in rows]))
-        scale = best.value if math.isfinite(best.value) else float(state.times.makespan.max())
+        seconds = self.scheduler.seconds.mean(axis=1)
+        usual = float((seconds**2).sum() / (seconds.sum() or 1.0))
         moves = _Moves(self, draw)
         for step in range(steps):
-            temperature = scale * span[0] * (span[1] / span[0]) ** (step / steps)
+            temperature = usual * span[0] * (span[1] / span[0]) ** (step / steps)
             changed = moves.changed(state)
             other = self._evaluated(*changed)
             worse = np.array([-math.log(1.0 - draw.random()) for _ in range(ROWS)]) * temperature
