@@ -16,7 +16,7 @@ from pipeline_models import MODELS
 from torch.nn import functional
 
 from fxpasses.errors import StageError
-from fxpasses.pipelining import build_schedule, pipeline
+from fxpasses.pipelining import SplitPoint, build_schedule, pipeline
 
 STEPS, RATE = 3, 0.1
 CASES = {  # of so many processes: model, schedule, stages, micro-batches
@@ -50,10 +50,24 @@ CASES = {  # of so many processes: model, schedule, stages, micro-batches
 }
 
 
+LAYERS = ["layers.0.post_attention_layernorm", "layers.1", "layers.2", "layers.3", "layers.3.post_attention_layernorm"]
+LLAMA = [f"model.{name}" for name in LAYERS]
+POINTS = {  # five places to cut at; two, three, four or six stages take some of them
+    "llama": LLAMA,
+    "tied_llama": LLAMA,
+    "mixtral": LLAMA,
+    "gpt2": [f"transformer.h.{name}" for name in ("0.mlp", "1", "2", "3", "3.mlp")],
+    "t5": ["encoder.block.0.layer.1", "encoder.block.1", "decoder", "decoder.block.1", "decoder.block.1.layer.1"],
+}
+CHOSEN = {2: [2], 3: [1, 3], 4: [1, 2, 3], 6: range(5)}
+
+
 def made(name):
-    """The model, with which it can be trained: no dropout, and batch statistics for the residual net."""
+    """The model as it is trained: no dropout; for the residual net batch statistics, which magnify what is rounded."""
     model, args, kwargs = MODELS[name][0]()
-    return (model.train() if name == "residual_net" else model), args, kwargs
+    if name == "residual_net":
+        return model.train().double(), tuple(value.double() for value in args), kwargs
+    return model, args, kwargs
 
 
 def batch(name, count):
@@ -63,7 +77,7 @@ def batch(name, count):
 
     def longer(value):
         if value.is_floating_point():
-            return torch.randn(count * value.shape[0], *value.shape[1:])
+            return torch.randn(count * value.shape[0], *value.shape[1:], dtype=value.dtype)
         return (
             torch.randint(1, 64, (count * value.shape[0], *value.shape[1:]))
             if value.max() > 1
@@ -115,7 +129,10 @@ def piped(name, stages):
     """The model in stages, and what its state is at first."""
     model, args, kwargs = made(name)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    return pipeline(model, args, kwargs, "auto", num_stages=stages), model, state
+    if name not in POINTS:
+        return pipeline(model, args, kwargs, "auto", num_stages=stages), model, state
+    spec = {POINTS[name][at]: SplitPoint.BEGINNING for at in CHOSEN[stages]}
+    return pipeline(model, args, kwargs, spec), model, state
 
 
 def train_stages(name, schedule, stages, count):
@@ -145,6 +162,18 @@ def accumulate(count=4):
     for _ in range(2):
         part.step(*args, target=target, **kwargs)
     return {key: value.grad for module in part.modules for key, value in module.named_parameters()}
+
+
+def evaluate(count=4):
+    """The output without a target, and the losses with one."""
+    pipe, model, state = piped("llama", 2)
+    model.load_state_dict(state)
+    part = build_schedule(pipe, "1f1b", num_microbatches=count, loss_fn=loss_of)
+    args, kwargs, target = batch("llama", count)
+    losses = []
+    output = part.eval(*args, **kwargs)
+    part.eval(*args, target=target, losses=losses, **kwargs)
+    return None if output is None else output.logits, [loss.item() for loss in losses]
 
 
 def stop_in_the_middle(rank, how):
@@ -190,6 +219,7 @@ def one_process(rank, ranks, folder):
     found = {case: train_stages(*case) for case in CASES[ranks]}
     if ranks == 2:
         found["accumulated"] = accumulate()
+        found["evaluated"] = evaluate()
     else:
         found["refused"] = refusals(rank)
     torch.save(found, f"{folder}/rank{rank}.pt")
@@ -248,6 +278,10 @@ def test_two_processes_train_as_one(tmp_path):
     assert [0, 0] == codes
     found = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     check_training(2, found)
+    output, losses = found[1]["evaluated"]
+    assert (None, []) == found[0]["evaluated"]
+    torch.testing.assert_close(train_here("llama", 4, steps=1)[0], losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made("llama")[0](**batch("llama", 4)[1]).logits, output, rtol=1e-5, atol=1e-5)
     gradients = train_here("tied_llama", 4, steps=1)[1][0]
     for key, value in (pair for part in found for pair in part["accumulated"].items()):
         torch.testing.assert_close(2 * gradients[key], value, rtol=1e-4, atol=1e-6)

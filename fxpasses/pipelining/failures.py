@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses.errors import StageError
+from fxpasses.errors import FxPassesError, StageError
 
 __all__ = ["explain_failures"]
 
@@ -60,7 +60,7 @@ def _is_transport(error: BaseException) -> bool:
 
 def _cause(error: BaseException) -> str:
     """What began it, in a line; torch's runtime wraps what a stage raises."""
-    while error.__cause__ is not None:
+    while error.__cause__ is not None and not isinstance(error, FxPassesError):
         error = error.__cause__
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -133,13 +133,19 @@ class RankSchedule:
             stage.expect_batch(size)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
-        """Run all micro-batches forward only; otherwise as :meth:`step`.
+        """Run all micro-batches forward only; otherwise as :meth:`step`. Losses are computed if there is a target.
 
         Raises:
             StageError: Another process is gone, or did not answer within the group's timeout.
         """
-        with torch.no_grad():
-            return self._run(self.runner.eval, args, kwargs, target, losses)
+        loss_fn = self.runner._loss_fn
+        if target is None:  # torch's runtime would call it all the same
+            self.runner._loss_fn, losses = None, None
+        try:
+            with torch.no_grad():
+                return self._run(self.runner.eval, args, kwargs, target, losses)
+        finally:
+            self.runner._loss_fn = loss_fn
 
     def _run(
         self,
