@@ -40,7 +40,7 @@ def long_orders(units: Units, seed: int) -> list[Ints]:
     for before, after in units.before[np.argsort(units.before[:, 1], kind="stable")].tolist():
         level[after] = max(level[after], level[before] + 1)
     given = np.arange(units.size)
-    found = [given, np.lexsort((given, level))]
+    found = [given, np.lexsort((given, np.array(level, dtype=np.int64)))]
     if units.size <= MANY:
         found.append(np.array(linear_orders(units, 2, seed)[1], dtype=np.int64))
     return [order for place, order in enumerate(found) if not any((order == other).all() for other in found[:place])]
