@@ -100,6 +100,19 @@ def test_every_objective_and_contiguity_keeps_budgets_and_results(objective: Any
     assert_runs("llama", graph_module, placement)
 
 
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory", "devices"])
+def test_devices_without_budgets_take_anything(objective: Any, contiguity: Any) -> None:
+    graph_module = graph_of("residual_net")
+
+    placement = place_by_device(
+        graph_module, fake_devices(3), objective=objective, contiguity=contiguity, time_budget=0.05
+    )
+
+    assert 0 < placement.bound <= placement.objective_value
+    assert_runs("residual_net", graph_module, placement)
+
+
 def test_a_pipeline_is_proven_to_be_the_best() -> None:
     graph_module = graph_of("residual_net")
 
