@@ -88,6 +88,7 @@ class PipelineSearch:
         measure: What the windows are taken from; valid under the threshold that is given to :meth:`run`.
         credit: For each class, bytes that do not count, if the load is bytes.
         fewest: Whether a pipeline of fewer devices is better than one of a smaller load.
+        in_turn: Whether one sample counts, for which the devices work one after the other: loads add up.
     """
 
     units: Units
@@ -96,12 +97,15 @@ class PipelineSearch:
     measure: Measure
     credit: tuple[float, ...] | None = None
     fewest: bool = False
+    in_turn: bool = False
 
     def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> Outcome:
         """Find the pipeline of the smallest value under ``below`` that cuts at ideals of a family.
 
         ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
         """
+        if not len(words):  # no ideal is left under the threshold
+            return Outcome(None, True, 0.0)
         family = CutFamily.of(words, self.measure.weight)
         low, high = self._windows(family)
         start, stop = np.searchsorted(family.position, low), np.searchsorted(family.position, high, side="right")
@@ -197,10 +201,14 @@ class PipelineSearch:
                 continue
             own = loads[kind][:, first - columns[0] : last - columns[0]]
             own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
-            found = np.maximum(own, value[:, None]).min(axis=0)
+            found = self._combined(own, value[:, None]).min(axis=0)
             target = table.best[there][first - table.start[there] : last - table.start[there]]
             np.copyto(target, found, where=found < target)
             table.steps += own.size + CALL
+
+    def _combined(self, load: Floats, so_far: Floats) -> Floats:
+        both: Floats = np.add(load, so_far) if self.in_turn else np.maximum(load, so_far)
+        return both
 
     def _pipeline(self, spans: Spans, table: _Table, below: float) -> Pipeline | None:
         """Walk back from the whole graph; the loads on the way are computed anew."""
@@ -247,7 +255,7 @@ class PipelineSearch:
             loads = spans.loads(
                 rows + int(table.start[before]), np.array([ideal]), below * (1 + 1e-12) if goal < below else below
             )
-            total = np.maximum(loads[kind][:, 0], values[rows])
+            total = self._combined(loads[kind][:, 0], values[rows])
             best = int(np.argmax(total <= total.min() * (1 + 1e-12)))
             if total[best] < found[0]:
                 found = (float(total[best]), before, kind, int(rows[best] + table.start[before]))

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.bounds import load_bound
+from fxpasses.partitioners.solvers.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.contiguous import PipelineSearch
+from fxpasses.partitioners.solvers.cutting import prefixes
 from fxpasses.partitioners.solvers.freely import refuse
 from fxpasses.partitioners.solvers.latency import LatencyAnswer, LatencySearch
 from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proving import ROUNDING
 from fxpasses.partitioners.solvers.proving_latency import LatencyProgram
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.scheduling import Scheduler
+from fxpasses.partitioners.solvers.searching import FEW_STATES, LONG, Search
 from fxpasses.partitioners.solvers.solved import Solved
+from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Ints
 
 __all__ = ["solve_latency"]
@@ -30,6 +36,9 @@ SMALL = 400
 """Variables up to which the integer program is asked."""
 RELAXED = 20_000
 """Variables up to which the linear relaxation is asked for a bound."""
+ORDERS = 3
+"""Linear orders that are cut for a start."""
+MAX_STEPS = 300e6
 VARIABLES_A_SECOND = 80_000
 """How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
 
@@ -122,7 +131,7 @@ def _path_bound(scheduler: Scheduler, tables: CostTables) -> float:
 
 
 def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[list[Ints], PlacementError | None]:
-    """The pipeline of the smallest largest load, and the one with the fewest devices; or why there is none."""
+    """The pipelines of the smallest largest load, of the fewest devices, of the smallest sum; or why there is none."""
     found: list[Ints] = []
     error: PlacementError | None = None
     budget = problem.time_budget / 8
@@ -135,7 +144,23 @@ def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> t
             continue
         found.append(np.zeros(units.size, dtype=np.int64))
         found[-1][units.unit_of] = device_of
-    return found, error
+    return [*found, *_in_turn(problem, tables, units)], error
+
+
+def _in_turn(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
+    """The pipeline for which compute and transfers add up to the least, as when devices work one after the other."""
+    similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
+    joined = reduce_problem(similar, tables)
+    search = Search.of(similar, tables, joined, prices_of(joined, tables.memory, "throughput"))
+    if States.count(search.classes) > FEW_STATES or joined.size > LONG:
+        return
+    words = prefixes(linear_orders(joined, ORDERS, problem.seed))
+    dynamic = PipelineSearch(joined, search.classes, search.states(), search.measure(math.inf), in_turn=True)
+    found = dynamic.run(words, math.inf, MAX_STEPS)
+    if found.pipeline is not None:
+        home = np.zeros(units.size, dtype=np.int64)
+        home[units.unit_of] = search.devices(found.pipeline)
+        yield home
 
 
 def _proven(
