@@ -34,8 +34,10 @@ SMALL = 1500
 """Variables up to which the integer program is asked."""
 NODES = 100
 """Branch-and-bound nodes of the program, and ten times as many more for each second of the budget."""
-MOVES_A_SECOND = 40_000
+MOVES_A_SECOND = 5_000
 BATCH = 64
+MANY = 20_000
+"""Nodes from which on the best pipeline is the answer."""
 
 
 def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
@@ -48,15 +50,17 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         InfeasibleError: proven that none exists.
         PlacementError: none was found, and none was proven not to exist.
     """
+    if len(units.unit_of) > MANY:
+        similar = attrs.evolve(problem, contiguity="pipeline")
+        device_of, order, _bound_of_pipelines = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+        return device_of, order, _bound(problem, tables, units)
     model = LoadModel.of(units, tables, problem.objective)
     nodes = int(NODES * (1 + 10 * problem.time_budget))
     search = _Search(model, Reach.of(units.unit_of, tables), problem.objective, nodes)
-    bound = load_bound(units, tables.memory, problem.objective)
-    if problem.objective == "devices":
-        bound = float(fewest_by_memory(units, tables.memory))
+    bound = _bound(problem, tables, units)
     home = _pipeline(problem, tables, units)
     if home is not None:
-        home = search.descended(home, int(MOVES_A_SECOND * (0.1 + problem.time_budget)))
+        home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
     if program_size(model) <= SMALL and (home is None or search.value(home) > bound * (1 + ROUNDING)):
         proof = search.proven(math.inf if home is None else search.value(home))
         found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
@@ -68,6 +72,12 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         raise refuse(problem, tables, units, model, search.rows)
     device_of = home[units.unit_of]
     return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
+
+
+def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float:
+    if problem.objective == "devices":
+        return float(fewest_by_memory(units, tables.memory))
+    return load_bound(units, tables.memory, problem.objective)
 
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
@@ -118,10 +128,12 @@ class _Search:
             better = None
             for start in range(0, len(moved), BATCH):
                 batch = np.stack(moved[start : start + BATCH])
-                for row in np.flatnonzero(self.model.legal(batch)).tolist():
-                    rank = self.rank(batch[row])
+                batch = batch[self.model.legal(batch)]
+                for moved_home, falling in zip(batch, self.ranks(batch).tolist() if len(batch) else [], strict=True):
+                    used = (float(len(np.unique(moved_home))),) if self.objective == "devices" else ()
+                    rank = (*used, *falling)
                     if rank < tuple(value * (1 - 1e-12) for value in best):
-                        best, better = rank, batch[row]
+                        best, better = rank, moved_home
             if better is None:
                 return home
             home = better

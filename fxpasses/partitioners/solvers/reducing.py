@@ -90,6 +90,8 @@ def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
 
 def _hulled(part: Ints, tables: CostTables) -> Ints:
     """Join what lies on a path between two nodes of one part, until nothing does."""
+    if int(part.max()) + 1 == len(part):  # no groups: only cycles
+        return _merged(part, part[tables.precedence], strong=True)
     while True:
         joined = _merged(part, part[convex_hulls(part, tables)])
         if joined.max() == part.max():
