@@ -21,6 +21,7 @@ from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refus
 from fxpasses.partitioners.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.device_times import predict_times
 from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.solvers.solving import solve_in_turn
 from fxpasses.partitioners.training_memory import Training
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
@@ -155,6 +156,8 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     for kind in kinds:
         try:
             answers.append(search(figures, wish, kind))
+            if wish.objective == "latency" and kind == "pipeline":  # its parts run in turn
+                answers += _in_turn(figures, wish, answers[-1].bound)
         except InfeasibleError as error:
             failures.append(does_not_fit(figures, wish.topology, error, kind))
         except PlacementError as error:
@@ -162,6 +165,15 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     if not answers:
         raise failures[-1]
     return min(answers, key=lambda found: found.value)
+
+
+def _in_turn(figures: GraphFigures, wish: Wish, bound: float) -> list[Found]:
+    """The pipeline whose parts take the least time one after the other, if one is found that keeps the budgets."""
+    try:
+        found = search(figures, wish, "pipeline", solve_in_turn)
+    except PlacementError:
+        return []
+    return [attrs.evolve(found, bound=min(bound, found.value))]
 
 
 def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:

@@ -9,7 +9,7 @@ next problem counts what was seen to be alive beside each operator.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -24,7 +24,7 @@ from fxpasses.partitioners.device_runs import Runs, runs_of
 from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
-from fxpasses.partitioners.solvers import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
 __all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
@@ -33,6 +33,7 @@ MAX_ROUNDS = 8
 
 Objective = Literal["latency", "throughput", "memory", "devices"]
 Contiguity = Literal["pipeline", "convex", "free"]
+Solver = Callable[[PlacementProblem], PlacementSolution]
 
 
 @attrs.frozen(eq=False)
@@ -84,15 +85,21 @@ class Found:
     bound: float
 
 
-def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Found:
+def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Solver = solve_placement) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
+
+    Args:
+        figures: The measured graph.
+        wish: What the caller asks for.
+        contiguity: What a device may take.
+        solve: Answers problems.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
         PlacementError: none was found that does.
     """
     live = figures.needs
-    solution = solve_placement(wish.problem(figures, contiguity, live))
+    solution = solve(wish.problem(figures, contiguity, live))
     bound = solution.bound
     for round_ in range(MAX_ROUNDS):
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
@@ -105,11 +112,11 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Found:
         wish = attrs.evolve(wish, time_budget=wish.time_budget / (1 + round_))
         live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
-            solution = solve_placement(wish.problem(figures, contiguity, live))
+            solution = solve(wish.problem(figures, contiguity, live))
         except PlacementError:  # that proves nothing: what is alive beside an operator may be less elsewhere
             live = (live + figures.needs) // 2
             with contextlib.suppress(PlacementError):
-                solution = solve_placement(wish.problem(figures, contiguity, live))
+                solution = solve(wish.problem(figures, contiguity, live))
     raise _none_found(seen.over)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.explaining import first_over
 from fxpasses.partitioners.solvers.freely import solve_free
@@ -13,10 +14,10 @@ from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, Placem
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.replicas import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
-from fxpasses.partitioners.solvers.soonest import solve_latency
+from fxpasses.partitioners.solvers.soonest import in_turn, solve_latency
 from fxpasses.partitioners.solvers.tables import CostTables, evaluate, tables_of
 
-__all__ = ["solve_placement"]
+__all__ = ["solve_in_turn", "solve_placement"]
 
 
 def solve_placement(problem: PlacementProblem) -> PlacementSolution:
@@ -43,6 +44,25 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     units = reduce_problem(problem, tables)
     _check_each(problem, tables, units)
     return _solution(problem, tables, _solved(problem, tables, units))
+
+
+def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
+    """Find the pipeline for which compute and transfers of one sample add up to the least.
+
+    That is what counts where the parts run one after the other. Only cuts of some linear orders are looked at, so it is
+    a candidate beside the answer of :func:`solve_placement` for ``latency``; it has no bound.
+
+    Raises:
+        InfeasibleError: a node fits nowhere, or all devices together are too small.
+        PlacementError: no such cut keeps every budget, or there are too many nodes or devices.
+    """
+    tables = tables_of(problem)
+    _check_each(problem, tables, reduce_problem(problem, tables))
+    device_of = in_turn(problem, tables)
+    if device_of is None:
+        raise PlacementError("No cut of a linear order into one run a device keeps every budget.")
+    used = tuple(dict.fromkeys(device_of.tolist()))
+    return _solution(attrs.evolve(problem, objective="throughput"), tables, Solved(device_of, used, 0.0))
 
 
 def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:

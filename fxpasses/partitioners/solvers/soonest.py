@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import attrs
 import numpy as np
@@ -28,7 +27,7 @@ from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Ints
 
-__all__ = ["solve_latency"]
+__all__ = ["in_turn", "solve_latency"]
 
 MAX_SENDING = 200_000_000
 """Entries of the table of sending times up to which there is a search."""
@@ -144,23 +143,23 @@ def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> t
             continue
         found.append(np.zeros(units.size, dtype=np.int64))
         found[-1][units.unit_of] = device_of
-    return [*found, *_in_turn(problem, tables, units)], error
+    if (device_of := in_turn(problem, tables)) is not None:
+        found.append(np.zeros(units.size, dtype=np.int64))
+        found[-1][units.unit_of] = device_of
+    return found, error
 
 
-def _in_turn(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
-    """The pipeline for which compute and transfers add up to the least, as when devices work one after the other."""
+def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
+    """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders."""
     similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
-    joined = reduce_problem(similar, tables)
-    search = Search.of(similar, tables, joined, prices_of(joined, tables.memory, "throughput"))
-    if States.count(search.classes) > FEW_STATES or joined.size > LONG:
-        return
-    words = prefixes(linear_orders(joined, ORDERS, problem.seed))
-    dynamic = PipelineSearch(joined, search.classes, search.states(), search.measure(math.inf), in_turn=True)
+    units = reduce_problem(similar, tables)
+    search = Search.of(similar, tables, units, prices_of(units, tables.memory, "throughput"))
+    if States.count(search.classes) > FEW_STATES or units.size > LONG:
+        return None
+    words = prefixes(linear_orders(units, ORDERS, problem.seed))
+    dynamic = PipelineSearch(units, search.classes, search.states(), search.measure(math.inf), in_turn=True)
     found = dynamic.run(words, math.inf, MAX_STEPS)
-    if found.pipeline is not None:
-        home = np.zeros(units.size, dtype=np.int64)
-        home[units.unit_of] = search.devices(found.pipeline)
-        yield home
+    return None if found.pipeline is None else search.devices(found.pipeline)
 
 
 def _proven(
