@@ -25,7 +25,7 @@ def source(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["stages", *arguments])
+    return CliRunner(env={"COLUMNS": None}).invoke(main, ["stages", *arguments])
 
 
 def test_the_cut_the_balance_and_the_preview_are_printed(source, tmp_path):
