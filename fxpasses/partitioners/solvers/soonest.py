@@ -143,9 +143,9 @@ def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> t
             continue
         found.append(np.zeros(units.size, dtype=np.int64))
         found[-1][units.unit_of] = device_of
-    if (device_of := in_turn(problem, tables)) is not None:
+    if (cheapest := in_turn(problem, tables)) is not None:
         found.append(np.zeros(units.size, dtype=np.int64))
-        found[-1][units.unit_of] = device_of
+        found[-1][units.unit_of] = cheapest
     return found, error
 
 
