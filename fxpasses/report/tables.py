@@ -98,7 +98,7 @@ def memory_split(row: DeviceRow) -> list[tuple[str, int]]:
 def _devices_table(summary: Summary) -> Table:
     kinds = [name for name, _ in memory_split(summary.devices[0])] if summary.devices else []
     shown = [kind for kind in kinds if kind != "loaded" or any(row.loaded_bytes for row in summary.devices)]
-    columns = ("device", "on", "operators", *shown, "peak", "budget", "load", "idle")
+    columns = ("device", "on", "ops", *shown, "peak", "budget", "load", "idle")
     rows = (
         (
             row.name,
@@ -192,7 +192,8 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], ri
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         whole = column in right  # numbers are never cut
-        table.add_column(column, justify="right" if whole else "left", overflow="fold", no_wrap=whole)
+        width = len(column)  # nor is what they are called
+        table.add_column(column, justify="right" if whole else "left", overflow="fold", no_wrap=whole, min_width=width)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
