@@ -92,7 +92,8 @@ def _refuse_words(device_map: Any) -> None:
 
 def _torch_device(module: str, place: Any) -> str:
     try:
-        return str(torch.device(place))
+        # A number is a GPU, whether or not this machine has one; torch asks for the accelerator that is here.
+        return str(torch.device(f"cuda:{place}" if type(place) is int else place))
     except (RuntimeError, TypeError):
         raise PlacementError(
             f"The device map puts {_quoted(module)} on {place!r}, which is no torch device; write cpu, cuda:0 or 0, or "
