@@ -12,14 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+
+from fxpasses.attributes import find_attribute
 
 from .graph_writing import GraphWriter
 
-__all__ = ["REENTERED", "RegionWriter", "Regions", "is_marker"]
+__all__ = ["REENTERED", "RegionWriter", "Regions", "body_of_region", "is_marker", "is_region"]
 
 REENTERED = "fxpasses.reentered_region"
 """Key in ``node.meta`` of markers that :class:`RegionWriter` wrote: the name of the marker that opened the region."""
+
+BODY_AT = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
+"""Which argument of a region node is its body: what torch.export makes of ``with torch.autocast(...)``."""
 
 _SETTERS = ("_set_grad_enabled", "set_grad_enabled")
 _OPENERS = ("_enter_autocast", "_enter_inference_mode")
@@ -34,6 +39,21 @@ def is_marker(node: Node) -> bool:
     :mod:`fxpasses.effects` keeps in their place.
     """
     return node.op == "call_function" and getattr(node.target, "__name__", None) in _NAMES
+
+
+def is_region(node: Node) -> bool:
+    """Whether a node runs a body under autocast or a grad mode."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.__name__ in BODY_AT
+
+
+def body_of_region(node: Node) -> GraphModule | None:
+    """The graph that a region node runs; None if it is not an attribute of the module that owns the graph."""
+    body = node.args[BODY_AT[node.target.__name__]]  # type: ignore[union-attr]  # is_region
+    root = node.graph.owning_module
+    if root is None or not isinstance(body, Node) or body.op != "get_attr":
+        return None
+    found = find_attribute(root, str(body.target)).value
+    return found if isinstance(found, GraphModule) else None
 
 
 class Regions:

@@ -34,6 +34,10 @@ def _frozen_reasons(given: Mapping[Node, str]) -> Mapping[Node, str]:
     return MappingProxyType(dict(given))
 
 
+def _frozen_replicas(given: Mapping[Hashable, Iterable[Node]]) -> Mapping[Hashable, tuple[Node, ...]]:
+    return MappingProxyType({name: tuple(nodes) for name, nodes in given.items() if nodes})
+
+
 def _in_order(given: Iterable[Hashable]) -> tuple[Hashable, ...]:
     return tuple(given)
 
@@ -51,6 +55,8 @@ class Assignment:
         order: All partitions, in an order in which they can run.
         reasons: Why a node is in no partition, for those nodes where somebody knows.
         dependencies: The dense view of the graph; computed when first asked for.
+        replicas: Nodes that a partition computes again, though they are in another one, instead of getting their
+            values; ``fxpasses.passes.split`` writes them into the parts.
     """
 
     graph: Graph
@@ -58,6 +64,7 @@ class Assignment:
     order: tuple[Hashable, ...] = attrs.field(converter=_in_order)
     reasons: Mapping[Node, str] = attrs.field(factory=dict, eq=False, converter=_frozen_reasons)
     _dependencies: Dependencies | None = attrs.field(default=None, eq=False, kw_only=True)
+    replicas: Mapping[Hashable, tuple[Node, ...]] = attrs.field(factory=dict, kw_only=True, converter=_frozen_replicas)
     _partitions: Mapping[Hashable, list[Node]] | None = attrs.field(default=None, eq=False, init=False)
 
     @classmethod
@@ -69,6 +76,7 @@ class Assignment:
         *,
         reasons: Mapping[Node, str] | None = None,
         dependencies: Dependencies | None = None,
+        replicas: Mapping[Hashable, Iterable[Node]] | None = None,
     ) -> Assignment:
         """Check a grouping of nodes and make it an Assignment.
 
@@ -79,13 +87,14 @@ class Assignment:
                 the graph most closely.
             reasons: Why nodes are outside.
             dependencies: The view of this graph, if the caller has one already.
+            replicas: Nodes that a partition computes again, though they are in another one.
 
         Returns:
             The Assignment.
 
         Raises:
             PartitionError: Partitions overlap, are empty, or hold placeholders, outputs or foreign nodes; or ``order``
-                is not an order of exactly these partitions.
+                is not an order of exactly these partitions; or a replica is of no other partition.
             CycleError: Partitions would wait for each other; ``path`` shows how.
         """
         graph = graph_module.graph if isinstance(graph_module, GraphModule) else graph_module
@@ -97,7 +106,9 @@ class Assignment:
         found = execution_order(view, partition_of, preferred)
         if names is not None and found != names:
             _refuse_order(view, partition_of, names, found)
-        return cls(graph, partition_of, tuple(found), reasons or {}, dependencies=view)
+        again = replicas or {}
+        _check_replicas(partition_of, again)
+        return cls(graph, partition_of, tuple(found), reasons or {}, dependencies=view, replicas=again)
 
     @property
     def dependencies(self) -> Dependencies:
@@ -165,7 +176,9 @@ class Assignment:
     def why(self, node: Node) -> str:
         """Say in one sentence why a node is where it is."""
         if node in self.partition_of:
-            return f"in partition {self.partition_of[node]!r}"
+            again = ", ".join(repr(name) for name, nodes in self.replicas.items() if node in nodes)
+            home = f"in partition {self.partition_of[node]!r}"
+            return f"{home}, and computed again in {again} instead of being sent there" if again else home
         if node.graph is not self.graph:
             return "belongs to another graph"
         if node.op in _NEVER_ASSIGNED:
@@ -265,7 +278,9 @@ class Assignment:
         if len(set(order)) < len(order):
             raise PartitionError(f"renaming gives two partitions the same name: {order!r}; use merge() to join them")
         partition_of = {node: names.get(home, home) for node, home in self.partition_of.items()}
-        return Assignment(self.graph, partition_of, tuple(order), self.reasons, dependencies=self._dependencies)
+        again = {names.get(name, name): nodes for name, nodes in self.replicas.items()}
+        view = self._dependencies
+        return Assignment(self.graph, partition_of, tuple(order), self.reasons, dependencies=view, replicas=again)
 
     def _with(self, partition_of: Mapping[Node, Hashable], reasons: Mapping[Node, str] | None = None) -> Assignment:
         """The same graph with another grouping; partitions keep their old order where they can."""
@@ -276,7 +291,13 @@ class Assignment:
         preferred = _interleaved(self.dependencies, partition_of, known, fresh)
         order = execution_order(self.dependencies, partition_of, preferred)
         kept_reasons = self.reasons if reasons is None else reasons
-        return Assignment(self.graph, partition_of, tuple(order), kept_reasons, dependencies=self._dependencies)
+        again = {
+            name: [node for node in nodes if partition_of.get(node, name) != name]
+            for name, nodes in self.replicas.items()
+            if name in used
+        }
+        view = self._dependencies
+        return Assignment(self.graph, partition_of, tuple(order), kept_reasons, dependencies=view, replicas=again)
 
     def _labels(self, partition_of: Mapping[Node, Hashable]) -> list[int]:
         return _labels(self.dependencies, partition_of, list(dict.fromkeys(partition_of.values())))
@@ -439,6 +460,17 @@ def _check_members(graph: Graph, partition_of: Mapping[Node, Hashable]) -> None:
                 f"partition {name!r} holds {node.name}, a node of kind {node.op}; those stay in the top-level graph",
                 node=node,
             )
+
+
+def _check_replicas(partition_of: Mapping[Node, Hashable], replicas: Mapping[Hashable, Iterable[Node]]) -> None:
+    names = set(partition_of.values())
+    for name, nodes in replicas.items():
+        if name not in names:
+            raise PartitionError(f"replicas are given for partition {name!r}, which holds no nodes of its own")
+        for node in nodes:
+            if node not in partition_of or partition_of[node] == name:
+                where = "it is there already" if node in partition_of else "it is in no partition"
+                raise PartitionError(f"{node.name} cannot be a replica in partition {name!r}: {where}", node=node)
 
 
 def _checked_names(names: list[Hashable], partition_of: Mapping[Node, Hashable]) -> list[Hashable]:

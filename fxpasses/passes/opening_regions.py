@@ -12,27 +12,10 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
+from fxpasses.regions import BODY_AT, body_of_region, is_region
 from fxpasses.submodules import inline_submodule
 
 __all__ = ["body_of_region", "is_region", "open_regions"]
-
-_BODY_AT = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
-
-
-def is_region(node: Node) -> bool:
-    """Whether a node runs a body under autocast or a grad mode."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.__name__ in _BODY_AT
-
-
-def body_of_region(node: Node) -> GraphModule | None:
-    """The graph that a region node runs; None if it is not an attribute of the module that owns the graph."""
-    body = node.args[_BODY_AT[node.target.__name__]]  # type: ignore[union-attr]  # is_region
-    root = node.graph.owning_module
-    if root is None or not isinstance(body, Node) or body.op != "get_attr":
-        return None
-    found = find_attribute(root, str(body.target)).value
-    return found if isinstance(found, GraphModule) else None
 
 
 def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_region) -> int:
@@ -64,7 +47,7 @@ def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_
 
 
 def _is_shared(node: Node) -> bool:
-    body = node.args[_BODY_AT[node.target.__name__]]  # type: ignore[union-attr]
+    body = node.args[BODY_AT[node.target.__name__]]  # type: ignore[union-attr]
     same = [each for each in node.graph.find_nodes(op="get_attr") if each.target == body.target]  # type: ignore[union-attr]
     return sum(len(each.users) for each in same) > 1
 
@@ -72,7 +55,7 @@ def _is_shared(node: Node) -> bool:
 def _open(node: Node, mode: bool | None) -> list[Node]:
     """Write the markers, and the body between them; ``mode`` is the grad mode around, None if it is the caller's."""
     graph = node.graph
-    at = _BODY_AT[node.target.__name__]  # type: ignore[union-attr]
+    at = BODY_AT[node.target.__name__]  # type: ignore[union-attr]
     body: Node = node.args[at]  # type: ignore[assignment]
     with graph.inserting_before(node):
         if at == 1:

@@ -25,6 +25,7 @@ from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outline_plan import Constants, Part, Plan, make_plan
 from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves, remake
 from fxpasses.partitioners.assignment import Assignment, Grouping
+from fxpasses.partitioners.replicas import with_replicas
 from fxpasses.regions import RegionWriter
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
@@ -41,12 +42,12 @@ class Split:
 
     Attributes:
         graph_module: The top level: calls of the parts, and the nodes that were in no part.
-        assignment: What was asked for, over the source graph.
+        assignment: What was asked for, over the source graph; replicas are nodes of it.
         part_names: The attribute of ``graph_module`` that holds each part, in execution order.
         original_names: For each attribute of a part, by its qualified name in ``graph_module``, the name that it has
             in the source. Tied parameters and what several parts share appear once for each holder.
         origins: For each node of the new graphs that is a copy, the node of the source.
-        source: The module that was split.
+        source: The module that was split; with replicas, a copy into which they are written.
     """
 
     graph_module: GraphModule
@@ -140,6 +141,8 @@ def split(
     if isinstance(graph_module, ExportedProgram):
         graph_module, assignment = _unlifted(graph_module, assignment)
     _check_source(graph_module)
+    if isinstance(assignment, Assignment):
+        graph_module, assignment = with_replicas(graph_module, assignment)
     with without_collections():
         if isinstance(assignment, Assignment):
             groups: Mapping[Hashable, list[Node]] = assignment.partitions
@@ -213,7 +216,8 @@ def _unlifted(program: ExportedProgram, assignment: Assignment | Grouping) -> tu
     if isinstance(assignment, Assignment):
         homes = assignment.partition_of.items()
         moved: Grouping = {by_name[node.name]: home for node, home in homes if node.name in by_name}
-        return module, Assignment.of(module, moved, assignment.order)
+        again = {part: [by_name[node.name] for node in nodes] for part, nodes in assignment.replicas.items()}
+        return module, Assignment.of(module, moved, assignment.order, replicas=again)
     if isinstance(assignment, Mapping):
         renamed: Grouping = {by_name.get(node.name, node): home for node, home in assignment.items()}
         return module, renamed

@@ -1,24 +1,16 @@
 """Which values a stage computes again rather than have them sent from stage to stage: whichever is cheaper.
 
-For one stage this is a minimum cut. A value that the stage needs is either sent, which costs its bytes over all links
-between here and the last stage that has it; or computed, which costs the operator's seconds and needs all its inputs
-here. Each value is two vertices, "made here" and "here": the edge from the source to the first costs the computing, the
-edge between the two costs the sending, edges without a limit lead from "here" of an input to "made here" of its user,
-and what the stage needs leads to the sink. Stages are looked at in their order, because what reaches one stage has not
-so far to travel to the next.
-
-Source: the cut is that of the min-cut rematerialization of functorch (H. He, S. Boyd, 2022), with the price of
-computing beside that of keeping. The flow costs at most O(V²·√E) (preflow-push) in the cheap pure operators that lead
-to what crosses.
+For one stage this is a minimum cut (:mod:`fxpasses.partitioners.making_or_sending`). A value that the stage needs is
+either sent, which costs its bytes over all links between here and the last stage that has it; or computed, which costs
+the operator's seconds and needs all its inputs here. Stages are looked at in their order, because what reaches one
+stage has not so far to travel to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import attrs
-import networkx as nx
 import torch
 from torch.fx import GraphModule, Node
 
@@ -26,15 +18,11 @@ from fxpasses.attributes import find_attribute
 from fxpasses.devices import Topology
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.cost import measure_node, seconds_on, tensor_bytes, tensors_in
-from fxpasses.passes.replicating import why_not_replicable
+from fxpasses.partitioners.making_or_sending import NEVER, PICOSECONDS, cheapest
+from fxpasses.partitioners.replicas import why_not_replicable
 from fxpasses.pipelining.travelling import Traveller
 
 __all__ = ["cheaper_to_compute"]
-
-PICOSECONDS = 1e12
-"""Costs are whole picoseconds, so that the cut is exact and the same everywhere."""
-
-NEVER = 10**18
 
 
 def cheaper_to_compute(
@@ -95,9 +83,10 @@ class _Search:
         if not any(price < NEVER for price in cone.values()):
             self.reached.update(dict.fromkeys(needed, stage))
             return []
-        near = self._near_sink(cone, needed, stage)
-        self.reached.update((node, stage) for node in cone if ("here", node) in near)
-        return sorted(node for node in cone if ("made", node) in near)
+        sending = {node: self._sending(node, stage) for node in cone}
+        made, here = cheapest(cone, sending, needed)
+        self.reached.update(dict.fromkeys(here, stage))
+        return sorted(made)
 
     def _cone(self, needed: Iterable[Node], stage: int, limit: int) -> dict[Node, int]:
         """What leads to the needed values, and the price of computing each; not beyond what is never computed."""
@@ -113,18 +102,6 @@ class _Search:
             if cone[node] < NEVER:
                 waiting.extend(used for used in node.all_input_nodes if used.op != "get_attr")
         return cone
-
-    def _near_sink(self, cone: Mapping[Node, int], needed: Iterable[Node], stage: int) -> Any:
-        network: Any = nx.DiGraph()
-        for node, price in cone.items():
-            network.add_edge("source", ("made", node), capacity=price)
-            network.add_edge(("made", node), ("here", node), capacity=self._sending(node, stage))
-            if price < NEVER:
-                inputs = [used for used in node.all_input_nodes if used in cone]
-                network.add_edges_from((("here", used), ("made", node)) for used in inputs)
-        network.add_edges_from((("here", node), "sink") for node in needed)
-        _, (_, near) = nx.minimum_cut(network, "source", "sink")
-        return near
 
     def _sending(self, node: Node, stage: int) -> int:
         """The price of bringing a value to a stage over all hops from the last one that has it."""
