@@ -20,10 +20,11 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.bounds import load_bound
 from fxpasses.partitioners.solvers.freely import refuse
 from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.packing import Packing
 from fxpasses.partitioners.solvers.pipelines import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.programs import Program
-from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, fewest_devices, least_bytes, least_load, program_size
+from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.reaching import Reach
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
@@ -168,10 +169,10 @@ class _Search:
 
     def proven(self, below: float) -> Proof:
         """What the integer program says; rows keep the sets convex."""
-        if self.objective == "devices":
-            return fewest_devices(self.model, nodes=self.nodes, extra=self.rows)
-        prove = least_bytes if self.objective == "memory" else least_load
-        return prove(self.model, below=below, nodes=self.nodes, extra=self.rows)
+        if self.objective == "throughput":
+            return least_load(self.model, below=below, nodes=self.nodes, extra=self.rows)
+        packing = Packing.of(self.model, nodes=self.nodes, extra=self.rows)
+        return packing.fewest_devices() if self.objective == "devices" else packing.least_bytes(below=below)
 
     def rows(self, program: Program, runs: Ints) -> None:
         """Whoever holds a unit and one that a path leads to holds the next one on that path."""

@@ -20,7 +20,8 @@ import numpy as np
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.coarsening import clustered
 from fxpasses.partitioners.solvers.loads import LoadModel
-from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_bytes, least_load, program_size
+from fxpasses.partitioners.solvers.packing import Packing
+from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.tables import Ints
 
 __all__ = ["FreeAnswer", "FreeSearch"]
@@ -101,9 +102,9 @@ class FreeSearch:
         if best.value <= self.bound * (1 + 1e-9):
             return 0.0
         nodes = int(VARIABLES_A_SECOND * (1 + self.budget / 2) / (1 + program_size(self.model)))
-        prove = least_bytes if self.model.by_bytes else least_load
-        proof = prove(self.model, below=best.value, nodes=nodes)
-        return self.settle(proof, best)
+        if self.model.by_bytes:
+            return self.settle(Packing.of(self.model, nodes=nodes).least_bytes(below=best.value), best)
+        return self.settle(least_load(self.model, below=best.value, nodes=nodes), best)
 
     def settle(self, proof: Proof, best: Best) -> float:
         """Take what a program found; the bound is the value itself when they agree up to the program's rounding."""

@@ -11,21 +11,25 @@ import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.bounds import load_bound
-from fxpasses.partitioners.solvers.free import FreeSearch
+from fxpasses.partitioners.solvers.choosing import distinct_sets
+from fxpasses.partitioners.solvers.free import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.loads import LoadModel
-from fxpasses.partitioners.solvers.pipelines import solve_pipeline
+from fxpasses.partitioners.solvers.packing import Packing
+from fxpasses.partitioners.solvers.pipelines import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proving import ROUNDING, Extra, fewest_devices, missing_bytes, program_size
+from fxpasses.partitioners.solvers.proving import ROUNDING, Extra
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.tables import CostTables, Ints, evaluate
+from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evaluate
 
 __all__ = ["refuse", "solve_free"]
 
 MAX_SENDING = 30_000_000
 """Entries of the table of sending times up to which there is a search at all; beyond, the pipeline is the answer."""
 SMALL = 2000
+"""Variables up to which a packing program is asked."""
 NODES = 2000
-SUBSETS = 12
+SUBSETS = 300
+"""Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
 
 
 def solve_free(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
@@ -75,33 +79,66 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> It
 def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:
     """The fewest devices that hold everything, and on them the smallest largest load."""
     model = LoadModel.of(units, tables, "devices")
-    bound = _fewest_by_memory(model)
-    if program_size(model) <= SMALL:
-        proof = fewest_devices(model, nodes=NODES)
-        bound = max(bound, int(proof.bound)) if math.isfinite(proof.bound) else bound
+    bound = fewest_by_memory(units, tables.memory)
+    packing = Packing.of(model, nodes=NODES)
+    if packing.size <= SMALL:
+        proof = packing.fewest_devices()
+        if math.isfinite(proof.bound):
+            bound = max(bound, int(proof.bound))
     for count in range(bound, model.devices + 1):
-        for chosen in _subsets(model, count):
-            banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
-            if banned.all(axis=1).any():
-                continue
-            answer = FreeSearch(attrs.evolve(model, banned=banned), 0.0, problem.time_budget, problem.seed).run([])
-            if answer.home is not None:
-                return answer.home, float(bound)
+        found = _on_so_many(problem, tables, units, model, count)
+        if found.home is not None:
+            return found.home, float(bound)
+        bound = count + 1 if found.is_refuted and bound == count else bound
     raise refuse(problem, tables, units, model)
 
 
-def _fewest_by_memory(model: LoadModel) -> int:
-    total = float(model.kept.sum() + model.shared.sum())
-    enough = np.cumsum(np.sort(model.memory)[::-1]) >= total
-    return int(np.argmax(enough)) + 1 if enough.any() else model.devices
+@attrs.frozen(eq=False)
+class _Found:
+    """The best assignment to so many devices (None: none was found), and whether it is proven that there is none."""
+
+    home: Ints | None
+    is_refuted: bool
 
 
-def _subsets(model: LoadModel, count: int) -> list[tuple[int, ...]]:
-    """Some sets of so many devices, those of the most memory first, then those that are the fastest."""
-    speed = model.weight.sum(axis=0)
-    by_memory = sorted(range(model.devices), key=lambda device: (-model.memory[device], speed[device], device))
-    chosen = itertools.islice(itertools.combinations(by_memory, count), SUBSETS)
-    return list(chosen)
+def _on_so_many(problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, count: int) -> _Found:
+    """Try the sets of so many devices that can hold everything; first those on which the load can be the smallest."""
+    sets = list(itertools.islice(distinct_sets(tables, units, count), SUBSETS + 1))
+    few = [chosen for chosen in sets[:SUBSETS] if _has_room(model, chosen)]
+    bounds = {chosen: load_bound(*_restricted(units, tables, chosen), "throughput") for chosen in few}
+    best, refuted = FreeAnswer(None, math.inf, math.inf), len(sets) <= SUBSETS
+    seconds = problem.time_budget / (2 * max(1, len(few)))
+    for chosen in sorted(few, key=lambda each: (bounds[each], each)):
+        if bounds[chosen] >= best.value:
+            continue
+        answer = _search(model, chosen, bounds[chosen], seconds, problem.seed).run([])
+        refuted &= math.isinf(answer.bound)
+        if answer.value < best.value:
+            best, winner = answer, chosen
+    if best.home is None:
+        return _Found(None, refuted)
+    more = _search(model, winner, max(bounds[winner], best.bound), problem.time_budget / 2, problem.seed)
+    return _Found(more.run([best.home]).home, False)
+
+
+def _search(model: LoadModel, chosen: tuple[int, ...], bound: float, seconds: float, seed: int) -> FreeSearch:
+    """The search that uses some devices only."""
+    banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
+    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, seed)
+
+
+def _restricted(units: Units, tables: CostTables, chosen: tuple[int, ...]) -> tuple[Units, Floats]:
+    """The units and memories of some devices."""
+    own = list(chosen)
+    return attrs.evolve(units, seconds=units.seconds[:, own]), tables.memory[own]
+
+
+def _has_room(model: LoadModel, chosen: tuple[int, ...]) -> bool:
+    """Whether some devices are large enough together, and each unit fits one of them."""
+    own = list(chosen)
+    room = np.where(model.banned[:, own], -np.inf, model.memory[own]).max(axis=1)
+    total = float(model.kept.sum() + model.shared.sum() + model.live.max(initial=0.0))
+    return bool((model.kept + model.live <= room).all()) and total <= float(model.memory[own].sum())
 
 
 def refuse(
@@ -112,9 +149,10 @@ def refuse(
         "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
         f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
     )
-    if program_size(model) > SMALL:
+    packing = Packing.of(model, nodes=NODES, extra=extra)
+    if packing.size > SMALL:
         return PlacementError(more)
-    proof = missing_bytes(model, nodes=NODES, extra=extra)
+    proof = packing.missing_bytes()
     if proof.home is None:
         return PlacementError(more)
     device_of = proof.home[units.unit_of]

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.programs import Program
-from fxpasses.partitioners.solvers.tables import Ints
+from fxpasses.partitioners.solvers.tables import Floats, Ints
 
 __all__ = [
     "ROUNDING",
@@ -23,11 +23,9 @@ __all__ = [
     "Proof",
     "add_assignments",
     "add_budgets",
-    "fewest_devices",
-    "least_bytes",
     "least_load",
-    "missing_bytes",
     "program_size",
+    "unit_bytes",
 ]
 
 ROUNDING = 1e-6
@@ -68,46 +66,24 @@ def least_load(model: LoadModel, *, below: float, nodes: int, extra: Extra = Non
     return _answer(program, (1.0, top), runs, scale, nodes)
 
 
-def least_bytes(model: LoadModel, *, below: float, nodes: int, extra: Extra = None) -> Proof:
-    """The smallest largest need of a device that is at most ``below``, under the budgets."""
-    program, runs = add_assignments(model, extra=extra)
-    scale = _unit_bytes(model)
-    top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
-    add_budgets(program, model, runs, top=(-1.0, top))
-    add_budgets(program, model, runs)
-    return _answer(program, (1.0, top), runs, scale, nodes)
+def add_assignments(
+    model: LoadModel, *, whole: bool = True, extra: Extra = None, counts: Ints | None = None
+) -> tuple[Program, Ints]:
+    """A program in which each unit is on one device, and its variables, ``(m, k)``; ``extra`` adds rows on them.
 
-
-def missing_bytes(model: LoadModel, *, nodes: int, extra: Extra = None) -> Proof:
-    """The fewest bytes more on every device with which there is an assignment."""
-    program, runs = add_assignments(model, extra=extra)
-    more = program.add(1, 0.0, np.inf)
-    add_budgets(program, model, runs, more=(-1.0, more))
-    return _answer(program, (1.0, more), runs, _unit_bytes(model), nodes)
-
-
-def fewest_devices(model: LoadModel, *, nodes: int, extra: Extra = None) -> Proof:
-    """The assignment that uses the fewest devices."""
-    program, runs = add_assignments(model, extra=extra)
-    used = program.add(model.devices, 0.0, 1.0, whole=True)
-    for device in range(model.devices):
-        program.at_most(np.zeros(model.size), (1.0, runs[:, device]), (-1.0, np.full(model.size, used[device])))
-    add_budgets(program, model, runs)
-    proof = _answer(program, (1.0, used), runs, 1.0, nodes)
-    return Proof(proof.home, math.ceil(proof.bound - 1e-4) if math.isfinite(proof.bound) else proof.bound)
-
-
-def add_assignments(model: LoadModel, *, whole: bool = True, extra: Extra = None) -> tuple[Program, Ints]:
-    """A program in which each unit is on one device, and its variables, ``(m, k)``; ``extra`` adds rows on them."""
+    With ``counts`` there are so many of each unit, and a variable says how many of them a device runs.
+    """
     program = Program()
-    runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, 1.0), whole=whole)
-    program.equal(np.ones(model.size), (1.0, runs))
+    many = np.ones(model.size) if counts is None else counts.astype(np.float64)
+    runs = program.add((model.size, model.devices), 0.0, np.where(model.banned, 0.0, many[:, None]), whole=whole)
+    program.equal(many, (1.0, runs))
     if extra is not None:
         extra(program, runs)
     return program, runs
 
 
-def _unit_bytes(model: LoadModel) -> float:
+def unit_bytes(model: LoadModel) -> float:
+    """The largest number of bytes that a unit adds, which programs count as one."""
     largest = [model.kept.max(initial=0.0), model.shared.max(initial=0.0), model.live.max(initial=0.0), 1.0]
     return float(max(largest))
 
@@ -119,31 +95,48 @@ def add_budgets(
     *,
     more: tuple[float, Ints] | None = None,
     top: tuple[float, Ints] | None = None,
+    counts: Ints | None = None,
 ) -> None:
-    """No device needs more bytes than it has, or than it has and ``more``, or than ``top``."""
-    unit = _unit_bytes(model)
+    """No device needs more bytes than it has, or than it has and ``more``, or than ``top``.
+
+    With ``counts`` there are so many of each unit, and a device holds what one of them needs if it runs any.
+    """
+    unit = unit_bytes(model)
     limited = np.arange(model.devices) if top else np.flatnonzero(np.isfinite(model.memory))
     if not limited.size:
         return
     terms: list[tuple[ArrayLike, Ints]] = [(model.kept / unit, runs.T[limited])]
+    many = np.ones(model.size) if counts is None else counts.astype(np.float64)
+    several = bool((many > 1).any())
     if len(model.shared):
-        held = program.add((len(limited), len(model.shared)), 0.0, 1.0)
+        held = program.add((len(limited), len(model.shared)), 0.0, 1.0, whole=several)
         block = np.concatenate(model.holds)
         holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
         for row, device in enumerate(limited.tolist()):
-            program.at_most(np.zeros(len(block)), (1.0, runs[holder, device]), (-1.0, held[row, block]))
+            program.at_most(np.zeros(len(block)), (1.0, runs[holder, device]), (-many[holder], held[row, block]))
         terms.append((model.shared / unit, held))
     if model.live.any():
-        most = program.add(len(limited), 0.0, np.inf)
-        for row, device in enumerate(limited.tolist()):
-            own = np.flatnonzero(model.live)
-            peak = np.full(len(own), most[row])
-            program.at_most(np.zeros(len(own)), (model.live[own] / unit, runs[own, device]), (-1.0, peak))
-        terms.append((1.0, most))
+        terms.append((1.0, _peaks(program, model, runs[:, limited], many, unit)))
     extras = [extra for extra in (more, top) if extra is not None]
     terms += [(factor, np.broadcast_to(variable, len(limited))) for factor, variable in extras]
     right = np.zeros(len(limited)) if top else model.memory[limited] / unit
     program.at_most(right, *terms)
+
+
+def _peaks(program: Program, model: LoadModel, runs: Ints, many: Floats, unit: float) -> Ints:
+    """What is alive at most on each of some devices: no less than any unit that they run needs."""
+    most = program.add(runs.shape[1], 0.0, np.inf)
+    own = np.flatnonzero(model.live)
+    needs = model.live[own] / unit
+    single = many[own] == 1
+    for row, column in enumerate(runs.T):
+        runs_any = column[own].copy()
+        if not single.all():
+            runs_any[~single] = program.add(int((~single).sum()), 0.0, 1.0, whole=True)
+            several = own[~single]
+            program.at_most(np.zeros(len(several)), (1.0, column[several]), (-many[several], runs_any[~single]))
+        program.at_most(np.zeros(len(own)), (needs, runs_any), (-1.0, np.full(len(own), most[row])))
+    return most
 
 
 def _transfers(program: Program, model: LoadModel, runs: Ints, scale: float) -> list[tuple[ArrayLike, Ints]]:
