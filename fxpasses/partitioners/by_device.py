@@ -17,7 +17,8 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible
+from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible, replica_reason
+from fxpasses.partitioners.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.device_times import predict_times
 from fxpasses.partitioners.graph_figures import GraphFigures
@@ -28,6 +29,7 @@ __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "pre
 
 _OBJECTIVES = ("latency", "throughput", "memory", "devices")
 _CONTIGUITIES = ("pipeline", "convex", "free")
+_REPLICATE = ("cheaper", "always", "never")
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +48,10 @@ class DevicePlacement:
         objective_value: What was made small, as it is predicted: seconds of the busiest device (``throughput``),
             seconds from the first operator to the last (``latency``), bytes of the fullest device (``memory``), or how
             many devices are used (``devices``).
-        bound: No placement of this kind can be below it; 0 where nobody asked.
+        bound: No placement of this kind can be below it; 0 where nobody asked. Without replicas it is about placements
+            that compute each operator once, with replicas about all.
+        saved: For each part that computes something again (``assignment.replicas``), the bytes that cross less in one
+            run because of it.
     """
 
     assignment: Assignment
@@ -59,6 +64,7 @@ class DevicePlacement:
     contiguity: Contiguity = "pipeline"
     objective_value: float = math.nan
     bound: float = 0.0
+    saved: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def gap(self) -> float:
@@ -87,6 +93,7 @@ def place_by_device(
     time_budget: float = 0.5,
     seed: int = 0,
     training: Training | None = None,
+    replicate: Replicate = "never",
 ) -> DevicePlacement:
     """Give each operator of a graph a device.
 
@@ -107,6 +114,10 @@ def place_by_device(
         seed: For what the search draws; the same seed gives the same proposal.
         training: Place for training steps: budgets hold with gradients, the optimizer's state and what autograd saves;
             seconds are those of forward and backward.
+        replicate: Whether a device computes again what is pure, needs no parameter, and would else be sent there (a
+            mask, position ids, a rotary table, a view): ``cheaper`` where that takes fewer seconds and the objective
+            gets no worse, ``always`` where it is cheap by itself, so that as few bytes as possible cross, or ``never``.
+            ``assignment.replicas`` says what; budgets and figures count it.
 
     Returns:
         The proposal, every budget kept as :func:`~fxpasses.partitioners.memory.predict_memory` predicts it (or
@@ -121,6 +132,7 @@ def place_by_device(
     _check_option("objective", objective, _OBJECTIVES)
     if contiguity is not None:
         _check_option("contiguity", contiguity, _CONTIGUITIES)
+    _check_option("replicate", replicate, _REPLICATE)
     figures, step = GraphFigures.of(graph_module), None
     if training is not None:
         figures, step = training_figures(figures, training)
@@ -141,7 +153,8 @@ def place_by_device(
     if alone is not None and everywhere:
         return _as_placement(figures, wish, alone)
     found = _best(figures, wish, kinds if contiguity is None else (contiguity,), alone)
-    return _as_placement(figures, wish, found)
+    again = add_device_replicas(figures, wish, found, replicate)
+    return _as_placement(figures, wish, found) if again is None else _with_replicas(wish, again)
 
 
 def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -176,15 +189,29 @@ def _in_turn(figures: GraphFigures, wish: Wish, bound: float) -> list[Found]:
     return [attrs.evolve(found, bound=min(bound, found.value))]
 
 
+def _with_replicas(wish: Wish, again: Replicated) -> DevicePlacement:
+    """The figures are those of the graph with the replicas written into it; the assignment is of the graph itself."""
+    runs = attrs.evolve(again.found.runs, assignment=again.assignment)
+    written = _described(again.figures, wish, attrs.evolve(again.found, runs=runs))
+    assignment, reasons = again.found.runs.assignment, dict(written.reasons)
+    for part, nodes in assignment.replicas.items():
+        reasons[str(part)] += f"; {replica_reason(nodes, again.saved.get(str(part), 0))}"
+    return attrs.evolve(written, assignment=assignment, reasons=reasons, saved=again.saved)
+
+
 def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
-    assignment, topology = found.runs.assignment, wish.topology
+    if wish.objective == "memory":  # what the solver counts is less than what is there
+        seen = check_budgets(figures, wish.topology, found.runs, wish.training, always=True)
+        found = attrs.evolve(found, value=float(seen.fullest))
+    return _described(figures, wish, found)
+
+
+def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
+    assignment, topology, value = found.runs.assignment, wish.topology, found.value
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
     seconds, load = predict_times(
         figures.graph_module, assignment, device_of, topology, seconds=figures.measured, sent=figures.sent
     )
-    value = found.value
-    if wish.objective == "memory":  # what the solver counts is less than what is there
-        value = float(check_budgets(figures, topology, found.runs, wish.training, always=True).fullest)
     is_optimal = value <= found.bound * (1 + 1e-9)
     reasons = reasons_of(figures, assignment, device_of, wish.objective, is_optimal)
     return DevicePlacement(

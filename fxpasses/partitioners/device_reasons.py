@@ -12,7 +12,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.units import format_bytes
 
-__all__ = ["does_not_fit", "reasons_of", "refuse_impossible"]
+__all__ = ["does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
 
 
 def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Support | None) -> bool:
@@ -104,3 +104,10 @@ def _ending(assignment: Assignment, parts: Sequence[str]) -> str:
         if any(assignment.partition_of.get(user, parts[0]) != parts[0] for user in node.users)
     )
     return f"it ends before {following.name}, where {format_bytes(sent)} cross"
+
+
+def replica_reason(nodes: Sequence[Node], saved: int) -> str:
+    """Why a part computes operators of others again."""
+    names = ", ".join(node.name for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    less = f", so that {format_bytes(saved)} less are sent there" if saved > 0 else ""
+    return f"it computes {names} again{less}"
