@@ -15,6 +15,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import SECONDS, NodeCost, cost_of, seconds_on, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.workspaces import workspace_bytes
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -101,7 +102,8 @@ class GraphFigures:
     @cached_property
     def needs(self) -> NDArray[np.int64]:
         """Bytes of inputs and activations that must be on a device while one node runs there."""
-        return np.array([sum(map(self.sizes.__getitem__, storages)) for storages in self.touched], dtype=np.int64)
+        touched = [sum(map(self.sizes.__getitem__, storages)) for storages in self.touched]
+        return np.array([touched[at] + workspace_bytes(node) for at, node in enumerate(self.nodes)], dtype=np.int64)
 
     @cached_property
     def live(self) -> NDArray[np.int64]:
@@ -124,7 +126,7 @@ class GraphFigures:
         for storage, start in first.items():
             change[start] += self.sizes[storage]
             change[last[storage] + 1] -= self.sizes[storage]
-        live: NDArray[np.int64] = np.cumsum(change)[:end]
+        live: NDArray[np.int64] = np.cumsum(change)[:end] + [workspace_bytes(node) for node in self.nodes]
         return live
 
     def held(self, index: int) -> dict[int, int]:

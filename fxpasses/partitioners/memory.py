@@ -2,7 +2,7 @@
 
 A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
 that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
-needs it to the last.
+needs it to the last. What an operator needs for itself is there while it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.workspaces import workspace_bytes
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
@@ -59,6 +60,7 @@ class Life:
         size: Bytes.
         copied: Whether it was received from another device, or from the caller.
         value: The first node whose value is in it.
+        inside: Whether it is what an operator needs for itself while it runs.
     """
 
     start: int
@@ -66,6 +68,7 @@ class Life:
     size: int
     copied: bool
     value: Node
+    inside: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -204,6 +207,9 @@ def _lives(
                 life = there.setdefault(key, Life(start, stop, size, home.get(node) != device, node))
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
+    for node, at in position.items():
+        if inside := workspace_bytes(node):
+            lives.setdefault(home[node], {})[-2 - at] = Life(at, at, inside, False, node, inside=True)
     return lives
 
 

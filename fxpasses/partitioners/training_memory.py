@@ -224,6 +224,7 @@ class _Step:
                     until[storage] = max(until.get(storage, 0), self.backward(node))
         for life in self.course.lives[device]:
             saved = max((until.get(storage, 0) for storage in self.effects.storages(life.value)), default=0)
+            saved = 0 if life.inside else saved
             yield life.start, max(self._forward_stop(life), saved), life.size
 
     def _forward_stop(self, life: Life) -> int:
