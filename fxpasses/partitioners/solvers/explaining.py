@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous import Measure, Pipeline, PipelineSearch
 from fxpasses.partitioners.solvers.cutting import all_ideals, prefixes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -19,7 +19,7 @@ from fxpasses.partitioners.solvers.tables import CostTables, Ints, evaluate
 
 MAX_IDEALS = 200_000
 
-__all__ = ["first_over", "no_pipeline"]
+__all__ = ["first_over", "lacks", "never", "no_pipeline", "not_found"]
 
 
 def no_pipeline(
@@ -37,10 +37,7 @@ def no_pipeline(
         pipeline = found.pipeline or pipeline
         below = math.inf if pipeline is None else pipeline.value
     if pipeline is None:
-        return InfeasibleError(
-            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
-            "would have values flow back to a device that has finished."
-        )
+        return never()
     return _missing(problem, tables, _devices(units, pipeline))
 
 
@@ -52,15 +49,63 @@ def _devices(units: Units, pipeline: Pipeline) -> Ints:
 
 
 def _missing(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> InfeasibleError:
+    missing, where = _worst(problem, tables, device_of)
+    return InfeasibleError(
+        f"No pipeline keeps every budget: the one that comes nearest {where}.",
+        missing_bytes=missing,
+    )
+
+
+def lacks(problem: PlacementProblem, tables: CostTables, device_of: Ints, least: int | None) -> PlacementError:
+    """Say what the nearest pipeline that was found lacks.
+
+    Args:
+        problem: What was asked.
+        tables: Its costs.
+        device_of: The nearest pipeline.
+        least: Bytes that are proven to be missing on some device of every pipeline; None if nothing is proven.
+    """
+    missing, where = _worst(problem, tables, device_of)
+    if least is None:
+        return PlacementError(
+            f"No placement that keeps every budget was found: the nearest one {where}. It is not proven that none "
+            f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
+        )
+    if missing <= least:
+        return _missing(problem, tables, device_of)
+    return InfeasibleError(
+        f"No pipeline keeps every budget, which is proven: each lacks {least} bytes or more on some device, and the "
+        f"nearest one that was found {where}.",
+        missing_bytes=missing,
+    )
+
+
+def never() -> InfeasibleError:
+    """Say that no memory would help."""
+    return InfeasibleError(
+        "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
+        "would have values flow back to a device that has finished."
+    )
+
+
+def not_found(budget: float) -> PlacementError:
+    """Say that nothing was found, with any memory."""
+    return PlacementError(
+        "No placement was found, however large the memories, and it is not proven that none exists: what the devices "
+        "can run, pins and forbidden devices may have values flow back to a device that has finished; raise "
+        f"time_budget (it is {budget:g} s)."
+    )
+
+
+def _worst(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> tuple[int, str]:
+    """How many bytes the device needs more that needs most more, and a sentence about it."""
     over = evaluate(tables, device_of).kept - tables.memory
     worst = int(np.argmax(over))
     own = np.flatnonzero(device_of == worst).tolist()
     first = first_over(tables, own, float(tables.memory[worst]))
-    missing = int(over[worst])
-    return InfeasibleError(
-        f"No pipeline keeps every budget: the one that comes nearest needs {missing} bytes more on "
-        f"{problem.devices[worst].name!r}, where {tables.nodes[first]!r} is the first node that does not fit.",
-        missing_bytes=missing,
+    return int(over[worst]), (
+        f"needs {int(over[worst])} bytes more on {problem.devices[worst].name!r}, where {tables.nodes[first]!r} is "
+        "the first node that does not fit"
     )
 
 

@@ -32,6 +32,7 @@ from fxpasses.partitioners.solvers.searching import (
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.swapping import links_differ, swapped
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
+from fxpasses.partitioners.solvers.tight import tight_answer, why_not
 
 __all__ = ["fewest_by_memory", "solve_pipeline"]
 
@@ -70,10 +71,10 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
 def _first_answer(search: Search, bound: float) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
     if search.units.size > LONG:
-        return _long_answer(search, bound)
+        return _long_answer(search, bound) or tight_answer(search)
     words = prefixes(linear_orders(search.units, ORDERS, search.problem.seed))
     best = next(_answers(search, words, bound), None)
-    return None if best is None else improved(search, best)
+    return tight_answer(search) if best is None else improved(search, best)
 
 
 def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
@@ -126,10 +127,10 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     goal = math.inf if best is None else best.rank[0] * BETTER
     found, proven = smallest(search, bound, goal, budget)
     if found is None and proven == math.inf:
-        raise no_pipeline(search.problem, search.tables, search.units, search.classes)
+        raise _none(search)
     answers = [answer for answer in (found, best) if answer is not None]
     if not answers:
-        raise _not_found(budget)
+        raise why_not(search)
     best = min(answers, key=Answer.by_rank)
     if found is None and proven < goal and States.count(search.classes) > FEW_STATES:
         _found, relaxed = smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
@@ -137,11 +138,11 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     return best, min(proven / BETTER, best.rank[0])
 
 
-def _not_found(budget: float) -> PlacementError:
-    return PlacementError(
-        "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
-        f"exists; raise time_budget (it is {budget:g} s) or the memory of a device."
-    )
+def _none(search: Search) -> PlacementError:
+    """Why there is none, when that is proven."""
+    if States.count(search.classes) > FEW_STATES:
+        return why_not(search, proven=True)
+    return no_pipeline(search.problem, search.tables, search.units, search.classes)
 
 
 def _fewest(search: Search) -> tuple[Answer, float]:
@@ -165,9 +166,9 @@ def _fewest(search: Search) -> tuple[Answer, float]:
             break
         bound = min(count + 1, most)
         if count == most and best is None:
-            raise no_pipeline(search.problem, search.tables, search.units, search.classes)
+            raise _none(search)
     if best is None:
-        raise _not_found(budget)
+        raise why_not(search)
     return best, float(bound)
 
 
