@@ -83,6 +83,24 @@ class InputContract:
         Raises:
             InputError: arguments are missing, too many, of another structure, shape, dtype, or out of range.
         """
+        ordered = self._ordered(args, kwargs)
+        if not torch.compiler.is_compiling():  # while it is captured again, sizes are symbols and must stay free
+            self._check(ordered)
+        return ordered, {}
+
+    def leaves_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Check a call; give its inputs flat, in the order of the program's user inputs.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Raises:
+            InputError: as :meth:`bind` does.
+        """
+        return self._check(self._ordered(args, kwargs))
+
+    def _ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if len(args) > len(self.names):
             raise InputError(
                 f"The model takes {_counted(len(self.names), 'input')} ({', '.join(self.names) or 'none'}), "
@@ -100,12 +118,10 @@ class InputContract:
         missing = [name for name in self.names if name not in bound]
         if missing:
             raise InputError(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
-        ordered = tuple(bound[name] for name in self.names)
-        if not torch.compiler.is_compiling():  # while it is captured again, sizes are symbols and must stay free
-            self._check(ordered)
-        return ordered, {}
+        return tuple([bound[name] for name in self.names])
 
-    def _check(self, ordered: Sequence[Any]) -> None:
+    def _check(self, ordered: Sequence[Any]) -> list[Any]:
+        given_leaves: list[Any] = []
         symbols: dict[str, int] = {}
         later: list[tuple[_Leaf, int, Any, int]] = []
         for name, spec, leaves, value in zip(self.names, self.specs, self.leaves, ordered, strict=True):
@@ -115,6 +131,7 @@ class InputContract:
                     f"The input {name!r} has another structure than the captured one: {_structure(actual)} instead of "
                     f"{_structure(spec)}."
                 )
+            given_leaves += flat
             for leaf, given in zip(leaves, flat, strict=True):
                 self._check_leaf(leaf, given, symbols, later)
         for leaf, axis, expression, size in later:
@@ -123,6 +140,7 @@ class InputContract:
                 raise InputError(
                     f"{leaf.path} has size {size} in dimension {axis}, but the captured shape asks for {wanted}."
                 )
+        return given_leaves
 
     def _check_leaf(
         self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, Any, int]]

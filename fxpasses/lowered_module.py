@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.input_contract import InputContract
+from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
 from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
@@ -33,6 +36,30 @@ class LoweredModule(GraphModule):
     program: ExportedProgram
     qualified_names: Mapping[str, str]
     submodule_of: Mapping[str, str]
+    _contract: InputContract
+    _direct: DirectRun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
+        if torch.compiler.is_compiling() or not self._is_undisturbed() or not nobody_looks():
+            return super().__call__(*args, **kwargs)
+        result = self._direct(self, self._contract.leaves_of(args, kwargs))
+        return super().__call__(*args, **kwargs) if result is OTHERWISE else result
+
+    def _is_undisturbed(self) -> bool:
+        """Whether calling it does nothing but check its inputs and run its graph."""
+        return not (
+            len(self._forward_pre_hooks) != 1  # the check of the inputs
+            or self._forward_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or self._compiled_call_impl is not None
+        )
+
+    @property
+    def direct_code(self) -> str | None:
+        """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
+        return self._direct.source(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Parameters and buffers under the model's own names."""
@@ -75,9 +102,20 @@ def lowered_module(parts: Split, program: ExportedProgram, *, offloads: bool = F
     lowered.meta.update(placed.meta)
     lowered.qualified_names = parts.original_names
     lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
-    contract = InputContract.of(program)
-    lowered.register_forward_pre_hook(lambda _module, args, kwargs: contract.bind(args, kwargs), with_kwargs=True)
+    lowered._contract = InputContract.of(program)
+    lowered._direct = DirectRun()
+    lowered.register_forward_pre_hook(_Binding(lowered._contract), with_kwargs=True)
     return lowered
+
+
+@attrs.frozen(eq=False)
+class _Binding:
+    """Checks and orders the inputs before the graph's own code runs."""
+
+    contract: InputContract
+
+    def __call__(self, _module: Any, args: Any, kwargs: Any) -> Any:
+        return self.contract.bind(args, kwargs)
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:

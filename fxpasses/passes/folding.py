@@ -20,7 +20,7 @@ from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.units import MiB
 from fxpasses.values import has_value
 
-__all__ = ["FoldConstants", "find_foldable"]
+__all__ = ["FoldConstants", "find_foldable", "is_proven_assertion"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -82,7 +82,7 @@ def _to_replace(foldable: Iterable[Node], constants: Constants) -> list[Node]:
     ends: list[Node] = []
     going: set[Node] = set()
     for node in reversed(list(foldable)):
-        if node.users and all(user in going or _is_true_of_constant(user) for user in node.users):
+        if node.users and all(user in going or is_proven_assertion(user) for user in node.users):
             going.add(node)
         elif isinstance(value_of(node), torch.Tensor) and lasting.isdisjoint(constants.effects.storages(node)):
             going.add(node)
@@ -90,8 +90,8 @@ def _to_replace(foldable: Iterable[Node], constants: Constants) -> list[Node]:
     return ends[::-1]
 
 
-def _is_true_of_constant(node: Node) -> bool:
-    """An assertion about dtype, device and layout that the recorded value of its operand meets."""
+def is_proven_assertion(node: Node) -> bool:
+    """Whether a node is an assertion about dtype, device and layout that the recorded value of its operand meets."""
     if node.target is not torch.ops.aten._assert_tensor_metadata.default:
         return False
     named = normalized_arguments(node)
@@ -132,7 +132,7 @@ class FoldConstants(PassBase):
             made.append(constants.add(f"folded_{node.name}", values.pop(node), before=node, replaces=[node]))
             replace_node(node, made[-1])
         going = [node for node in foldable if node not in ends]
-        erase_nodes(user for node in [*going, *made] for user in node.users if _is_true_of_constant(user))
+        erase_nodes(user for node in [*going, *made] for user in node.users if is_proven_assertion(user))
         _erase_unused(going)
         constants.drop_unused(sources)
         graph_module.recompile()
