@@ -36,8 +36,8 @@ MOST_WORK, LEAST_ROUNDS, LARGEST = 2_500, 2, 20_000
 LEAST_GAIN = 0.002
 """Share of the objective below which a change is not worth a sentence."""
 
-Placed = tuple[Assignment, Mapping[str, Device]]
-"""Parts, and the device of each."""
+Placed = tuple[GraphModule, Assignment, Mapping[str, Device]]
+"""The graph (or a copy of it with replicas), its parts, and the device of each."""
 
 Replace = Callable[[Topology], Placed]
 """Place the same graph on other devices; may raise PlacementError."""
@@ -266,10 +266,10 @@ def _times(
 
 def _placed_again(now: _Now, change: _Change, replace: Replace) -> float | None:
     try:
-        assignment, device_of = replace(change.topology)
+        graph_module, assignment, device_of = replace(change.topology)
     except PlacementError:
         return None
-    return _now(now.graph_module, assignment, device_of, change.topology, now.objective).value
+    return _now(graph_module, assignment, device_of, change.topology, now.objective).value
 
 
 def _worded(objective: str, value: float) -> str:

@@ -23,12 +23,13 @@ from fxpasses.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.device_replicas import Replicate
 from fxpasses.partitioners.parameter_loads import LoadedMemory, ParameterUses
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split
 from fxpasses.plan import Plan
 from fxpasses.planning import place
-from fxpasses.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, stateful
+from fxpasses.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Progress, stateful
 from fxpasses.report.facts import summarize, with_figures
 from fxpasses.report.summary import Summary
 from fxpasses.verification import compare_with_model
@@ -49,6 +50,7 @@ def lower(
     plan: Plan | None = None,
     offload: str | None = None,
     time_budget: float = 0.5,
+    replicate: Replicate = "cheaper",
     pipeline: Pipeline | None = None,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -73,6 +75,8 @@ def lower(
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small: some parts then load
             theirs in each run, one part ahead. Nothing changes where the model fits.
         time_budget: About how many seconds the search may take.
+        replicate: Whether a device computes cheap values again instead of having them sent: where that is ``cheaper``,
+            ``always``, or ``never``; as :func:`fxpasses.place` takes it.
         pipeline: The clean-up passes: a text, a manager, or a list of passes; by default those of the plan, else
             :data:`DEFAULT_PIPELINE`.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
@@ -106,13 +110,16 @@ def lower(
         plan=plan,
         offload=offload,
         time_budget=time_budget,
+        replicate=replicate,
         pipeline=pipeline,
         dynamic_shapes=dynamic_shapes,
         strict=strict,
         name=name,
         clock=clock,
     )
-    lowered = _build(planned.prepared, planned.assignment, planned.plan, clock, planned.summary)
+    lowered = _build(
+        planned.prepared.program, planned.graph_module, planned.assignment, planned.plan, clock, planned.summary
+    )
     if check:
         with clock.step("check"):
             verdict = compare_with_model(model, planned.prepared.captured, lowered, args, kwargs)
@@ -133,16 +140,21 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
     """
     clock = Clock(progress)
     with clock.step("place"):
-        prepared = Prepared(program, program, stateful(program), (), plan.pipeline, ())
-        assignment = plan.assign(prepared.graph_module)
-        summary = summarize(plan, prepared.graph_module, assignment)
-    return _build(prepared, assignment, plan, clock, summary)
+        graph_module, assignment = plan.written(stateful(program))
+        summary = summarize(plan, graph_module, assignment)
+    return _build(program, graph_module, assignment, plan, clock, summary)
 
 
-def _build(prepared: Prepared, assignment: Assignment, plan: Plan, clock: Clock, summary: Summary) -> LoweredModule:
+def _build(
+    program: ExportedProgram,
+    graph_module: GraphModule,
+    assignment: Assignment,
+    plan: Plan,
+    clock: Clock,
+    summary: Summary,
+) -> LoweredModule:
     """Split, place and describe; the one way from an assignment to a lowered module."""
-    program, graph_module, device_of = prepared.program, prepared.graph_module, plan.device_of
-    offloaded = plan.offloaded
+    device_of, offloaded = plan.device_of, plan.offloaded
     uses = ParameterUses.of(graph_module, assignment, device_of)
     memory = uses.memory(offloaded)
     with clock.step("split"):

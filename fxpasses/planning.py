@@ -18,7 +18,9 @@ from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objecti
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.device_replicas import Replicate
 from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.partitioners.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, prepare
 from fxpasses.report.facts import summarize, with_figures
@@ -39,6 +41,7 @@ class Wishes:
     colocate: Sequence[Sequence[Selector]] = ()
     time_budget: float = 0.5
     seed: int = 0
+    replicate: Replicate = "cheaper"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -58,7 +61,8 @@ class Planned:
     Args:
         plan: Which operator runs where, with the predicted figures.
         prepared: The graph that was placed.
-        assignment: The plan as an assignment of that graph.
+        graph_module: The same graph; where devices compute something again, a copy of it with the replicas.
+        assignment: The plan as an assignment of ``graph_module``.
         reasons: For each part, why it is where it is.
         summary: What a report says.
         wishes: What was asked for; None where a plan or a device map was followed.
@@ -66,6 +70,7 @@ class Planned:
 
     plan: Plan
     prepared: Prepared
+    graph_module: GraphModule
     assignment: Assignment
     reasons: Mapping[str, str]
     summary: Summary
@@ -89,10 +94,11 @@ class Planned:
         def again(topology: Topology) -> Placed:
             assert wishes is not None
             placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
-            return placement.assignment, placement.device_of
+            places = {part: device.name for part, device in placement.device_of.items()}
+            return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
 
         found = what_helps(
-            self.prepared.graph_module,
+            self.graph_module,
             self.assignment,
             self.plan.device_of,
             self.plan.topology,
@@ -103,9 +109,9 @@ class Planned:
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
         """Run the plan on paper; see :func:`fxpasses.simulation.simulate`."""
-        uses = ParameterUses.of(self.prepared.graph_module, self.assignment, self.plan.device_of)
+        uses = ParameterUses.of(self.graph_module, self.assignment, self.plan.device_of)
         return simulate(
-            self.prepared.graph_module,
+            self.graph_module,
             self.assignment,
             self.plan.device_of,
             self.plan.topology,
@@ -133,6 +139,7 @@ def place(
     colocate: Iterable[Iterable[Selector]] = (),
     time_budget: float = 0.5,
     seed: int = 0,
+    replicate: Replicate = "cheaper",
     pipeline: Pipeline | None = None,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -160,6 +167,10 @@ def place(
         colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.
         seed: For what the search draws.
+        replicate: Whether a device computes cheap values again (a mask, a rotary table, a view) instead of having them
+            sent: where that is ``cheaper``, ``always``, or ``never``; as
+            :func:`~fxpasses.partitioners.by_device.place_by_device` takes it. A device map, and a placement with
+            offloaded parameters, has no replicas.
         pipeline: The clean-up passes; by default those of the plan, else ``DEFAULT_PIPELINE``.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
         strict: Capture by bytecode instead of by running.
@@ -186,7 +197,7 @@ def place(
     with clock.step("place"):
         if plan is not None:
             followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
-            return _planned(followed, prepared, followed.assign(prepared.graph_module), {}, clock, None)
+            return _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
         wishes = Wishes(
             objective,
             contiguity,
@@ -195,6 +206,7 @@ def place(
             [tuple(group) for group in colocate],
             time_budget,
             seed,
+            replicate,
         )
         found = propose(
             prepared.graph_module,
@@ -217,7 +229,9 @@ def place(
             contiguity=placement.contiguity,
         )
         asked = wishes if device_map is None and not found.offloaded else None
-        return _planned(made, prepared, placement.assignment, placement.reasons, clock, asked, placement)
+        places = {part: device.name for part, device in placement.device_of.items()}
+        written = with_replicas(prepared.graph_module, placement.assignment, places)
+        return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
 
 
 def _topology(
@@ -236,6 +250,7 @@ def _topology(
 def _planned(
     plan: Plan,
     prepared: Prepared,
+    graph_module: GraphModule,
     assignment: Assignment,
     reasons: Mapping[str, str],
     clock: Clock,
@@ -247,14 +262,14 @@ def _planned(
         value, bound = placement.objective_value, placement.bound or None
     summary = summarize(
         attrs.evolve(plan, predicted={"objective_value": value, "bound": bound}),
-        prepared.graph_module,
+        graph_module,
         assignment,
         reasons=reasons,
         steps=clock.rows,
         passes=prepared.passes,
     )
     written = with_figures(plan, summary, objective_value=value, bound=bound)
-    return Planned(written, prepared, assignment, dict(reasons), summary, wishes)
+    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes)
 
 
 def _name_of(model: Any) -> str:

@@ -17,9 +17,12 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
 from fxpasses.input_contract import InputContract
 from fxpasses.model_placement import module_paths
+from fxpasses.partitioners.cost import COST, cost_of
+from fxpasses.partitioners.graph_figures import is_compute
 from fxpasses.pass_manager import PassManager
 from fxpasses.registry import parse_pipeline, pipeline_text
 from fxpasses.report.summary import PassRow, StepRow
+from fxpasses.values import has_value
 
 __all__ = ["DEFAULT_PIPELINE", "Clock", "Pipeline", "Prepared", "Progress", "prepare", "run_passes", "stateful"]
 
@@ -137,7 +140,10 @@ def _text_of(manager: PassManager) -> str | None:
 
 
 def stateful(program: ExportedProgram) -> GraphModule:
-    """The program as a module that holds its state; buffers that it writes to are its own copies."""
+    """The program as a module that holds its state; buffers that it writes to are its own copies.
+
+    What each operator costs is noted here, so that all that places, simulates and reports measures nothing again.
+    """
     graph_module = program.module(check_guards=False)
     graph_module._forward_pre_hooks.clear()
     graph_module._forward_pre_hooks_with_kwargs.clear()
@@ -147,6 +153,9 @@ def stateful(program: ExportedProgram) -> GraphModule:
         graph_module,
         [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
     )
+    for node in graph_module.graph.nodes:
+        if is_compute(node) and has_value(node) and not COST.has(node):
+            COST.write(node, cost_of(node))
     return graph_module
 
 

@@ -58,7 +58,7 @@ def test_a_larger_memory_is_placed_again() -> None:
 
     def again(changed: Topology) -> Placed:
         placement = place_by_device(GRAPH, changed, objective="latency", time_budget=0.0)
-        return placement.assignment, placement.device_of
+        return GRAPH, placement.assignment, placement.device_of
 
     placement = place_by_device(GRAPH, topology, objective="latency")
     found = what_helps(GRAPH, placement.assignment, placement.device_of, topology, objective="latency", replace=again)

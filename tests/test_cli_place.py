@@ -94,7 +94,7 @@ def test_json_is_for_machines(source: str, plan_file: Path) -> None:
 
     facts = json.loads(result.stdout)
     assert {"devices", "copies", "path", "bound", "gap", "advice", "plan", "diff", "files"} <= facts.keys()
-    assert {"moves": [], "settings": [], "devices": [], "copies": [], "predicted": []} == facts["diff"]
+    assert {"moves": [], "settings": [], "devices": [], "copies": [], "predicted": [], "again": []} == facts["diff"]
     assert all({"text", "before", "after", "how"} <= advice.keys() for advice in facts["advice"])
     assert {"state_bytes", "peak_copy_bytes", "idle_ms", "peak_op"} <= facts["devices"][0].keys()
 

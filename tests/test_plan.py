@@ -222,7 +222,7 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
         ),
         (edited(predicted=[1]), "In this plan predicted makes no sense; take it out, it is written again."),
         (edited(predicted={"devices": []}), "In this plan predicted makes no sense; take it out, it is written again."),
-        (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops, offload."),
+        (part(nodes=[]), "In this plan parts[0] has an entry 'nodes'; there are name, device, ops, offload, again."),
         (
             edited(parts=[*GOOD["parts"], *GOOD["parts"]]),  # type: ignore[misc]
             "In this plan two parts are called 'left'; give each its own name.",

@@ -25,7 +25,9 @@ def test_equal_plans_do_not_differ() -> None:
 
     assert not diff(one, one)
     assert "The plans are the same." == str(one.diff(one))
-    assert {"moves": (), "settings": (), "devices": (), "copies": (), "predicted": ()} == diff(one, one).to_json()
+    assert {"moves": (), "settings": (), "devices": (), "copies": (), "predicted": (), "again": ()} == diff(
+        one, one
+    ).to_json()
 
 
 @pytest.mark.parametrize(

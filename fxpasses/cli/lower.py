@@ -15,6 +15,7 @@ from fxpasses.cli.options import (
     no_color_option,
     objective_option,
     pipeline_option,
+    replicate_option,
     show_progress,
     topology_of,
 )
@@ -29,6 +30,7 @@ __all__ = ["lower_command"]
 @objective_option
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path, dir_okay=False), help="Follow this plan.")
 @pipeline_option
+@replicate_option
 @click.option("--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small.")
 @click.option("--out", type=click.Path(path_type=Path), help="A folder for the plan, the program, the page.")
 @click.option("--check", is_flag=True, help="Run it, and compare it with the model itself.")
@@ -41,6 +43,7 @@ def lower_command(
     objective: str,
     plan_file: Path | None,
     pipeline: str | None,
+    replicate: str,
     offload: str | None,
     out: Path | None,
     check: bool,
@@ -73,6 +76,7 @@ def lower_command(
             devices=topology,
             objective=objective,  # type: ignore[arg-type]  # click has checked the choice
             plan=plan,
+            replicate=replicate,  # type: ignore[arg-type]  # so has this one
             pipeline=pipeline,
             offload=offload,
             check=check,

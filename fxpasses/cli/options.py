@@ -21,6 +21,7 @@ __all__ = [
     "no_color_option",
     "objective_option",
     "pipeline_option",
+    "replicate_option",
     "show_progress",
     "topology_of",
 ]
@@ -66,6 +67,13 @@ def pipeline_option(command: Command) -> Command:
 def no_color_option(command: Command) -> Command:
     """``--no-color``."""
     return click.option("--no-color", is_flag=True, help="Print without colours.")(command)
+
+
+def replicate_option(command: Command) -> Command:
+    """``--replicate``."""
+    text = "Whether a device computes cheap values (masks, rotary tables) again instead of having them sent."
+    choice = click.Choice(["cheaper", "always", "never"])
+    return click.option("--replicate", type=choice, default="cheaper", show_default=True, help=text)(command)
 
 
 def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None) -> Topology:

@@ -18,6 +18,7 @@ from fxpasses.cli.options import (
     no_color_option,
     objective_option,
     pipeline_option,
+    replicate_option,
     show_progress,
     topology_of,
 )
@@ -68,6 +69,7 @@ class _Files:
 @click.option("--time-budget", type=float, default=0.5, show_default=True, help="Seconds for the search, about.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For what the search draws.")
 @pipeline_option
+@replicate_option
 @click.option("--samples", type=int, default=1, show_default=True, help="How many samples --trace and --svg show.")
 @click.option("--out", type=FILE, help="Write the plan to this file.")
 @click.option("--device-map-out", type=FILE, help="Write the plan as a device map.")
@@ -151,6 +153,7 @@ def _place(
             pinned=_pins(options["pins"]),
             time_budget=options["time_budget"],
             seed=options["seed"],
+            replicate=options["replicate"],
             pipeline=pipeline,
             name=source.name,
             progress=progress,

@@ -7,7 +7,7 @@ worse by the objective, and keeps every budget with the bytes of what is compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Literal
 
 import attrs
@@ -26,12 +26,12 @@ from fxpasses.partitioners.device_search import Found, Wish
 from fxpasses.partitioners.device_times import critical_path, predict_makespan, predict_times
 from fxpasses.partitioners.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.making_or_sending import NEVER, PICOSECONDS, cheapest
-from fxpasses.partitioners.replicas import why_not_replicable, with_replicas
+from fxpasses.partitioners.replicas import bytes_saved, crossing_bytes, why_not_replicable, with_replicas
 from fxpasses.partitioners.solvers.bounds import load_bound
 from fxpasses.partitioners.solvers.reducing import reduce_problem
 from fxpasses.partitioners.solvers.tables import tables_of
 
-__all__ = ["Replicate", "Replicated", "add_device_replicas", "crossing_bytes"]
+__all__ = ["Replicate", "Replicated", "add_device_replicas"]
 
 Replicate = Literal["cheaper", "always", "never"]
 """Whether a device computes again what it could have sent: where that takes less time, wherever it is cheap, never."""
@@ -300,11 +300,10 @@ def _tried(
         was = float(check_budgets(figures, wish.topology, found.runs, wish.training, always=True).fullest)
     if how == "cheaper" and (now > was * (1 + 1e-12) or after.seconds >= before.seconds):
         return None
-    less = _less_bytes(figures, found.runs, measured, runs)
-    if sum(less.values()) <= 0:
+    was_sent = crossing_bytes(found.runs.assignment, found.runs.device_of, figures.sent)
+    if sum(crossing_bytes(written, names, measured.sent).values()) >= sum(was_sent.values()):
         return None
-    first = {names[part]: part for part in reversed(list(names)) if part in assignment.replicas}
-    saved = {part: less[name] for name, part in first.items()}
+    saved = bytes_saved(written, names, measured.sent)
     bound = min(_bound(figures, wish, found), now)
     better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
     return Replicated(better, measured, written, saved)
@@ -348,27 +347,3 @@ def _bound(figures: GraphFigures, wish: Wish, found: Found) -> float:
         tables = tables_of(problem)
         return min(found.bound, load_bound(reduce_problem(problem, tables), tables.memory, "throughput"))
     return found.bound
-
-
-def crossing_bytes(assignment: Assignment, device_of: Mapping[str, str], sent: Callable[[Node], int]) -> dict[str, int]:
-    """Bytes that enter each device in one run, each value once.
-
-    Args:
-        assignment: Which node is in which part.
-        device_of: The name of the device of each part.
-        sent: The bytes of a node's value.
-    """
-    entering: dict[str, int] = dict.fromkeys(device_of.values(), 0)
-    home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
-    for node, source in home.items():
-        for target in dict.fromkeys(home[user] for user in node.users if user in home):
-            if target != source:
-                entering[target] += sent(node)
-    return entering
-
-
-def _less_bytes(figures: GraphFigures, before: Runs, measured: GraphFigures, after: Runs) -> dict[str, int]:
-    """By how many bytes less enters each device."""
-    was = crossing_bytes(before.assignment, before.device_of, figures.sent)
-    now = crossing_bytes(after.assignment, after.device_of, measured.sent)
-    return {name: size - now.get(name, 0) for name, size in was.items()}

@@ -8,7 +8,7 @@ are is the caller's decision; here they are copied, and what must not be compute
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -23,7 +23,15 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import COST, SECONDS
 from fxpasses.regions import body_of_region, is_region
 
-__all__ = ["REPLICA_OF", "ReplicaOf", "replicate", "why_not_replicable", "with_replicas"]
+__all__ = [
+    "REPLICA_OF",
+    "ReplicaOf",
+    "bytes_saved",
+    "crossing_bytes",
+    "replicate",
+    "why_not_replicable",
+    "with_replicas",
+]
 
 
 @attrs.frozen
@@ -162,6 +170,52 @@ def with_replicas(
             _copy_into(part, [nodes[node] for node in sorted(assignment.replicas.get(part, ()))], homes, there)
     reasons = {nodes[node]: reason for node, reason in assignment.reasons.items()}
     return twin, Assignment.of(twin, homes, order=assignment.order, reasons=reasons)
+
+
+def crossing_bytes(
+    assignment: Assignment, device_of: Mapping[str, str], sent: Callable[[Node], int], *, again: bool = True
+) -> dict[str, int]:
+    """Bytes that enter each device in one run, each value once.
+
+    Args:
+        assignment: Which node is in which part, replicas being nodes like others.
+        device_of: The name of the device of each part.
+        sent: The bytes of a node's value.
+        again: False counts as if nothing were computed again: replicas get their values sent.
+    """
+    entering: dict[str, int] = dict.fromkeys(device_of.values(), 0)
+    home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
+    by_name = {} if again else {node.name: node for node in assignment.graph.nodes}
+    wanted: dict[Node, dict[str, None]] = {}
+    for node in home:
+        origin = node if again else _origin(node, by_name)
+        users = (user for user in node.users if user in home and (again or not REPLICA_OF.has(user)))
+        wanted.setdefault(origin, {}).update(dict.fromkeys(home[user] for user in users))
+    for origin, targets in wanted.items():
+        for target in targets:
+            if target != home[origin]:
+                entering[target] += sent(origin)
+    return entering
+
+
+def _origin(node: Node, by_name: Mapping[str, Node]) -> Node:
+    return by_name.get(REPLICA_OF.read(node).node, node) if REPLICA_OF.has(node) else node
+
+
+def bytes_saved(assignment: Assignment, device_of: Mapping[str, str], sent: Callable[[Node], int]) -> dict[str, int]:
+    """Bytes that cross less in one run because of replicas, by the first part of a device that has some.
+
+    The arguments are those of :func:`crossing_bytes`.
+    """
+    first: dict[str, str] = {}
+    for part in map(str, assignment.order):
+        if any(REPLICA_OF.has(node) for node in assignment.partitions[part]):
+            first.setdefault(device_of[part], part)
+    if not first:
+        return {}
+    without = crossing_bytes(assignment, device_of, sent, again=False)
+    now = crossing_bytes(assignment, device_of, sent)
+    return {part: without[name] - now[name] for name, part in first.items()}
 
 
 def _refuse_effects(wanted: Mapping[Hashable, Iterable[Node]], effects: EffectAnalysis) -> None:

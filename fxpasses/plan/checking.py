@@ -13,7 +13,8 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, torn_apart
+from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, not_replicable, torn_apart
 from fxpasses.plan.keys import graph_of, listed, stable_keys
 from fxpasses.units import format_bytes
 
@@ -31,7 +32,7 @@ class Violation:
 
     Args:
         kind: ``another model``, ``no part``, ``not there``, ``two parts``, ``order``, ``cycle``, ``torn apart``,
-            ``no device``, ``no torch device``, ``unsupported`` or ``budget``.
+            ``no device``, ``no torch device``, ``unsupported``, ``again`` or ``budget``.
         message: What, where and what to do.
         device: The device it is about.
         op: The operator it is about, by its key, or the entry of the plan.
@@ -82,8 +83,11 @@ def check_plan(
         return found
     found += _unsupported(plan, graph_module, given, now)
     found += _torn(plan, graph_module, given)
+    if refused := _refused(graph_module, given):
+        return [*found, *refused]
     try:
-        assignment = assignment_of(plan, graph_module, given)
+        places = {part.name: part.device for part in plan.parts}
+        graph_module, assignment = with_replicas(graph_module, assignment_of(plan, graph_module, given), places)
     except PartitionError as error:
         return [
             *found,
@@ -91,7 +95,7 @@ def check_plan(
         ]
     except CycleError as error:
         return [*found, Violation("cycle", f"The parts of the plan would wait for each other: {error}")]
-    return [*found, *_budgets(plan, graph_module, given, assignment, now)]
+    return [*found, *_budgets(plan, graph_module, assignment, now)]
 
 
 def _devices(
@@ -163,12 +167,24 @@ def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping
     submodules = dict(graph_module.named_modules())
     device_of = {part.name: now[part.device] for part in plan.parts}
     found = []
-    for node, part in given.part_of.items():
+    again = ((node, part) for part, nodes in given.again.items() for node in nodes)
+    for node, part in (*given.part_of.items(), *again):
         device = device_of[part]
         if device.supports is not None and not device.runs(submodules, node):
             message = f"{device.name} does not support {given.keys[node]} ({node.target}); move it to another device."
             found.append(Violation("unsupported", message, device.name, given.keys[node]))
     return found
+
+
+def _refused(graph_module: GraphModule, given: Fit) -> list[Violation]:
+    return [
+        Violation(
+            "again",
+            f"{refused.part} computes {given.keys[refused.node]} again, but {refused.why}; take it out of `again`.",
+            op=given.keys[refused.node],
+        )
+        for refused in not_replicable(graph_module, given)
+    ]
 
 
 def _torn(plan: Plan, graph_module: GraphModule, given: Fit) -> list[Violation]:
@@ -187,8 +203,9 @@ def _torn(plan: Plan, graph_module: GraphModule, given: Fit) -> list[Violation]:
 
 
 def _budgets(
-    plan: Plan, graph_module: GraphModule, given: Fit, assignment: Assignment, now: Mapping[str, Device]
+    plan: Plan, graph_module: GraphModule, assignment: Assignment, now: Mapping[str, Device]
 ) -> list[Violation]:
+    keys = stable_keys(graph_module)
     device_of = {part.name: now[part.device] for part in plan.parts}
     course = ParameterUses.of(graph_module, assignment, device_of).course_with(plan.offloaded)
     found = []
@@ -198,7 +215,7 @@ def _budgets(
             continue
         at = _fullest(course.schedule, int(np.argmax(course.curve(name))))
         line = user_line(at) if at is not None else None
-        where = f" at {given.keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
+        where = f" at {keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
         found.append(
             Violation(
                 "budget",
@@ -206,7 +223,7 @@ def _budgets(
                 f"{format_bytes(budget)} (parameters {format_bytes(held.parameters)}, activations and copies "
                 f"{format_bytes(held.activations)}).",
                 name,
-                given.keys[at] if at is not None else None,
+                keys[at] if at is not None else None,
                 int(held.peak - budget),
             )
         )

@@ -56,6 +56,7 @@ class PlanDiff:
         devices: Devices and links that came, went or changed.
         copies: Values that cross in only one of the two, or with other sizes.
         predicted: Predicted seconds and bytes that differ.
+        again: What is computed again on a device in only one of the two.
     """
 
     moves: tuple[Move, ...] = ()
@@ -63,9 +64,10 @@ class PlanDiff:
     devices: tuple[Change, ...] = ()
     copies: tuple[Change, ...] = ()
     predicted: tuple[Change, ...] = ()
+    again: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.moves, self.settings, self.devices, self.copies, self.predicted))
+        return any((self.moves, self.settings, self.devices, self.copies, self.predicted, self.again))
 
     def to_json(self) -> dict[str, Any]:
         """The differences as plain data."""
@@ -81,7 +83,7 @@ class PlanDiff:
                 yield f"{listed(ops, 8)}: {where}"
             else:
                 yield f"{before} → {after}: {listed(ops, 8)}"
-        for change in (*self.copies, *self.predicted):
+        for change in (*self.again, *self.copies, *self.predicted):
             yield change.sentence()
 
     def _grouped(self) -> dict[tuple[str | None, str | None], list[str]]:
@@ -113,6 +115,7 @@ def diff(first: Plan, second: Plan, graph_module: GraphModule | None = None) -> 
         tuple(_changed_devices(first, second)),
         tuple(_changed_copies(first, second)),
         tuple(_changed_figures(first, second)),
+        tuple(_changed_replicas(first, second)),
     )
 
 
@@ -187,6 +190,17 @@ def _changed_objects(
         for key, value in before[name].items():
             if value != after[name][key]:
                 yield Change(name, key, value, after[name][key])
+
+
+def _changed_replicas(first: Plan, second: Plan) -> Iterator[Change]:
+    before, after = _replicas(first), _replicas(second)
+    for name in dict.fromkeys([*before, *after]):
+        if (name in before) != (name in after):
+            yield Change(name, "", name if name in before else None, name if name in after else None)
+
+
+def _replicas(plan: Plan) -> dict[str, None]:
+    return {f"replica of {entry} on {part.device}": None for part in plan.parts for entry in part.again}
 
 
 def _changed_copies(first: Plan, second: Plan) -> Iterator[Change]:

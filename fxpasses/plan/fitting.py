@@ -7,21 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch.fx import GraphModule, Node
 
+from fxpasses.effects import analyze_effects
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.device_maps import holders
 from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.replicas import why_not_replicable
 from fxpasses.plan.keys import listed
 
 if TYPE_CHECKING:
     from fxpasses.plan.plans import PartPlan, Plan
 
-__all__ = ["Fit", "Torn", "assignment_of", "fit", "guess_renames", "hints", "misfit", "renamed_entry", "torn_apart"]
+__all__ = [
+    "Fit",
+    "Refused",
+    "Torn",
+    "assignment_of",
+    "fit",
+    "guess_renames",
+    "hints",
+    "misfit",
+    "not_replicable",
+    "renamed_entry",
+    "torn_apart",
+]
 
 MOST_RENAMES = 8
 MOST_UNEXPLAINED = 0.2
@@ -38,6 +52,7 @@ class Fit:
         homeless: Keys of operators that no entry names.
         unused: Entries that name nothing that the graph has, with their parts.
         doubled: Entries that stand in two parts, with both.
+        again: What each part computes again, without what is its own anyway.
     """
 
     keys: Mapping[Node, str]
@@ -45,6 +60,7 @@ class Fit:
     homeless: tuple[str, ...]
     unused: tuple[tuple[str, str], ...]
     doubled: tuple[tuple[str, str, str], ...]
+    again: Mapping[Any, tuple[Node, ...]] = attrs.field(factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -78,7 +94,25 @@ def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
         else:
             homeless.append(key)
     unused = tuple((entry, part) for entry, part in owner.items() if entry not in names_something)
-    return Fit(keys, part_of, tuple(homeless), unused, tuple(doubled))
+    again, unknown = _again(parts, keys, part_of)
+    return Fit(keys, part_of, tuple(homeless), (*unused, *unknown), tuple(doubled), again)
+
+
+def _again(
+    parts: Sequence[PartPlan], keys: Mapping[Node, str], part_of: Mapping[Node, str]
+) -> tuple[dict[str, tuple[Node, ...]], list[tuple[str, str]]]:
+    """What each part computes again, and the entries that name nothing."""
+    covered: dict[str, list[Node]] = {}
+    if any(part.again for part in parts):
+        for node, key in keys.items():
+            for entry in (key, *(f"{path}/*" for path in holders(_path(key)))):
+                covered.setdefault(entry, []).append(node)
+    again: dict[str, tuple[Node, ...]] = {}
+    for part in parts:
+        named = dict.fromkeys(node for entry in part.again for node in covered.get(entry, ()))
+        if found := tuple(node for node in named if part_of.get(node, part.name) != part.name):
+            again[part.name] = found
+    return again, [(entry, part.name) for part in parts for entry in part.again if entry not in covered]
 
 
 def assignment_of(plan: Plan, graph_module: GraphModule, given: Fit) -> Assignment:
@@ -89,7 +123,30 @@ def assignment_of(plan: Plan, graph_module: GraphModule, given: Fit) -> Assignme
         CycleError: parts would wait for each other.
     """
     used = set(given.part_of.values())
-    return Assignment.of(graph_module, given.part_of, order=[part.name for part in plan.parts if part.name in used])
+    order = [part.name for part in plan.parts if part.name in used]
+    return Assignment.of(graph_module, given.part_of, order=order, replicas=given.again)
+
+
+@attrs.frozen(eq=False)
+class Refused:
+    """An operator that a part shall compute again and must not, and why."""
+
+    node: Node
+    part: str
+    why: str
+
+
+def not_replicable(graph_module: GraphModule, given: Fit) -> list[Refused]:
+    """Find what parts must not compute again: what is random, has an effect, or reads what is written."""
+    if not given.again:
+        return []
+    effects = analyze_effects(graph_module)
+    return [
+        Refused(node, part, why)
+        for part, nodes in given.again.items()
+        for node in nodes
+        if (why := why_not_replicable(node, effects))
+    ]
 
 
 def _path(key: str) -> str:
@@ -145,7 +202,14 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
 
 
 def _renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
-    return [attrs.evolve(part, ops=tuple(renamed_entry(op, old, new) for op in part.ops)) for part in parts]
+    return [
+        attrs.evolve(
+            part,
+            ops=tuple(renamed_entry(op, old, new) for op in part.ops),
+            again=tuple(renamed_entry(op, old, new) for op in part.again),
+        )
+        for part in parts
+    ]
 
 
 def _candidates(given: Fit, most: int = 6) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.partitioners.device_maps import holders
+from fxpasses.partitioners.replicas import REPLICA_OF
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -39,15 +40,23 @@ def _op_name(node: Node) -> str:
 
 
 def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
-    """Name each compute node by module path, operator and ordinal, in graph order."""
+    """Name each compute node by module path, operator and ordinal, in graph order.
+
+    A replica is called after what it stands for, with its part: ``/cos#0@right``.
+    """
     graph = graph.graph if isinstance(graph, GraphModule) else graph
     seen: dict[str, int] = {}
     keys: dict[Node, str] = {}
     for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output"):
+        if node.op not in ("placeholder", "get_attr", "output") and not REPLICA_OF.has(node):
             stem = f"{module_path(node)}/{_op_name(node)}"
             seen[stem] = seen.get(stem, -1) + 1
             keys[node] = f"{stem}#{seen[stem]}"
+    by_name = {node.name: key for node, key in keys.items()}
+    for node in graph.nodes:
+        if REPLICA_OF.has(node):
+            replica = REPLICA_OF.read(node)
+            keys[node] = f"{by_name.get(replica.node, replica.node)}@{replica.part}"
     return keys
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.device_maps import covering, map_of_operators
 from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.plan.fitting import assignment_of, fit, misfit, renamed_entry, torn_apart
+from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.plan.fitting import assignment_of, fit, misfit, not_replicable, renamed_entry, torn_apart
 from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
 from fxpasses.plan.reading import (
     VERSION,
@@ -48,13 +49,16 @@ __all__ = ["PartPlan", "Plan"]
 class PartPlan:
     """One part: its name, its device, and the operators or whole modules in it.
 
-    With ``offload="cpu"`` its parameters stay in main memory and are loaded in each run, one part ahead.
+    With ``offload="cpu"`` its parameters stay in main memory and are loaded in each run, one part ahead. ``again``
+    names operators of other parts that it computes again, for itself and the later parts of its device, instead of
+    having their values sent.
     """
 
     name: str
     device: str
     ops: tuple[str, ...]
     offload: str | None = None
+    again: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -106,6 +110,7 @@ class Plan:
                 device_of[str(name)].name,
                 tuple(condensed([keys[node] for node in nodes], owner, homes)),
                 "cpu" if str(name) in offloaded else None,
+                _condensed_again([keys[node] for node in assignment.replicas.get(name, ())], keys.values()),
             )
             for name, nodes in assignment.partitions.items()
         ]
@@ -138,7 +143,8 @@ class Plan:
             The Assignment that the plan describes.
 
         Raises:
-            PlanError: an operator has no part, or the plan names what is not there: the model changed.
+            PlanError: an operator has no part, or the plan names what is not there: the model changed; or a part must
+                not compute again what it shall.
         """
         given = fit(self.parts, stable_keys(graph_module))
         if not given.is_complete:
@@ -152,7 +158,25 @@ class Plan:
                 f"{given.keys[torn.second]} on {home[torn.second]}, but {torn.why}; keep them on one device.",
                 node=torn.second,
             )
+        for refused in not_replicable(graph_module, given):
+            raise PlanError(
+                f"The plan for {self.model} lets {refused.part} compute {given.keys[refused.node]} again, but "
+                f"{refused.why}; take it out of `again`.",
+                node=refused.node,
+            )
         return assignment_of(self, graph_module, given)
+
+    def written(self, graph_module: GraphModule) -> tuple[GraphModule, Assignment]:
+        """Apply the plan to a graph, and write what is computed again into a copy of it.
+
+        Returns:
+            The graph that runs and the Assignment of its nodes; the given graph where nothing is computed again.
+
+        Raises:
+            PlanError: as :meth:`assign`.
+        """
+        places = {part.name: part.device for part in self.parts}
+        return with_replicas(graph_module, self.assign(graph_module), places)
 
     def rename_modules(self, renames: Mapping[str, str]) -> Plan:
         """Follow modules that have another name now.
@@ -167,10 +191,11 @@ class Plan:
         """
         parts = []
         for part in self.parts:
-            ops = part.ops
+            ops, again = part.ops, part.again
             for old, new in renames.items():
                 ops = tuple(renamed_entry(entry, old, new) for entry in ops)
-            parts.append(attrs.evolve(part, ops=ops))
+                again = tuple(renamed_entry(entry, old, new) for entry in again)
+            parts.append(attrs.evolve(part, ops=ops, again=again))
         return attrs.evolve(self, parts=tuple(parts))
 
     def check(
@@ -212,8 +237,8 @@ class Plan:
         """
         from fxpasses.simulation import simulate
 
-        graph_module = graph_of(model)
-        assignment, device_of = self.assign(graph_module), self.device_of
+        graph_module, assignment = self.written(graph_of(model))
+        device_of = self.device_of
         uses = ParameterUses.of(graph_module, assignment, device_of)
         return simulate(
             graph_module,
@@ -311,7 +336,20 @@ class Plan:
 
 def _part_json(part: PartPlan) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": part.name, "device": part.device, "ops": list(part.ops)}
-    return facts if part.offload is None else {**facts, "offload": part.offload}
+    if part.offload is not None:
+        facts["offload"] = part.offload
+    if part.again:
+        facts["again"] = list(part.again)
+    return facts
+
+
+def _condensed_again(again: Sequence[str], keys: Iterable[str]) -> tuple[str, ...]:
+    """Whole modules as one line, as far as all of their operators are computed again."""
+    if not again:
+        return ()
+    chosen = set(again)
+    owner = {key: "again" if key in chosen else "" for key in keys}
+    return tuple(condensed(again, owner, module_homes(owner, strict=True)))
 
 
 def _device_json(device: Device) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
 
 def read_parts(
     data: Mapping[str, Any], devices: Sequence[Device]
-) -> list[tuple[str, str, tuple[str, ...], str | None]]:
-    """Read ``parts`` as name, device, operators, and where its parameters stay.
+) -> list[tuple[str, str, tuple[str, ...], str | None, tuple[str, ...]]]:
+    """Read ``parts`` as name, device, operators, where its parameters stay, and what it computes again.
 
     Raises:
         PlanError: an entry that is missing, misspelled, of another type, or names a device that is not there.
@@ -110,28 +110,33 @@ def read_parts(
     names = [device.name for device in devices]
     parts = []
     for where, entry in _objects(data, "parts"):
-        _refuse_unknown(entry, ("name", "device", "ops", "offload"), where)
+        _refuse_unknown(entry, ("name", "device", "ops", "offload", "again"), where)
         name, device = text(entry, "name", f"{where}."), text(entry, "device", f"{where}.")
         if device not in names:
             raise PlanError(
                 f"In this plan {where} ({name}) is on the device {device!r}, which is not among its devices "
                 f"{', '.join(names)}{nearest(device, names)}."
             )
-        ops = _entry(entry, "ops", f"{where}.")
-        if isinstance(ops, str) or not isinstance(ops, Sequence) or not all(isinstance(op, str) for op in ops):
-            raise PlanError(f"In this plan {where}.ops is {_shown(ops)}; write a list of texts.")
-        for op in ops:
-            if "/" not in op:
-                raise PlanError(
-                    f"In this plan {where}.ops names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
-                    f"for a whole module write {op + '/*'!r}."
-                )
+        ops = _operators(_entry(entry, "ops", f"{where}."), f"{where}.ops")
+        again = _operators(entry.get("again", ()), f"{where}.again")
         offload = entry.get("offload")
         if offload not in (None, "cpu"):
             raise PlanError(f'In this plan {where}.offload is {_shown(offload)}; write "cpu", or leave it out.')
-        parts.append((name, device, tuple(ops), offload))
+        parts.append((name, device, ops, offload, again))
     _refuse_twice([name for name, *_ in parts], "parts are called")
     return parts
+
+
+def _operators(value: Any, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(op, str) for op in value):
+        raise PlanError(f"In this plan {where} is {_shown(value)}; write a list of texts.")
+    for op in value:
+        if "/" not in op:
+            raise PlanError(
+                f"In this plan {where} names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
+                f"for a whole module write {op + '/*'!r}."
+            )
+    return tuple(value)
 
 
 def read_copies(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,9 @@ from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.cost import seconds_of, tensors_in
 from fxpasses.partitioners.graph_figures import value_bytes
 from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.partitioners.replicas import REPLICA_OF, bytes_saved
 from fxpasses.plan import Plan, stable_keys
-from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, StepRow, Summary
+from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
 from fxpasses.simulation import Overlap, Simulation, simulate
 
 __all__ = ["planned_copies", "summarize", "with_figures"]
@@ -77,11 +78,21 @@ def summarize(
         objective_value=plan.predicted.get("objective_value"),
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
+        replicas=tuple(_replica_rows(assignment, device_of, taken, keys)),
     )
 
 
-def _looked_up(taken: Mapping[Node, float]) -> Callable[[Node, Device], float]:
-    return lambda node, _device: taken[node]
+def _replica_rows(
+    assignment: Assignment, device_of: Mapping[str, Device], taken: Mapping[Node, float], keys: Mapping[Node, str]
+) -> Iterator[ReplicaRow]:
+    places = {part: device.name for part, device in device_of.items()}
+    saved = bytes_saved(assignment, places, value_bytes)
+    for part in map(str, assignment.order):
+        again = [node for node in assignment.partitions[part] if REPLICA_OF.has(node)]
+        if again:
+            ops = tuple(keys[node].rpartition("@")[0] for node in again)
+            milliseconds = sum(taken[node] for node in again) * 1e3
+            yield ReplicaRow(part, places[part], ops, milliseconds, saved.get(part, 0))
 
 
 def with_figures(
@@ -230,5 +241,7 @@ def _why_there(node: Node, assignment: Assignment, device_of: Mapping[str, Devic
     part = assignment.partition_of.get(node)
     if part is None:
         return f"outside of all parts: {assignment.why(node)}"
+    if REPLICA_OF.has(node):
+        return f"{part} on {device_of[str(part)].name}: computed again here instead of being sent"
     reason = reasons.get(str(part))
     return f"{part} on {device_of[str(part)].name}" + (f": {reason}" if reason else "")

@@ -12,7 +12,7 @@ from fxpasses.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "StepRow", "Summary"]
+__all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "ReplicaRow", "StepRow", "Summary"]
 
 
 @attrs.frozen
@@ -117,6 +117,32 @@ class CopyRow:
 
 
 @attrs.frozen
+class ReplicaRow:
+    """What a part computes again instead of having it sent.
+
+    Args:
+        part: The part.
+        device: Its device.
+        ops: The operators, by their keys.
+        estimated_ms: Predicted milliseconds that this takes.
+        saved_bytes: Bytes that cross less in one run; told with the first such part of a device.
+    """
+
+    part: str
+    device: str
+    ops: tuple[str, ...]
+    estimated_ms: float
+    saved_bytes: int
+
+    def sentence(self) -> str:
+        """What and why, in words."""
+        more = f" and {len(self.ops) - 3} more" if len(self.ops) > 3 else ""
+        less = f", so that {format_bytes(self.saved_bytes)} less are sent there" if self.saved_bytes > 0 else ""
+        took = format_seconds(self.estimated_ms / 1e3)
+        return f"{self.part} on {self.device} computes {', '.join(self.ops[:3])}{more} again ({took}){less}."
+
+
+@attrs.frozen
 class CheckRow:
     """The comparison with the model itself: whether outputs agree, and the largest difference."""
 
@@ -169,6 +195,7 @@ class Summary:
         bound: No placement of this kind has a smaller objective; None where it is not known.
         advice: What would help most, if somebody asked.
         timeline: One run on paper (several samples for ``throughput``).
+        replicas: What parts compute again instead of having it sent.
     """
 
     model: str
@@ -186,6 +213,7 @@ class Summary:
     bound: float | None = None
     advice: tuple[Advice, ...] | None = None
     timeline: Timeline | None = attrs.field(default=None, eq=False, repr=False)
+    replicas: tuple[ReplicaRow, ...] = ()
 
     @property
     def gap(self) -> float | None:

@@ -63,6 +63,8 @@ def print_placement(summary: Summary, console: Console) -> None:
             _print_lines(console, title, lines)
         else:
             console.print(_copies_table(summary))
+    for replica in summary.replicas:
+        console.print(replica.sentence(), highlight=False, markup=False)
     if summary.path:
         _print_path(summary, console, narrow=narrow)
     for sentence in _sentences(summary):
