@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.absorbing import absorbed
 from fxpasses.partitioners.solvers.beams import Beam
 from fxpasses.partitioners.solvers.bounds import Prices
 from fxpasses.partitioners.solvers.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous import Measure, Outcome, Pipeline, PipelineSearch
 from fxpasses.partitioners.solvers.cutting import Window, Words, all_ideals, ideals_near, stops_of
+from fxpasses.partitioners.solvers.deciding import Decision
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reducing import Units, contract
 from fxpasses.partitioners.solvers.spans import DeviceClass
@@ -34,6 +36,8 @@ LONG = 2000
 """Units from which on few linear orders are cut, coarsely first."""
 MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
+MANY = 3000
+"""Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
 
 
@@ -83,6 +87,14 @@ class Search:
         search = PipelineSearch(
             self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
         )
+        return search.run(words, below, steps)
+
+    def decide(self, words: Words, below: float, steps: float = math.inf) -> Outcome:
+        """Some pipeline under a threshold, if there is one: much less work than the best one in wide graphs."""
+        fine = absorbed(self.units, self.classes)
+        if self.credit is not None or not math.isfinite(below):  # only bytes count
+            fine[:] = True
+        search = Decision(self.units, self.classes, self.states(), self.measure(below), fine, self.credit)
         return search.run(words, below, steps)
 
     def states(self) -> States:
@@ -154,6 +166,10 @@ class Answer:
         """What decides between two answers."""
         return self.rank
 
+    def by_value(self) -> float:
+        """The objective as the search counts it, links at their best."""
+        return self.pipeline.value
+
 
 def improved(search: Search, best: Answer) -> Answer:
     """Look at the ideals around the cuts of an answer, more of them once that does not help any more."""
@@ -178,8 +194,8 @@ def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[
     (steps, limit), proven = limits(budget), 0.0
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
-        if words is None:
-            break
+        if words is None or len(words) > MANY:
+            return _decided(search, proven, goal, steps, limit)
         outcome = search.run(words, below, steps=steps)
         steps -= outcome.steps
         if outcome.pipeline is not None:
@@ -188,6 +204,20 @@ def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[
             break
         proven = below
     return None, proven
+
+
+def _decided(search: Search, proven: float, goal: float, steps: float, limit: int) -> tuple[Answer | None, float]:
+    """The same from above: ask for something better until there is nothing."""
+    best = None
+    while (words := every_ideal(search, goal, limit)) is not None:
+        outcome = search.decide(words, goal, steps)
+        steps -= outcome.steps
+        if outcome.pipeline is None:
+            return best, goal if outcome.finished else proven
+        found = Answer.of(search, outcome.pipeline)
+        best = min(found, improved(search, found), key=Answer.by_value)
+        goal = best.pipeline.value * BETTER
+    return best, proven
 
 
 def _thresholds(bound: float, goal: float) -> Iterator[float]:
