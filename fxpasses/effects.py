@@ -272,6 +272,10 @@ class EffectAnalysis:
         """The storages that the value of ``node`` may live in; a view lives in its base's."""
         return self._placed.roots(flat_value(self._placed.values[node]))
 
+    def bases(self, node: Node) -> tuple[int, ...]:
+        """The storages of the value of ``node``, as they were numbered before those that may be one became one."""
+        return flat_value(self._placed.values[node])
+
     def real_tensors(self) -> dict[int, list[torch.Tensor]]:
         """The real tensors of the graph (parameters, buffers, constants), by storage."""
         return self._placed.storages.real_tensors()

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class AllocatedBytes(TorchDispatchMode):
     """Follows every storage that operators make until it is freed; ``peak`` is the most bytes at one time."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, known: set[int]) -> None:
         super().__init__()
         self.known = known
@@ -18,6 +20,10 @@ class AllocatedBytes(TorchDispatchMode):
         self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function is torch.ops.higher_order.cond:
+            predicate, then, otherwise, operands = args
+            with self:
+                return (then if predicate else otherwise)(*operands)
         result = function(*args, **(kwargs or {}))
         self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
         for leaf in torch.utils._pytree.tree_leaves(result):

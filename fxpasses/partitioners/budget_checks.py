@@ -56,13 +56,15 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
             for storage, size in held.items()
         }
         for owner in needs.saved.get(node, ()):
-            grown.update({key: figures.sizes[key] for key in effects.storages(owner) if key in figures.sizes})
+            grown.update({key: figures.sizes[key] for key in figures.homes[owner] if key in figures.sizes})
         if extra := needs.extra.get(node):
             grown[~index] = extra  # a key of its own: storages are not negative
         constants.append(grown)
     nothing = [()] * len(figures.nodes)
     kept = {node: None for node in figures.nodes if node in needs.differentiable}
-    return attrs.evolve(figures, constants=constants, touched=nothing, inputs=frozenset(), trained=kept), step
+    return attrs.evolve(
+        figures, constants=constants, touched=nothing, living=nothing, inputs=frozenset(), trained=kept
+    ), step
 
 
 def check_budgets(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import torch
@@ -22,6 +22,15 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from fxpasses.devices import Device
 from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
+from fxpasses.partitioners.dry_runs import makes_a_copy
+from fxpasses.partitioners.tensor_sizes import (
+    Sizes,
+    concrete_size,
+    concrete_value,
+    storage_bytes,
+    tensor_bytes,
+    tensors_in,
+)
 from fxpasses.recorded_values import has_value
 
 __all__ = [
@@ -40,12 +49,6 @@ __all__ = [
     "tensor_bytes",
     "tensors_in",
 ]
-
-Sizes = Literal["hint", "upper"]
-"""How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
-
-UNKNOWN_SIZE = 4096
-"""What an unbacked size without any bound counts as."""
 
 
 @attrs.frozen
@@ -86,59 +89,6 @@ COST = MetaKey[NodeCost](
 
 SECONDS = MetaKey[Mapping[str, float]]("fxpasses.seconds", made_by="ProfileCosts(devices)", to_json=dict)
 """Measured seconds of a node, by the name of the device."""
-
-
-def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hint") -> int:
-    """A symbolic size at its hint, else at its upper bound, else ``default``; the bound first for ``sizes="upper"``."""
-    if isinstance(size, int):
-        return int(size)
-    node = getattr(size, "node", None)
-    if node is None:
-        return default
-    hint = getattr(node, "hint", None)
-    if hint is not None and sizes == "hint":
-        return int(hint)
-    bound = node.shape_env.bound_sympy(node.expr).upper if getattr(node, "shape_env", None) is not None else None
-    if bound is not None and bound.is_finite and bound < 2**40:
-        return int(bound)
-    return default if hint is None else max(default, int(hint))
-
-
-def concrete_value(value: Any, sizes: Sizes = "hint") -> Any:
-    """A recorded value with numbers for symbols: tensors of symbolic shape become dense ``meta`` tensors."""
-
-    def concrete(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and not all(isinstance(size, int) for size in leaf.shape):
-            shape = [concrete_size(size, sizes=sizes) for size in leaf.shape]
-            return torch.empty(shape, dtype=leaf.dtype, device="meta")
-        return concrete_size(leaf, sizes=sizes) if isinstance(leaf, torch.SymInt) else leaf
-
-    if isinstance(value, (torch.Tensor, torch.SymInt, int, float)):  # nearly all: a walk over one leaf is slow
-        return concrete(value)
-    return pytree.tree_map(concrete, value)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value of any nesting, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple, dict)):
-        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return []
-
-
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements, for real, fake, symbolic and sparse-free quantised tensors."""
-    return math.prod(concrete_size(size) for size in tensor.shape) * tensor.element_size()
-
-
-def storage_bytes(tensor: torch.Tensor) -> int:
-    """The bytes that keeping a tensor alive keeps: its whole storage, of which it may be a small view."""
-    try:
-        size = tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return tensor_bytes(tensor)
-    return concrete_size(size, tensor_bytes(tensor))
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -212,12 +162,13 @@ def _values(argument: Any, sizes: Sizes = "hint") -> Any:
     return map_arg(argument, lambda node: concrete_value(value_of(node), sizes))
 
 
-def _is_view(target: Any) -> bool:
-    """Whether an operator only looks at its input in another way (schema: returns an alias, writes nothing)."""
-    if isinstance(target, torch._ops.OpOverload):
-        schema = target._schema
-        return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
-    return target is operator.getitem
+def _is_view(node: Node) -> bool:
+    """Whether a node only looks at its input in another way: its schema says so, and it makes no copy after all."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema
+        is_alias = not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+        return is_alias and not makes_a_copy(node)
+    return node.target is operator.getitem
 
 
 def _fallback_flops(node: Node, inputs: Sequence[Any], output: Any) -> int:
@@ -290,7 +241,7 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     written = sum(map(tensor_bytes, tensors_in(output)))
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
-    if node.op == "call_function" and _is_view(node.target):
+    if node.op == "call_function" and _is_view(node):
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]

@@ -15,7 +15,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import SECONDS, NodeCost, cost_of, seconds_on, storage_bytes, tensor_bytes, tensors_in
-from fxpasses.partitioners.workspaces import workspace_bytes
+from fxpasses.partitioners.workspaces import homes_in_memory, workspace_bytes
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -48,8 +48,10 @@ class GraphFigures:
         costs: What each does.
         constants: The storages of parameters, buffers and constants that each node uses, with their bytes; tied tensors
             share a storage, and so do all views of one.
+        homes: Where each value lives, see :func:`~fxpasses.partitioners.workspaces.homes_in_memory`.
         sizes: Bytes of each storage of an input or an activation: those of the largest value in it.
-        touched: The storages of inputs and activations that each node reads or makes.
+        touched: The storages of inputs and activations that each node reads or makes; what may be a view counts as one.
+        living: The same with each copy a storage of its own: what is there while a node runs.
         inputs: The storages among these that hold inputs of the graph.
         trained: The nodes that have a backward: it counts twice what the forward does, and their values cross twice.
     """
@@ -59,8 +61,10 @@ class GraphFigures:
     nodes: Sequence[Node]
     costs: Sequence[NodeCost]
     constants: Sequence[Mapping[int, int]]
+    homes: Mapping[Node, tuple[int, ...]]
     sizes: Mapping[int, int]
     touched: Sequence[tuple[int, ...]]
+    living: Sequence[tuple[int, ...]]
     inputs: frozenset[int]
     trained: Mapping[Node, None] = attrs.field(factory=dict)
 
@@ -80,14 +84,19 @@ class GraphFigures:
             for storage, tensors in effects.real_tensors().items()
             if storage >= 0
         }
-        sizes = _storage_sizes(graph_module, effects, held)
+        homes = homes_in_memory(graph_module, effects)
+        sizes = _storage_sizes(graph_module, homes)
         constants = [
             {storage: held[storage] for storage in storages if storage in held} if held else {} for storages in used
         ]
-        touched = [tuple(storage for storage in storages if storage in sizes) for storages in used]
+        touched = [tuple(storage for storage in storages if storage not in held) for storages in used]
+        living = [
+            tuple(storage for storage in _homes_used(node, homes, storages) if storage in sizes)
+            for node, storages in zip(nodes, touched, strict=True)
+        ]
         placeholders = graph_module.graph.find_nodes(op="placeholder")
-        inputs = frozenset(storage for node in placeholders for storage in effects.storages(node) if storage in sizes)
-        return cls(graph_module, effects, nodes, costs, constants, sizes, touched, inputs)
+        inputs = frozenset(storage for node in placeholders for storage in homes[node] if storage in sizes)
+        return cls(graph_module, effects, nodes, costs, constants, homes, sizes, touched, living, inputs)
 
     @cached_property
     def position(self) -> dict[Node, int]:
@@ -102,8 +111,9 @@ class GraphFigures:
     @cached_property
     def needs(self) -> NDArray[np.int64]:
         """Bytes of inputs and activations that must be on a device while one node runs there."""
-        touched = [sum(map(self.sizes.__getitem__, storages)) for storages in self.touched]
-        return np.array([touched[at] + workspace_bytes(node) for at, node in enumerate(self.nodes)], dtype=np.int64)
+        living = [sum(map(self.sizes.__getitem__, storages)) for storages in self.living]
+        inside = [workspace_bytes(node) for node in self.nodes]
+        return np.array(living, dtype=np.int64) + np.array(inside, dtype=np.int64)
 
     @cached_property
     def live(self) -> NDArray[np.int64]:
@@ -115,13 +125,13 @@ class GraphFigures:
         end = len(self.nodes)
         first: dict[int, int] = {}
         last: dict[int, int] = {}
-        for index, storages in enumerate(self.touched):
+        for index, storages in enumerate(self.living):
             for storage in storages:
                 if storage not in self.inputs:
                     first.setdefault(storage, index)
                     last[storage] = index
         for node in self.graph_module.graph.output_node().all_input_nodes:
-            last.update((storage, end) for storage in self.effects.storages(node) if storage in last)
+            last.update((storage, end) for storage in self.homes[node] if storage in last)
         change = np.zeros(end + 2, dtype=np.int64)
         for storage, start in first.items():
             change[start] += self.sizes[storage]
@@ -131,7 +141,7 @@ class GraphFigures:
 
     def held(self, index: int) -> dict[int, int]:
         """What a device holds as long as it runs one node: constants and inputs, bytes by storage."""
-        inputs = {storage: self.sizes[storage] for storage in self.touched[index] if storage in self.inputs}
+        inputs = {storage: self.sizes[storage] for storage in self.living[index] if storage in self.inputs}
         return {**self.constants[index], **inputs} if inputs else dict(self.constants[index])
 
     def bytes_needed(self, index: int) -> int:
@@ -189,12 +199,19 @@ def _storages_used(node: Node, effects: EffectAnalysis) -> dict[int, None]:
     return found
 
 
-def _storage_sizes(graph_module: GraphModule, effects: EffectAnalysis, held: Mapping[int, int]) -> dict[int, int]:
+def _homes_used(node: Node, homes: Mapping[Node, tuple[int, ...]], touched: Sequence[int]) -> dict[int, None]:
+    """Where the operands and the result of a node live; for a called module, what it touches as well."""
+    found = {storage: None for used in (*node.all_input_nodes, node) for storage in homes[used]}
+    return {**dict.fromkeys(touched), **found} if node.op == "call_module" else found
+
+
+def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> dict[int, int]:
     sizes: dict[int, int] = {}
+    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
     for node in graph_module.graph.nodes:
         if node.op in ("get_attr", "output") or not (size := value_bytes(node)):
             continue
-        storages = [storage for storage in effects.storages(node) if storage >= 0 and storage not in held]
+        storages = [storage for storage in homes[node] if storage >= 0 and storage not in constants]
         for storage in storages:
             sizes[storage] = max(sizes.get(storage, 0), size // len(storages))
     return sizes

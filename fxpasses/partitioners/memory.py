@@ -21,7 +21,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
-from fxpasses.partitioners.workspaces import workspace_bytes
+from fxpasses.partitioners.workspaces import homes_in_memory, workspace_bytes
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
@@ -80,12 +80,14 @@ class MemoryCourse:
         held: Bytes of parameters, buffers and constants on each device.
         lives: What comes and goes on each device.
         state: Of what is held, the bytes that are no parameters.
+        storages: Where each value lives, see :func:`~fxpasses.partitioners.workspaces.homes_in_memory`.
     """
 
     schedule: tuple[Node, ...]
     held: Mapping[str, int]
     lives: Mapping[str, tuple[Life, ...]]
     state: Mapping[str, int] = attrs.field(factory=dict)
+    storages: Mapping[Node, tuple[int, ...]] = attrs.field(factory=dict)
 
     def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
         """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
@@ -141,19 +143,26 @@ def follow_memory(
         spans[part] = (spans.get(part, (index, index))[0], index)
     home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
     names = list(dict.fromkeys(device.name for device in device_of.values()))
-    lives = _lives(graph_module, assignment, effects, position, spans, home, len(schedule))
-    held = _held(graph_module, effects, home)
-    state = _held(graph_module, effects, home, parameters=False)
+    storages = homes_in_memory(graph_module, effects)
+    lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule))
+    held = _held(graph_module, effects, storages, home)
+    state = _held(graph_module, effects, storages, home, parameters=False)
     return MemoryCourse(
         tuple(schedule),
         {name: sum(held.get(name, {}).values()) for name in names},
         {name: tuple(lives.get(name, {}).values()) for name in names},
         {name: sum(state.get(name, {}).values()) for name in names},
+        storages,
     )
 
 
 def _held(
-    graph_module: GraphModule, effects: EffectAnalysis, home: Mapping[Node, str], *, parameters: bool = True
+    graph_module: GraphModule,
+    effects: EffectAnalysis,
+    storages: Mapping[Node, tuple[int, ...]],
+    home: Mapping[Node, str],
+    *,
+    parameters: bool = True,
 ) -> dict[str, dict[tuple[int, ...], int]]:
     held: dict[str, dict[tuple[int, ...], int]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
@@ -162,7 +171,7 @@ def _held(
         if tensors := tensors_in(value_of(node)):
             for device in dict.fromkeys(home[user] for user in node.users if user in home):
                 sizes = held.setdefault(device, {})
-                key = effects.storages(node)
+                key = storages[node]
                 sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
     for node, device in home.items():
         if node.op == "call_module":
@@ -183,7 +192,7 @@ def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...]
 def _lives(
     graph_module: GraphModule,
     assignment: Assignment,
-    effects: EffectAnalysis,
+    homes: Mapping[Node, tuple[int, ...]],
     position: Mapping[Node, int],
     spans: Mapping[object, tuple[int, int]],
     home: Mapping[Node, str],
@@ -191,10 +200,10 @@ def _lives(
 ) -> dict[str, dict[int, Life]]:
     """For each device the life of each storage on it."""
     lives: dict[str, dict[int, Life]] = {}
-    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in effects.storages(node)}
+    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
     for node in graph_module.graph.nodes:
         tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
-        storages = [storage for storage in effects.storages(node) if storage not in constants]
+        storages = [storage for storage in homes[node] if storage not in constants]
         if not tensors or not storages:
             continue
         size = sum(map(tensor_bytes, tensors)) // len(storages)

@@ -220,10 +220,10 @@ class _Step:
         until: dict[int, int] = {}
         for node, owners in self.needs.saved.items():
             if self.home.get(node) == device:
-                for storage in (storage for owner in owners for storage in self.effects.storages(owner)):
+                for storage in (storage for owner in owners for storage in self.course.storages[owner]):
                     until[storage] = max(until.get(storage, 0), self.backward(node))
         for life in self.course.lives[device]:
-            saved = max((until.get(storage, 0) for storage in self.effects.storages(life.value)), default=0)
+            saved = max((until.get(storage, 0) for storage in self.course.storages[life.value]), default=0)
             saved = 0 if life.inside else saved
             yield life.start, max(self._forward_stop(life), saved), life.size
 

@@ -68,6 +68,24 @@ def test_views_cost_nothing_but_have_a_size(exported: torch.export.ExportedProgr
     assert NodeCost(output_bytes=2 * 5 * 16 * 4) == cost
 
 
+def test_what_may_be_a_view_costs_its_traffic_where_it_copies() -> None:
+    class Copies(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.to(torch.float64), x.t().reshape(12)
+
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.to(torch.float32), x.reshape(12)
+
+    x = torch.randn(3, 4)
+    copies = costs_by_name(torch.export.export(Copies(), (x,)).graph_module)
+    views = costs_by_name(torch.export.export(Views(), (x,)).graph_module)
+
+    assert NodeCost(12, 48, 96, 96, dtype="float32") == copies["aten::to.dtype"]
+    assert (48, 48) == (copies["aten::reshape"].bytes_read, copies["aten::reshape"].bytes_written)
+    assert NodeCost(output_bytes=48) == views["aten::reshape"]
+
+
 def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
     module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
 

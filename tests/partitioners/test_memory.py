@@ -33,12 +33,54 @@ def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model()
 
 
+class Masked(nn.Module):
+    """Attention with a mask of truth values, which the operator converts, on heads that are not dense."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        heads = x.view(4, 32, 2, 16).transpose(1, 2)
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, mask)
+        return attended.transpose(1, 2).reshape(4, 32, 32)
+
+
+class Converting(nn.Module):
+    """A parameter and a value of another type; views that copy; a product whose operands may be its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64).bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = torch.einsum("ij,jk->ik", x, self.weight.float().t().contiguous())
+        return (x.to(torch.float64).softmax(-1) + x.t().reshape(64, 64)).float() + product
+
+
+class Branching(nn.Module):
+    """A branch that needs more than the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: self.down(self.up(t).relu()), lambda t: t.sin(), (x,)) + 1
+
+
+def training_batch_norm() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(), (torch.randn(4, 3, 8, 8),)
+
+
 MODELS = {
-    "mlp": lambda: (Mlp(6), (torch.randn(256, 64),)),
-    "tied": lambda: (Tied(), (torch.randint(0, 50, (16, 32)),)),
+    "mlp": lambda: (Mlp(6).eval(), (torch.randn(256, 64),)),
+    "tied": lambda: (Tied().eval(), (torch.randint(0, 50, (16, 32)),)),
     "widening": lambda: (Widening(), (torch.randn(64, 64),)),
     "cache": lambda: (KeyValueCache(64, 128), (torch.randn(1, 1, 64), torch.tensor([0]))),
     "resnet": resnet,
+    "masked": lambda: (Masked(), (torch.randn(4, 32, 32), torch.rand(4, 1, 32, 32) > 0.5)),
+    "converting": lambda: (Converting(), (torch.randn(64, 64),)),
+    "branching": lambda: (Branching().eval(), (torch.rand(64, 16),)),
+    "encoder": lambda: (nn.TransformerEncoderLayer(32, 2, 64).eval(), (torch.randn(20, 4, 32),)),
+    "recurrent": lambda: (nn.LSTM(32, 64, 2, batch_first=True).eval(), (torch.randn(8, 20, 32),)),
+    "batch norm": training_batch_norm,
 }
 
 
@@ -46,7 +88,6 @@ MODELS = {
 def test_the_predicted_peak_is_within_a_tenth_of_what_is_allocated_and_never_under(name: str) -> None:
     """Complaint 27: activations and caches are part of the estimate."""
     model, args = MODELS[name]()
-    model.eval()
     lowered = lower(model, args, devices=[Device("only")])
     (row,) = lowered.report.devices
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*args, *state_of(lowered))}

@@ -1,0 +1,153 @@
+"""Run an operator on tensors without data, to learn what it makes: views or copies, and what it needs inside.
+
+Operators of one kind on shapes of one kind run once. What a kernel hides from the dispatcher is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+
+__all__ = ["DryRun", "dry_run", "makes_a_copy"]
+
+_METHODS_THAT_MAY_COPY = (
+    *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
+    *("bfloat16", "bool", "cpu", "cuda", "double", "float", "half", "int", "long", "short"),
+)
+
+
+@attrs.frozen
+class DryRun:
+    """What an operator makes.
+
+    Args:
+        made: Bytes of its result that are not memory of its operands.
+        inside: The most bytes that it needs at one time beside its operands and its result.
+    """
+
+    made: int = 0
+    inside: int = 0
+
+
+@attrs.frozen
+class _Like:
+    """A tensor without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+def dry_run(node: Node) -> DryRun | None:
+    """Run a node without data.
+
+    Args:
+        node: A node whose inputs have recorded values. Symbolic sizes count at their hint.
+
+    Returns:
+        What it makes; None for what torch does not take apart when it runs, and for what cannot run so.
+    """
+    if not _is_taken_apart(node):
+        return None
+    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+    try:
+        return _ran(node.target, structure, tuple(map(_described, leaves)))
+    except TypeError:  # an argument that is no tensor and cannot be compared
+        return None
+
+
+def makes_a_copy(node: Node) -> bool:
+    """Whether a node that may give a view of its operand (``reshape``, ``to``) gives new memory."""
+    ran = dry_run(node)
+    return ran is not None and ran.made > 0
+
+
+def _is_taken_apart(node: Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _is_composite(node.target)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_torchs = node.op == "call_method" or getattr(torch, name, None) is node.target
+    return node.op in ("call_method", "call_function") and is_torchs and name in _METHODS_THAT_MAY_COPY
+
+
+@lru_cache(maxsize=4096)
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return bool(composite) and not target._schema.is_mutable
+
+
+def _described(leaf: Any) -> Hashable:
+    value = value_of(leaf) if isinstance(leaf, Node) else leaf
+    if isinstance(value, Tensor):
+        shape = tuple(concrete_size(size) for size in value.shape)
+        stride = tuple(concrete_size(size) for size in value.stride())
+        return _Like(shape, stride, value.dtype, value.device)
+    if isinstance(value, torch.SymInt):
+        return concrete_size(value)
+    return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=4096)
+def _ran(target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...]) -> DryRun | None:
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
+        with _Followed() as followed:
+            try:
+                result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                return None  # it cannot run without data
+            made = followed.held_by(result)
+            return DryRun(made, max(0, followed.peak - made))
+
+
+def _made(leaf: Hashable) -> Any:
+    if isinstance(leaf, _Like):
+        return leaf.make()
+    return [_made(each) for each in leaf] if isinstance(leaf, tuple) else leaf
+
+
+class _Followed(TorchDispatchMode):
+    """Follows the storages that operators make, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.known: set[int] = set()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.known.update(storage._cdata for storage in _storages(args) if storage._cdata not in self.alive)
+        result = func(*args, **(kwargs or {}))
+        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
+        for storage in _storages(result):
+            if storage._cdata not in self.known:
+                self.alive[storage._cdata] = (StorageWeakRef(storage), concrete_size(storage.nbytes()))
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+    def held_by(self, result: Any) -> int:
+        """Bytes of what was made and is in the result."""
+        made = dict.fromkeys(storage._cdata for storage in _storages(result))
+        return sum(self.alive[key][1] for key in made if key in self.alive)
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors_in(value):
+        yield tensor.untyped_storage()

@@ -1,0 +1,70 @@
+"""Sizes as numbers: symbolic ones at their hint or bound, bytes of tensors and of what keeps them alive."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["Sizes", "concrete_size", "concrete_value", "storage_bytes", "tensor_bytes", "tensors_in"]
+
+Sizes = Literal["hint", "upper"]
+"""How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
+
+UNKNOWN_SIZE = 4096
+"""What an unbacked size without any bound counts as."""
+
+
+def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hint") -> int:
+    """A symbolic size at its hint, else at its upper bound, else ``default``; the bound first for ``sizes="upper"``."""
+    if isinstance(size, int):
+        return int(size)
+    node = getattr(size, "node", None)
+    if node is None:
+        return default
+    hint = getattr(node, "hint", None)
+    if hint is not None and sizes == "hint":
+        return int(hint)
+    bound = node.shape_env.bound_sympy(node.expr).upper if getattr(node, "shape_env", None) is not None else None
+    if bound is not None and bound.is_finite and bound < 2**40:
+        return int(bound)
+    return default if hint is None else max(default, int(hint))
+
+
+def concrete_value(value: Any, sizes: Sizes = "hint") -> Any:
+    """A recorded value with numbers for symbols: tensors of symbolic shape become dense ``meta`` tensors."""
+
+    def concrete(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and not all(isinstance(size, int) for size in leaf.shape):
+            shape = [concrete_size(size, sizes=sizes) for size in leaf.shape]
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        return concrete_size(leaf, sizes=sizes) if isinstance(leaf, torch.SymInt) else leaf
+
+    if isinstance(value, (torch.Tensor, torch.SymInt, int, float)):  # nearly all: a walk over one leaf is slow
+        return concrete(value)
+    return pytree.tree_map(concrete, value)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value of any nesting, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple, dict)):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return []
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements, for real, fake, symbolic and sparse-free quantised tensors."""
+    return math.prod(concrete_size(size) for size in tensor.shape) * tensor.element_size()
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """The bytes that keeping a tensor alive keeps: its whole storage, of which it may be a small view."""
+    try:
+        size = tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return tensor_bytes(tensor)
+    return concrete_size(size, tensor_bytes(tensor))
