@@ -20,6 +20,9 @@ from fxpasses.report.summary import Summary
 __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 
 
+_DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of")
+
+
 class LoweredModule(GraphModule):
     """A model on its devices: call it like the model.
 
@@ -38,6 +41,7 @@ class LoweredModule(GraphModule):
     submodule_of: Mapping[str, str]
     _contract: InputContract
     _direct: DirectRun
+    _checks_inputs: int  # the key of the only hook that it comes with
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
@@ -49,12 +53,22 @@ class LoweredModule(GraphModule):
     def _is_undisturbed(self) -> bool:
         """Whether calling it does nothing but check its inputs and run its graph."""
         return not (
-            len(self._forward_pre_hooks) != 1  # the check of the inputs
+            len(self._forward_pre_hooks) != 1
+            or self._checks_inputs not in self._forward_pre_hooks
             or self._forward_hooks
             or self._backward_hooks
             or self._backward_pre_hooks
             or self._compiled_call_impl is not None
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:
+        """A copy with tensors of its own; what describes the model is shared."""
+        described = {name: vars(self)[name] for name in _DESCRIPTION if name in vars(self)}
+        memo.update((id(value), value) for value in (*described.values(), self._contract))
+        copied = super().__deepcopy__(memo)
+        vars(copied).update(described)
+        _make_callable(self, copied, self._contract)
+        return copied
 
     @property
     def direct_code(self) -> str | None:
@@ -98,14 +112,20 @@ def lowered_module(parts: Split, program: ExportedProgram, *, offloads: bool = F
     """
     placed = parts.graph_module
     lowered = (OffloadedModule if offloads else LoweredModule)(placed, placed.graph, "LoweredModule")
-    _keep_persistence(placed, lowered)
     lowered.meta.update(placed.meta)
+    lowered.program = program
     lowered.qualified_names = parts.original_names
     lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
-    lowered._contract = InputContract.of(program)
-    lowered._direct = DirectRun()
-    lowered.register_forward_pre_hook(_Binding(lowered._contract), with_kwargs=True)
+    _make_callable(placed, lowered, InputContract.of(program))
     return lowered
+
+
+def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputContract) -> None:
+    """Give a new module what ``GraphModule(root, graph)`` did not take over from its source."""
+    _keep_persistence(source, lowered)
+    lowered._contract = contract
+    lowered._direct = DirectRun()
+    lowered._checks_inputs = lowered.register_forward_pre_hook(_Binding(contract), with_kwargs=True).id
 
 
 @attrs.frozen(eq=False)

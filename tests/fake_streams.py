@@ -24,6 +24,9 @@ class ClockedStreams:
     def overlaps(self, device: torch.device) -> bool:
         return device.type == "meta"
 
+    def queues(self, source: torch.device, target: torch.device) -> bool:
+        return self.overlaps(source) or self.overlaps(target)
+
     def compute(self, device: torch.device) -> str:
         return f"compute {device}"
 
@@ -94,6 +97,9 @@ class LateStreams:
         self.sent = 0
 
     def overlaps(self, device: torch.device) -> bool:
+        return True
+
+    def queues(self, source: torch.device, target: torch.device) -> bool:
         return True
 
     def compute(self, device: torch.device) -> str:

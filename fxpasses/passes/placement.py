@@ -68,17 +68,26 @@ class PlaceOnDevices(PassBase):
         """Move, load, copy, and bring results back to where the model would give them."""
         memo: Memo = {}
         wanted = result_devices(graph_module)
-        for name, device in self.device_of.items():
+        device_of = {name: _with_index(device) for name, device in self.device_of.items()}
+        for name, device in device_of.items():
             move_part(graph_module.get_submodule(name), device.torch_device, memo)
-        streams = streams_for(_torch_devices(self.device_of.values()))
-        bring_state_home(graph_module, self.device_of, self.offloaded, memo, streams)
-        insert_loads(graph_module, self.device_of, self.offloaded)
-        insert_copies(graph_module, self.device_of, self.offloaded)
+        streams = streams_for(_torch_devices(device_of.values()))
+        bring_state_home(graph_module, device_of, self.offloaded, memo, streams)
+        insert_loads(graph_module, device_of, self.offloaded)
+        insert_copies(graph_module, device_of, self.offloaded)
         return_results(graph_module, wanted)
         if streams is not None:
             overlap_copies(graph_module, streams, self.spare_bytes)
         call_loads(graph_module)
         return PassResult(graph_module, True)
+
+
+def _with_index(device: Device) -> Device:
+    """A device by its number: ``cuda`` alone is whichever GPU is the current one, now and in each later call."""
+    named = torch.device(device.torch_device)
+    if named.type != "cuda" or named.index is not None or not torch.cuda.is_available():
+        return device
+    return attrs.evolve(device, torch_device=f"cuda:{torch.cuda.current_device()}")
 
 
 def _torch_devices(devices: Iterable[Device]) -> list[torch.device]:

@@ -85,15 +85,24 @@ class CopyEngine(torch.nn.Module):
         lanes = self._lanes(source, device)
         if streams.overlaps(source):
             streams.wait(lanes[0], streams.record(streams.compute(source)))
-        sent = value
-        if not streams.overlaps(source) and not (value.requires_grad and torch.is_grad_enabled()):
-            sent = streams.pinned(value)
+        sent = self._readable(value)
         with streams.on(lanes):
             copy = streams.send(sent, device)
         if streams.overlaps(source):
             streams.hold(value, lanes[0])
         from_host = sent is value and not streams.overlaps(source)
         return Ticket(streams, copy, device, streams.record(lanes[0]), from_host=from_host, staged=sent)
+
+    def _readable(self, value: torch.Tensor) -> torch.Tensor:
+        """What the side stream reads instead of a value: a pinned copy, or a view.
+
+        Autograd remembers for each leaf the stream on which it was first used, and warns when gradients come on
+        another one; the view is made on the stream on which operators run.
+        """
+        has_gradient = value.requires_grad and torch.is_grad_enabled()
+        if not self.streams.overlaps(value.device):
+            return value if has_gradient else self.streams.pinned(value)
+        return value.view_as(value) if has_gradient and value.is_leaf else value
 
     def _lanes(self, source: torch.device, device: torch.device) -> list[Any]:
         """The side streams that a copy takes; the first one is that on which it is queued."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
@@ -34,7 +35,7 @@ from fxpasses.passes.placing_parts.moving_parts import same_device
 
 __all__ = ["DirectCode", "Unwritable", "can_be_written_out", "write_direct_code"]
 
-_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_SET_GRAD = "wrap_with_set_grad_enabled"
 _LAST = 2**63 - 1  # what exported slices write for an open end
 _PLAIN = (bool, int, str, type(None), type(Ellipsis))
 
@@ -228,8 +229,8 @@ class _Writer:
             return values[first][node.args[1]]
         if _is_no_copy(node) or is_proven_assertion(node):
             return values[first]  # type: ignore[index]  # both take a tensor first
-        if node.target is _SET_GRAD and isinstance(node.args[1], Node) and node.args[1].op == "get_attr":
-            return self._without_gradients(_joined(path, str(node.args[1].target)), node, values)
+        if isinstance(node.target, HigherOrderOperator) and node.target.name() == _SET_GRAD:
+            return self._in_gradient_mode(path, node, values)
         if (index := _slice_of(node)) is not None:
             return self._call(node, "", f"{values[first]}[{self.constant(index, 'slice')}]")  # type: ignore[index]
         target = binding_of(node)
@@ -250,12 +251,12 @@ class _Writer:
     def _structure_of(self, argument: Any, values: Mapping[Node, Written]) -> Written:
         return values[argument] if isinstance(argument, Node) else self._expression(argument, values)
 
-    def _without_gradients(self, path: str, node: Node, values: Mapping[Node, Written]) -> Written:
+    def _in_gradient_mode(self, above: str, node: Node, values: Mapping[Node, Written]) -> Written:
         """A region of another gradient mode; the mode is put back whatever happens."""
-        module = self.root.get_submodule(path)
-        is_enabled, _, *arguments = node.args
-        if node.kwargs or not can_be_written_out(module) or isinstance(is_enabled, Node):
-            raise Unwritable(f"{path} is called in its own way")
+        is_enabled, body, *arguments = node.args
+        if node.kwargs or not isinstance(is_enabled, bool) or not isinstance(body, Node) or body.op != "get_attr":
+            raise Unwritable(f"{node} is called in its own way")
+        path = _joined(above, str(body.target))
         before = self._variable("grad")
         set_to = self.constant(torch._C._set_grad_enabled, "set_grad")
         self.say(f"{before} = {self.constant(torch.is_grad_enabled, 'grad')}()")

@@ -65,7 +65,7 @@ def _device(value: Node) -> torch.device:
 
 
 def _overlaps(node: Node, streams: Streams) -> bool:
-    return streams.overlaps(_device(node)) or streams.overlaps(_device(node.all_input_nodes[0]))
+    return streams.queues(_device(node.all_input_nodes[0]), _device(node))
 
 
 @attrs.define(eq=False)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fxpasses.passes.placing_parts.moving_parts import same_device
+
 __all__ = ["CudaStreams", "Streams", "streams_for"]
 
 Stream = Any
@@ -19,6 +21,9 @@ class Streams(Protocol):
 
     def overlaps(self, device: torch.device) -> bool:
         """Whether work on this device is queued on streams; on others it is done when a call returns."""
+
+    def queues(self, source: torch.device, target: torch.device) -> bool:
+        """Whether a copy between these is queued on side streams."""
 
     def compute(self, device: torch.device) -> Stream:
         """The stream on which operators run now."""
@@ -58,16 +63,22 @@ class CudaStreams:
         """Every CUDA device, and nothing else."""
         return device.type == "cuda"
 
+    def queues(self, source: torch.device, target: torch.device) -> bool:
+        """Every copy from or to a CUDA device; from a device to itself there is nothing to send."""
+        return (self.overlaps(source) or self.overlaps(target)) and not same_device(source, target)
+
     def compute(self, device: torch.device) -> torch.cuda.Stream:
         """The current stream: users may have set one."""
         return torch.cuda.current_stream(device)
 
     def lane(self, device: torch.device, direction: str) -> torch.cuda.Stream:
         """One stream a device and direction."""
-        key = (device.index or 0, direction)
-        if key not in self._lanes:
-            self._lanes[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return self._lanes[key]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = self._lanes.get((index, direction))
+        if found is None:
+            made = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            found = self._lanes.setdefault((index, direction), made)  # another thread may have been first
+        return found
 
     @contextlib.contextmanager
     def on(self, lanes: Iterable[torch.cuda.Stream]) -> Any:
