@@ -98,7 +98,7 @@ def test_what_is_cheaper_to_make_is_not_sent() -> None:
     once, again = (in_halves(model, x, replicate=how) for how in ("never", "cheaper"))
 
     assert (3, 1) == (len(once.report.copies), len(again.report.copies))
-    assert 3 * sent_in(again) <= sent_in(once)
+    assert 2 * sent_in(again) <= sent_in(once)
     assert torch.equal(model(x), again(x))
     assert again.report.estimated_ms < once.report.estimated_ms
     assert again.plan.predicted["objective_value"] < once.plan.predicted["objective_value"]
