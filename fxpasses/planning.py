@@ -11,7 +11,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.advice import Placed, what_helps
-from fxpasses.devices import Device, Link, Topology
+from fxpasses.devices import Device, Link, Topology, check_torch_devices
+from fxpasses.errors import PlanError
 from fxpasses.model_placement import check_offload, propose
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
@@ -119,6 +120,7 @@ class Planned:
             overlap=overlap,
             detail=detail,
             course=uses.course_with(self.plan.offloaded),
+            loads=uses.loads(self.plan.offloaded),
         )
 
 
@@ -184,11 +186,12 @@ def place(
         PipelineError: the pipeline cannot work.
         PlacementError: an option that makes no sense, or a map that names what is not there.
         InfeasibleError: the model does not fit the devices.
-        PlanError: the plan does not fit the model.
+        PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
     """
     check_offload(offload)
     clock = clock or Clock(progress)
     topology = _topology(devices, links, device_map, plan)
+    check_torch_devices(topology.devices)
     if pipeline is None:
         pipeline = DEFAULT_PIPELINE if plan is None or plan.pipeline is None else plan.pipeline
     prepared = prepare(
@@ -197,7 +200,9 @@ def place(
     with clock.step("place"):
         if plan is not None:
             followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
-            return _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
+            planned = _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
+            _refuse_unkept(planned)
+            return planned
         wishes = Wishes(
             objective,
             contiguity,
@@ -232,6 +237,16 @@ def place(
         places = {part: device.name for part, device in placement.device_of.items()}
         written = with_replicas(prepared.graph_module, placement.assignment, places)
         return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
+
+
+def _refuse_unkept(planned: Planned) -> None:
+    """Refuse a plan that passes a budget, or puts an operator on a device that cannot run it."""
+    devices = planned.plan.devices
+    if all(device.available_mem_bytes is None and device.supports is None for device in devices):
+        return
+    for violation in planned.plan.check(planned.prepared.graph_module):
+        if violation.kind in ("budget", "unsupported"):
+            raise PlanError(f"The plan for {planned.plan.model} cannot be followed: {violation}")
 
 
 def _topology(

@@ -17,8 +17,9 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import seconds_of
-from fxpasses.partitioners.memory import MemoryCourse, follow_memory
-from fxpasses.simulated_tasks import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
+from fxpasses.partitioners.memory import Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.parameter_loads import ParameterLoad
+from fxpasses.partitioners.task_lists import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
 from fxpasses.timeline import MemoryCurve, Span, Timeline
 
 __all__ = ["Detail", "Overlap", "PathStep", "Simulation", "simulate"]
@@ -33,7 +34,7 @@ class PathStep:
 
     Args:
         name: The part, or the value that is copied.
-        kind: ``compute`` or ``copy``.
+        kind: ``compute``, ``copy`` or ``load``.
         track: The device, or the two ends of the link.
         start: When it begins, in seconds.
         seconds: How long it takes.
@@ -106,6 +107,7 @@ def simulate(
     detail: Detail = "parts",
     seconds: Mapping[Node, float] | None = None,
     course: MemoryCourse | None = None,
+    loads: Sequence[ParameterLoad] = (),
 ) -> Simulation:
     """Simulate runs of a placed graph.
 
@@ -123,6 +125,8 @@ def simulate(
         detail: Whether a span is a part or an operator.
         seconds: What each node takes where it is, if that is known already.
         course: What is on each device over the schedule, if that is known already.
+        loads: The parameters that offloaded parts load. Each is a span on the link from the host: it begins when the
+            part before its own does, and is there when its part begins.
 
     Returns:
         The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)).
@@ -134,7 +138,8 @@ def simulate(
     overlap = _checked(samples, overlap, detail)
     if seconds is None:
         seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
-    todo = tasks_of(assignment, device_of, topology, seconds, samples, overlap)
+    taken = seconds
+    todo = tasks_of(assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads)
     if overlap == "none":
         run_one_by_one(todo.tasks)
     else:
@@ -142,8 +147,9 @@ def simulate(
     course = course or follow_memory(graph_module, assignment, device_of)
     spans = list(_spans(todo.tasks, assignment, seconds, overlap, detail))
     tracks = [device.name for device in topology.devices]
+    clocks = _clocks(todo, assignment, seconds, samples)
     memory = {
-        device: _curve(course, device, _clocks(todo, assignment, seconds, samples), todo, overlap)
+        device: _curve(course, device, clocks, _Early.of(todo, course, device, overlap, loads))
         for device in tracks
         if device in course.held
     }
@@ -172,10 +178,10 @@ def _spans(
     overlap: Overlap,
     detail: Detail,
 ) -> Iterator[Span]:
-    """A copy is a span on its link, and on both ends as long as it keeps them busy."""
+    """A copy or a load is a span on its link, and on those ends that it keeps busy."""
     for task in tasks:
-        if task.kind == "copy":
-            yield from (Span(track, task.name, task.start, task.seconds, "copy") for track in task.uses)
+        if task.kind != "compute":
+            yield from (Span(track, task.name, task.start, task.seconds, task.kind) for track in task.uses)
         elif detail == "parts":
             yield Span(task.track, task.name, task.start, task.seconds)
         else:
@@ -210,9 +216,34 @@ def _clocks(todo: TaskList, assignment: Assignment, seconds: Mapping[Node, float
     return clocks
 
 
-def _curve(
-    course: MemoryCourse, device: str, clocks: Sequence[_Clock], todo: TaskList, overlap: Overlap
-) -> MemoryCurve:
+@attrs.frozen(eq=False)
+class _Early:
+    """When copies and loads really begin to hold memory: with their own task, if that is before it is counted."""
+
+    begins: Mapping[tuple[int, Node, int | None], float]
+
+    @classmethod
+    def of(
+        cls, todo: TaskList, course: MemoryCourse, device: str, overlap: Overlap, loads: Sequence[ParameterLoad]
+    ) -> _Early:
+        """Copies by sample and value; loads also by the position of the schedule at whose end they go."""
+        tasks = todo.tasks
+        begins: dict[tuple[int, Node, int | None], float] = {}
+        if overlap == "copies":
+            copies = {key: at for key, at in todo.copying.items() if key[2] == device}
+            begins.update({(sample, value, None): tasks[at].start for (sample, value, _), at in copies.items()})
+        stops = {(load.value, load.part): load.last_position for load in loads}
+        for (sample, value, part), at in todo.loading.items():
+            begins[sample, value, stops[value, part]] = tasks[at].start
+        return cls(begins)
+
+    def start(self, sample: int, life: Life, otherwise: float) -> float:
+        """When a life begins in one sample."""
+        begin = self.begins.get((sample, life.value, life.stop), self.begins.get((sample, life.value, None), otherwise))
+        return min(begin, otherwise)
+
+
+def _curve(course: MemoryCourse, device: str, clocks: Sequence[_Clock], early: _Early) -> MemoryCurve:
     """What is held, and for each sample what comes and goes.
 
     Steps of one instant are ordered as the schedule has them; of them the highest and the last are kept.
@@ -221,10 +252,7 @@ def _curve(
     steps: list[tuple[float, int, int, int]] = []
     for sample, clock in enumerate(clocks):
         for life in course.lives[device]:
-            comes = clock.begins[life.start] if life.start < last else clock.done
-            copy = todo.copying.get((sample, life.value, device)) if overlap == "copies" else None
-            if copy is not None:
-                comes = min(comes, todo.tasks[copy].start)
+            comes = early.start(sample, life, clock.begins[life.start] if life.start < last else clock.done)
             goes = clock.ends[life.stop] if life.stop < last else clock.done
             steps.append((comes, sample * (last + 2) + life.start, 1, life.size))
             steps.append((max(comes, goes), sample * (last + 2) + min(life.stop, last) + 1, 0, -life.size))

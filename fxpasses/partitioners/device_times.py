@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -10,6 +10,8 @@ from fxpasses.devices import Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import seconds_of
 from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.parameter_loads import ParameterLoad
+from fxpasses.partitioners.task_lists import run_as_soon_as_possible, tasks_of
 
 __all__ = ["critical_path", "predict_makespan", "predict_times"]
 
@@ -65,30 +67,16 @@ def predict_makespan(
     *,
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
+    loads: Sequence[ParameterLoad] = (),
 ) -> float:
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 
-    The copies into a part from one device follow each other; a value is copied to a device once.
+    Copies and loads run beside the work of both ends, one at a time on each link and direction: the run that
+    ``simulate(overlap="copies")`` shows.
     """
-    free: dict[str, float] = {}
-    end: dict[str, float] = {}
-    arrival: dict[tuple[Node, str], float] = {}
-    for part in map(str, assignment.order):
-        device = device_of[part]
-        members = assignment.partitions[part]
-        start = free.get(device.name, 0.0)
-        busy: dict[str, float] = {}
-        for value in dict.fromkeys(used for node in members for used in node.all_input_nodes):
-            maker = assignment.partition_of.get(value)
-            if maker is None or str(maker) == part:
-                continue
-            source = device_of[str(maker)].name
-            if source != device.name and (value, device.name) not in arrival and (size := sent(value)):
-                begin = max(busy.get(source, 0.0), end[str(maker)])
-                busy[source] = arrival[value, device.name] = begin + topology.seconds(source, device.name, size)
-            start = max(start, arrival.get((value, device.name), end[str(maker)]))
-        end[part] = free[device.name] = start + sum(seconds(node, device) for node in members)
-    return max(end.values(), default=0.0)
+    todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads)
+    run_as_soon_as_possible(todo.tasks)
+    return max((task.end for task in todo.tasks), default=0.0)
 
 
 def critical_path(figures: GraphFigures, topology: Topology) -> float:

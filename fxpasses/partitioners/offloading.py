@@ -18,6 +18,7 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.colocation import uncuttable
+from fxpasses.partitioners.device_times import predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.units import format_bytes
@@ -119,12 +120,31 @@ def offload_where_too_small(
 
 def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
     """Count the loads, too, and say why; the bound of the placement without them still holds."""
+    if not offloaded:
+        return placement
+    uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
+    loading = uses.load_seconds(offloaded)
+    load = {name: seconds + loading.get(name, 0.0) for name, seconds in placement.load.items()}
     value = placement.objective_value
-    if offloaded and placement.objective in ("latency", "throughput"):
-        uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
-        seconds = uses.load_seconds(offloaded).values()
-        value += sum(seconds) if placement.objective == "latency" else max(seconds)
-    return attrs.evolve(placement, reasons=_reasons(placement, offloaded), objective_value=value)
+    if placement.objective == "throughput":
+        value = max(load.values())
+    elif placement.objective == "latency":
+        value = predict_makespan(
+            placement.assignment,
+            placement.device_of,
+            placement.topology,
+            seconds=figures.measured,
+            sent=figures.sent,
+            loads=uses.loads(offloaded),
+        )
+    return attrs.evolve(
+        placement,
+        reasons=_reasons(placement, offloaded),
+        load=load,
+        seconds=placement.seconds + sum(loading.values()),
+        objective_value=value,
+        bound=min(placement.bound, value),
+    )
 
 
 def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, str]:

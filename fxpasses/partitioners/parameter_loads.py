@@ -19,7 +19,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.memory import DeviceMemory, Life, MemoryCourse, follow_memory
 
-__all__ = ["LoadedMemory", "ParameterUses"]
+__all__ = ["LoadedMemory", "ParameterLoad", "ParameterUses"]
 
 
 @attrs.frozen
@@ -39,6 +39,17 @@ class LoadedMemory:
     peak: int = 0
     traffic: int = 0
     loads: int = 0
+
+
+@attrs.frozen(eq=False)
+class ParameterLoad:
+    """One load of one run: what, for which part, the position of the schedule until which it stays, bytes, seconds."""
+
+    value: Node
+    part: str
+    last_position: int
+    size: int
+    seconds: float
 
 
 @attrs.frozen(eq=False)
@@ -136,26 +147,38 @@ class ParameterUses:
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
         """Seconds that the loads of one run take over the default link to main memory, if nothing else runs."""
-        link = Link("host", "device")
-        return {
-            name: held.traffic / link.bandwidth + held.loads * link.latency
-            for name, held in self.memory(offloaded).items()
-        }
+        taken = dict.fromkeys(self.course.held, 0.0)
+        for load in self.loads(offloaded):
+            taken[self.device_of[load.part].name] += load.seconds
+        return taken
 
-    def _lives(self, constant: _Constant, device: str) -> list[Life]:
-        """One for each load; two parts of a device that follow each other share one."""
+    def loads(self, offloaded: Collection[str]) -> list[ParameterLoad]:
+        """Each load of one run, in the order of the parts that it is for."""
+        found = [load for constant, device in self.loaded(offloaded) for load in self._loads(constant, device)]
+        place = {part: index for index, part in enumerate(self.order)}
+        return sorted(found, key=lambda load: place[load.part])  # sorted() is stable
+
+    def _loads(self, constant: _Constant, device: str) -> list[ParameterLoad]:
+        """Two parts of a device that follow each other share a load."""
         turn = {part: index for index, part in enumerate(p for p in self.order if self.device_of[p].name == device)}
-        lives: list[Life] = []
+        seconds = Link("host", device).seconds(constant.size)
+        loads: list[ParameterLoad] = []
         previous = -2
         for part in sorted(constant.parts[device], key=turn.__getitem__):
-            first, last = self.spans[part]
             if turn[part] == previous + 1:
-                lives[-1].stop = last
+                loads[-1] = attrs.evolve(loads[-1], last_position=self.spans[part][1])
             else:
-                place = self.order.index(part)
-                start = self.spans[self.order[place - 1]][0] if place else first
-                lives.append(Life(start, last, constant.size, False, constant.node))
+                loads.append(ParameterLoad(constant.node, part, self.spans[part][1], constant.size, seconds))
             previous = turn[part]
+        return loads
+
+    def _lives(self, constant: _Constant, device: str) -> list[Life]:
+        """One for each load: from the beginning of the part before its own."""
+        lives = []
+        for load in self._loads(constant, device):
+            place = self.order.index(load.part)
+            start = self.spans[self.order[place - 1] if place else load.part][0]
+            lives.append(Life(start, load.last_position, constant.size, False, constant.node))
         return lives
 
     def _memory(self, device: str, held: int, lives: Sequence[Life]) -> LoadedMemory:

@@ -249,6 +249,7 @@ class Plan:
             overlap=overlap,
             detail=detail,
             course=uses.course_with(self.offloaded),
+            loads=uses.loads(self.offloaded),
         )
 
     def device_map(self, *, strict: bool = True) -> dict[str, str]:

@@ -56,9 +56,20 @@ def summarize(
     seconds, load = predict_times(
         graph_module, assignment, device_of, plan.topology, seconds=lambda node, _: taken[node]
     )
-    seconds += sum(uses.load_seconds(plan.offloaded).values())
+    loading = uses.load_seconds(plan.offloaded)
+    seconds += sum(loading.values())
+    load = {name: busy + loading.get(name, 0.0) for name, busy in load.items()}
     samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
-    known = partial(simulate, graph_module, assignment, device_of, plan.topology, seconds=taken, course=course)
+    known = partial(
+        simulate,
+        graph_module,
+        assignment,
+        device_of,
+        plan.topology,
+        seconds=taken,
+        course=course,
+        loads=uses.loads(plan.offloaded),
+    )
     overlap: Overlap = "copies" if plan.objective == "latency" else "devices"  # as the solvers count
     run = known(overlap=overlap)
     shown = known(samples=samples) if samples > 1 else run
