@@ -17,7 +17,17 @@ from fxpasses.units import GiB, parse_bytes, parse_count, parse_rate, parse_seco
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Device", "Link", "Topology", "detect", "fake_devices", "parse_device", "parse_link"]
+__all__ = [
+    "Device",
+    "Link",
+    "Topology",
+    "check_torch_devices",
+    "detect",
+    "fake_devices",
+    "is_here",
+    "parse_device",
+    "parse_link",
+]
 
 DEFAULT_FLOPS = 100e9
 DEFAULT_BANDWIDTH = 20e9
@@ -30,10 +40,14 @@ _DTYPES = (
 )
 
 
-def _no_limit(size: int | None) -> int | None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
+def _no_limit(size: float | str | None) -> int | None:
+    """A size as people write it: bytes, ``80e9``, ``"40MiB"``."""
+    if size is None:
+        return None
+    number = parse_bytes(size) if isinstance(size, str) else size
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0 or number % 1 != 0:
         raise InputError(f"A device's memory is a number of bytes, not {size!r}; leave it out for 'no limit'.")
-    return size
+    return int(number)
 
 
 def _positive(what: str, whose: str = "device") -> Callable[[object, attrs.Attribute[Any], Any], None]:
@@ -77,7 +91,7 @@ class Device:
 
     Args:
         name: How plans and reports call it; unique among the devices of one placement.
-        available_mem_bytes: Its memory budget in bytes; None means no limit.
+        available_mem_bytes: Its memory budget in bytes, or as text (``"40MiB"``); None means no limit.
         logical_id: A number that partitioners of the ``torch.fx`` family use; -1 when it does not matter.
         torch_device: Where tensors really go, as ``torch.device`` takes it: ``"cpu"``, ``"cuda:0"``.
         flops: Peak floating-point operations per second.
@@ -272,6 +286,37 @@ def _real_device(torch_device: str, text: str) -> str:
         ) from None
 
 
+def check_torch_devices(devices: Iterable[Device]) -> None:
+    """Look whether torch knows the torch devices; they need not be on this machine.
+
+    Raises:
+        InputError: it does not know one.
+    """
+    import torch
+
+    for device in devices:
+        try:
+            torch.device(device.torch_device)
+        except RuntimeError:
+            raise InputError(
+                f"The device {device.name!r} is on the torch device {device.torch_device!r}, which torch does not "
+                "know; write cpu, cuda:0, mps, meta, ..."
+            ) from None
+
+
+def is_here(torch_device: str) -> bool:
+    """Whether this machine has a torch device."""
+    import torch
+
+    device = torch.device(torch_device)
+    if device.type in ("cpu", "meta"):
+        return True
+    backend = getattr(torch, device.type, None)
+    if backend is None or not getattr(backend, "is_available", bool)():
+        return False
+    return (device.index or 0) < int(getattr(backend, "device_count", lambda: 1)())
+
+
 def parse_link(text: str) -> Link:
     """Read a link as the command line takes it: ``A:B=16GiB/s,5us``.
 
@@ -292,7 +337,7 @@ def parse_link(text: str) -> Link:
 def fake_devices(
     count: int,
     *,
-    memory: int | Sequence[int | None] | None = None,
+    memory: float | str | Sequence[float | str | None] | None = None,
     flops: float | Sequence[float] = DEFAULT_FLOPS,
     bandwidth: float = DEFAULT_BANDWIDTH,
     torch_device: str = "cpu",
@@ -303,14 +348,16 @@ def fake_devices(
     ['device0', 'device1']
 
     Raises:
-        InputError: a sequence of another length.
+        InputError: no device, or a sequence of another length.
     """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"fake_devices makes 1 device or more, not {count!r}.")
     for what, given in (("memory", memory), ("flops", flops)):
-        if isinstance(given, Sequence) and len(given) != count:
+        if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != count:
             raise InputError(f"{what} has {len(given)} entries for {count} devices; give one for each, or one number.")
 
     def each(value: Any, index: int) -> Any:
-        return value[index] if isinstance(value, Sequence) else value
+        return value[index] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
     return tuple(
         Device(

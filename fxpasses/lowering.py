@@ -5,7 +5,7 @@ Capture with ``torch.export``, clean up with passes, decide which device runs wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,13 +15,15 @@ from torch.fx import GraphModule
 
 from fxpasses.attributes import find_attribute
 from fxpasses.backends import compile_part
-from fxpasses.devices import Device, Link, Topology
+from fxpasses.devices import Device, Link, Topology, is_here
 from fxpasses.effects import analyze_effects
+from fxpasses.errors import PlacementError
 from fxpasses.lowered_module import LoweredModule, lowered_module
 from fxpasses.lowered_report import copy_rows
 from fxpasses.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, Objective
+from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_maps import DeviceMap
 from fxpasses.partitioners.device_replicas import Replicate
 from fxpasses.partitioners.parameter_loads import LoadedMemory, ParameterUses
@@ -49,7 +51,11 @@ def lower(
     device_map: DeviceMap | None = None,
     plan: Plan | None = None,
     offload: str | None = None,
+    pinned: Mapping[Selector, str] | None = None,
+    forbidden: Mapping[Selector, Collection[str]] | None = None,
+    colocate: Iterable[Iterable[Selector]] = (),
     time_budget: float = 0.5,
+    seed: int = 0,
     replicate: Replicate = "cheaper",
     pipeline: Pipeline | None = None,
     dynamic_shapes: Any = None,
@@ -74,7 +80,11 @@ def lower(
         plan: A plan to follow, with its devices unless others are given. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small: some parts then load
             theirs in each run, one part ahead. Nothing changes where the model fits.
+        pinned: The device of a module, by its path.
+        forbidden: Devices that a module must not be on.
+        colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.
+        seed: For what the search draws.
         replicate: Whether a device computes cheap values again instead of having them sent: where that is ``cheaper``,
             ``always``, or ``never``; as :func:`fxpasses.place` takes it.
         pipeline: The clean-up passes: a text, a manager, or a list of passes; by default those of the plan, else
@@ -93,7 +103,8 @@ def lower(
         InputError: no device, two of one name, missing or unfitting inputs.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
-        PlacementError: the device map names a module or a device that is not there, or misses modules.
+        PlacementError: the device map names a module or a device that is not there, or misses modules; or a torch
+            device is not on this machine.
         InfeasibleError: the model does not fit the devices.
         PlanError: the plan does not fit the model.
     """
@@ -109,7 +120,11 @@ def lower(
         device_map=device_map,
         plan=plan,
         offload=offload,
+        pinned=pinned,
+        forbidden=forbidden,
+        colocate=colocate,
         time_budget=time_budget,
+        seed=seed,
         replicate=replicate,
         pipeline=pipeline,
         dynamic_shapes=dynamic_shapes,
@@ -155,6 +170,7 @@ def _build(
 ) -> LoweredModule:
     """Split, place and describe; the one way from an assignment to a lowered module."""
     device_of, offloaded = plan.device_of, plan.offloaded
+    _refuse_absent(assignment, device_of)
     uses = ParameterUses.of(graph_module, assignment, device_of)
     memory = uses.memory(offloaded)
     with clock.step("split"):
@@ -176,6 +192,15 @@ def _build(
     figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}
     lowered.plan = with_figures(plan, lowered.report, **figures)
     return lowered
+
+
+def _refuse_absent(assignment: Assignment, device_of: Mapping[str, Device]) -> None:
+    for device in dict.fromkeys(device_of[str(part)] for part in assignment.order):
+        if not is_here(device.torch_device):
+            raise PlacementError(
+                f"The device {device.name!r} is the torch device {device.torch_device}, and this machine has none; "
+                "place() plans without it, and lower() needs it: give another torch_device, or run where it is."
+            )
 
 
 def _where_constants_live(

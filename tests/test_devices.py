@@ -96,6 +96,13 @@ def test_a_negative_memory_is_refused() -> None:
             "There is no device to place the model on; give at least one, such as Device('cpu').",
         ),
         (
+            lambda: Device("a", "12 parsecs"),
+            "'12 parsecs' is not a size in bytes: there is no unit 'parsecs'; write it like 40MiB or 2GB.",
+        ),
+        (lambda: Device("a", "lots"), "'lots' is not a size in bytes; write it like 40MiB or 2GB."),
+        (lambda: Device("a", "-40MiB"), "'-40MiB' is not a size in bytes; write it like 40MiB or 2GB."),
+        (lambda: fake_devices(0), "fake_devices makes 1 device or more, not 0."),
+        (
             lambda: fake_devices(2, memory=[1]),
             "memory has 1 entries for 2 devices; give one for each, or one number.",
         ),
@@ -106,6 +113,15 @@ def test_devices_and_links_that_make_no_sense_are_refused(make: Callable[[], obj
         make()
 
     assert sentence == str(caught.value)
+
+
+def test_a_size_may_be_a_text_or_a_whole_number() -> None:
+    assert [40 * MiB, 80 * 10**9] == [Device("a", "40MiB").available_mem_bytes, Device("a", 80e9).available_mem_bytes]
+    assert [GiB, GiB] == [device.available_mem_bytes for device in fake_devices(2, memory="1GiB")]
+
+    for size in (1.5, float("nan"), float("inf"), True, [1]):
+        with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not "):
+            Device("a", size)  # type: ignore[arg-type]
 
 
 def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_device() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from lowering_models import KeyValueCache, Mlp, Tied
+from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
 from rich.console import Console
+from torch import Tensor, nn
 
-from fxpasses import Device, FxPassesError, Link, Plan, fake_devices, lower
+from fxpasses import Device, FxPassesError, InputError, Link, PlacementError, Plan, PlanError, fake_devices, lower
+from fxpasses.partitioners import place_by_device
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.planning import Planned, place
 from fxpasses.report.page import render_page
@@ -188,3 +190,61 @@ def test_bad_input_is_one_sentence(make: Callable[[], Any], sentence: str) -> No
         make()
 
     assert str(caught.value).startswith(sentence)
+
+
+def test_lower_takes_the_wishes_that_place_takes() -> None:
+    """Pinned, forbidden and joined modules go where they are wanted."""
+    model, x = Mlp(4).eval(), torch.randn(2, 64)
+    wishes: dict[str, Any] = {
+        "pinned": {"layers.0": "right"},
+        "forbidden": {"layers.3": ["right"]},
+        "colocate": [["layers.0", "layers.1"]],
+    }
+
+    lowered = lower(model, (x,), devices=cpu_pair(40 * KiB, 40 * KiB), objective="throughput", seed=1, **wishes)
+
+    right, left = (lowered.plan.parts[index].ops for index in (0, 1))
+    assert "right" == lowered.plan.parts[0].device
+    assert {"layers.0/*", "layers.1/*"} <= set(right)
+    assert "layers.3/*" in left
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_a_plan_that_passes_a_budget_is_not_followed() -> None:
+    """The error says which device, where and by how many bytes."""
+    model, x = Mlp(4).eval(), torch.randn(2, 64)
+    plan = place(model, (x,), devices=cpu_pair(40 * KiB, 40 * KiB)).plan
+
+    with pytest.raises(PlanError, match=r"^The plan for Mlp cannot be followed: left holds 3.\.. KiB at "):
+        lower(model, (x,), plan=plan, devices=cpu_pair(20 * KiB, 40 * KiB))
+
+
+def test_a_torch_device_has_to_be_known_to_plan_and_here_to_lower() -> None:
+    """The message names it, before anything moves."""
+    model, x = Mlp(1).eval(), torch.randn(2, 64)
+
+    with pytest.raises(
+        InputError, match=r"^The device 'a' is on the torch device 'toaster', which torch does not "
+    ):
+        place(model, (x,), devices=[Device("a", torch_device="toaster")])
+    with pytest.raises(PlacementError, match=r"^The device 'a' is the torch device cuda:63, and this machine has none"):
+        lower(model, (x,), devices=[Device("a", torch_device="cuda:63")])
+
+
+def test_no_device_has_to_support_what_the_host_runs() -> None:
+    """Elements of tuples, guards of inputs, sizes and arithmetic on them."""
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = x.chunk(2, dim=-1)
+            return (first + second).reshape(x.shape[0] * 2, -1)
+
+    aten = torch.ops.aten
+    known = (aten.chunk.default, aten.add.Tensor, aten.reshape.default)
+    device = Device("only", supports=lambda _submodules, node: node.target in known)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Halves(), (torch.randn(4, 8),), dynamic_shapes={"x": {0: batch}})
+
+    x = torch.randn(6, 8)
+    assert torch.equal(Halves()(x), lower(program, devices=[device])(x))
+    assert ["only"] == [str(part) for part in place_by_device(program.module(), [device]).assignment]

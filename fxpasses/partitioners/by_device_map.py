@@ -20,6 +20,7 @@ from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_
 from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.graph_figures import GraphFigures, is_compute
+from fxpasses.partitioners.keep_together import runs_anywhere
 from fxpasses.partitioners.support import module_paths
 
 __all__ = ["devices_of_map", "module_of", "place_by_device_map"]
@@ -208,7 +209,7 @@ def _keep_together(figures: GraphFigures, devices: list[Device]) -> None:
 def _refuse_unsupported(graph_module: GraphModule, nodes: Sequence[Node], devices: Sequence[Device]) -> None:
     submodules = dict(graph_module.named_modules())
     for node, device in zip(nodes, devices, strict=True):
-        if device.supports is not None and not device.runs(submodules, node):
+        if device.supports is not None and not runs_anywhere(node) and not device.runs(submodules, node):
             raise InfeasibleError(
                 f"The device map puts {node.name} ({node.target}, of module {module_of(node)!r}) on {device.name}, "
                 "which does not support it; give that module another device.",

@@ -15,6 +15,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import SECONDS, NodeCost, cost_of, seconds_on, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.keep_together import runs_anywhere
 from fxpasses.partitioners.workspaces import homes_in_memory, workspace_bytes
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
@@ -184,9 +185,10 @@ class GraphFigures:
             if node in self.trained:
                 times = {name: FORWARD_AND_BACKWARD * seconds for name, seconds in times.items()}
             if asked:
-                able = (
-                    device.runs(submodules, node) if support is None else support(device, node) for device in devices
-                )
+                able = [
+                    runs_anywhere(node) or (device.runs(submodules, node) if support is None else support(device, node))
+                    for device in devices
+                ]
                 times = {name: seconds for (name, seconds), runs in zip(times.items(), able, strict=True) if runs}
             yield times
 

@@ -28,6 +28,7 @@ __all__ = [
     "non_tensor_groups",
     "quantization_groups",
     "region_groups",
+    "runs_anywhere",
     "tuple_followers",
 ]
 
@@ -245,6 +246,24 @@ def follower_reason(dependencies: Dependencies, producer: int) -> str:
 def is_getitem(node: Node) -> bool:
     """Whether the node is a call of ``operator.getitem``."""
     return node.op == "call_function" and node.target is operator.getitem
+
+
+_ASKS_FOR_A_SHAPE = ("_assert_tensor_metadata", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride")
+
+
+def runs_anywhere(node: Node) -> bool:
+    """Whether no device has to support a node, for the host runs it.
+
+    Elements of tuples, guards of inputs, sizes and arithmetic on them.
+    """
+    if node.op == "call_module":
+        return str(node.target).rpartition(".")[2] == "_guards_fn"
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.partition("::")[2] in _ASKS_FOR_A_SHAPE
+    is_number = isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_getitem(node) or (is_number and not isinstance(node.target, torch._ops.HigherOrderOperator))
 
 
 def region_groups(dependencies: Dependencies) -> list[KeptGroup]:

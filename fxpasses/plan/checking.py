@@ -9,9 +9,10 @@ import attrs
 import numpy as np
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Topology
+from fxpasses.devices import Device, Topology, is_here
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.keep_together import runs_anywhere
 from fxpasses.partitioners.parameter_loads import ParameterUses
 from fxpasses.partitioners.replicas import with_replicas
 from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, not_replicable, torn_apart
@@ -115,7 +116,7 @@ def _devices(
                     device.name,
                 )
             )
-        if parts and on_this_machine and not _is_here(now.get(device.name, device).torch_device):
+        if parts and on_this_machine and not is_here(now.get(device.name, device).torch_device):
             found.append(
                 Violation(
                     "no torch device",
@@ -125,18 +126,6 @@ def _devices(
                 )
             )
     return found, {device.name: now.get(device.name, device) for device in plan.devices}
-
-
-def _is_here(torch_device: str) -> bool:
-    import torch
-
-    device = torch.device(torch_device)
-    if device.type in ("cpu", "meta"):
-        return True
-    backend = getattr(torch, device.type, None)
-    if backend is None or not getattr(backend, "is_available", bool)():
-        return False
-    return (device.index or 0) < int(getattr(backend, "device_count", lambda: 1)())
 
 
 def _misfits(plan: Plan, given: Fit) -> list[Violation]:
@@ -170,7 +159,7 @@ def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping
     again = ((node, part) for part, nodes in given.again.items() for node in nodes)
     for node, part in (*given.part_of.items(), *again):
         device = device_of[part]
-        if device.supports is not None and not device.runs(submodules, node):
+        if device.supports is not None and not runs_anywhere(node) and not device.runs(submodules, node):
             message = f"{device.name} does not support {given.keys[node]} ({node.target}); move it to another device."
             found.append(Violation("unsupported", message, device.name, given.keys[node]))
     return found
