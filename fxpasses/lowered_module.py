@@ -139,8 +139,9 @@ class _Binding:
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
-    """``GraphModule(root, graph)`` registers every buffer as persistent; keep out of checkpoints what was out."""
+    """``GraphModule(root, graph)`` makes every tensor a persistent buffer; keep out of checkpoints what was out."""
     holders = dict(target.named_modules())
     for name, module in source.named_modules():
-        if name in holders and (temporary := module._non_persistent_buffers_set):
-            holders[name]._non_persistent_buffers_set |= temporary & set(holders[name]._buffers)
+        if name in holders:
+            kept = module._buffers.keys() - module._non_persistent_buffers_set
+            holders[name]._non_persistent_buffers_set |= holders[name]._buffers.keys() - kept

@@ -31,7 +31,7 @@ _FUNCTIONS = """
     reciprocal.default relu.default reshape.default rms_norm.default rsqrt.default select.int sigmoid.default
     sin.default softmax.int sqrt.default square.default squeeze.default squeeze.dim stack.default sub.Tensor
     sum.default sum.dim_IntList t.default tanh.default transpose.int tril.default triu.default unsqueeze.default
-    var.correction where.self zeros_like.default ones_like.default
+    where.self
 """
 _METHODS = """
     add_.Tensor contiguous.default copy_.default expand.default index_copy_.default mul_.Tensor repeat.default

@@ -151,7 +151,7 @@ class _State:
     def _expect_dtype(self, path: str) -> None:
         value = find_attribute(self.root, path).value
         if isinstance(value, torch.Tensor):
-            name = str(value.dtype).replace(".", "_")
+            name = f"k_{value.dtype}".replace(".", "_")
             self.names[name] = value.dtype
             self.dtypes.append(f"{self.read[path]}.dtype is not {name}")
 
@@ -188,7 +188,7 @@ class _Writer:
         """A name for an object that the text cannot spell."""
         if id(value) not in self._known:
             letters = "".join(letter if letter.isalnum() else "_" for letter in name)
-            self._known[id(value)] = f"{letters}_{len(self._known)}"
+            self._known[id(value)] = f"k_{letters}_{len(self._known)}"
             self.names[self._known[id(value)]] = value
         return self._known[id(value)]
 
