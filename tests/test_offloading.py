@@ -12,7 +12,7 @@ from fake_streams import LateStreams
 from lowering_models import KeyValueCache, Mlp
 from torch import nn
 
-from fxpasses import Device, InfeasibleError, InputError, LoweredModule, lower
+from fxpasses import Device, InfeasibleError, InputError, LoweredModule, lower, place
 from fxpasses.lowering import lower_with_plan
 from fxpasses.passes import placement
 from fxpasses.passes.placement import copies_of, loads_of
@@ -230,6 +230,45 @@ def test_the_report_says_why_parameters_are_loaded() -> None:
         "small on small: its parameters stay on the CPU and are loaded one part ahead: small has 60.0 KiB"
     ) in reasons
     assert any(why.endswith("its parameters fit small beside those that are loaded") for why in reasons)
+
+
+def test_loads_are_spans_on_a_lane_of_their_own() -> None:
+    """The load of a part begins with the part before it, is over when its own begins, and holds memory meanwhile."""
+    planned = place(Mlp(8), (torch.randn(2, 64),), devices=[Device("small", 60 * KiB)], offload="cpu")
+    (row,) = planned.summary.devices
+    for overlap in ("none", "devices", "copies"):
+        timeline = planned.simulate(overlap=overlap).timeline
+        loads = timeline.on("host → small")
+        parts = (
+            timeline.on("small")
+            if overlap == "copies"
+            else [span for span in timeline.on("small") if span.kind == "compute"]
+        )
+
+        assert {"load"} == {span.kind for span in loads}
+        assert 14 == len(loads)  # a weight and a bias of each of seven parts
+        for index, part in enumerate(parts[:7]):
+            mine = [span for span in loads if span.name.startswith(f"layers.{index}.")]
+            assert max(span.end for span in mine) <= part.start * (1 + 1e-9)
+            assert min(span.start for span in mine) >= (parts[index - 2].end if index > 1 else 0) * (1 - 1e-9)
+        assert row.peak_bytes == timeline.peak("small")
+
+
+def test_loads_count_in_the_load_of_their_device_in_the_makespan_and_in_the_report() -> None:
+    for objective in ("latency", "throughput"):
+        devices = [Device("left", 50 * KiB), Device("right", 60 * KiB)]
+        planned = place(Mlp(8), (torch.randn(2, 64),), devices=devices, offload="cpu", objective=objective)  # type: ignore[arg-type]
+        summary, one = planned.summary, planned.simulate(overlap="none")
+        overlapping = planned.simulate(overlap="copies")
+        load = {row.name: row.estimated_ms / 1e3 for row in summary.devices}
+
+        assert pytest.approx(summary.estimated_ms / 1e3) == one.seconds
+        assert pytest.approx(load) == {name: one.timeline.busy(name) for name in load}
+        assert pytest.approx(summary.devices[1].loading_ms / 1e3) == one.timeline.busy("host → right")
+        assert overlapping.seconds < one.seconds
+        expected = overlapping.seconds if objective == "latency" else max(load.values())
+        assert pytest.approx(expected) == summary.objective_value
+        assert any(event["cat"] == "load" for event in one.timeline.chrome_trace()["traceEvents"] if event["ph"] == "X")
 
 
 def test_a_checkpoint_has_the_models_names_and_loads() -> None:

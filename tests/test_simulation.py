@@ -15,6 +15,8 @@ from torch.fx import GraphModule
 
 from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology
 from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.device_runs import runs_of
+from fxpasses.partitioners.device_times import predict_makespan
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.simulation import simulate
 from fxpasses.timeline import Span
@@ -50,6 +52,7 @@ def graph_of(model: nn.Module) -> GraphModule:
 
 
 BRANCHES = graph_of(Branches())
+SKIP = graph_of(Skip())
 TWO = Topology.of(
     [Device("a", 1 << 20), Device("b", overhead=1e-5, flops=50e9)], [Link("a", "b", bandwidth=1e9, latency=2e-6)]
 )
@@ -91,6 +94,30 @@ def test_one_sample_takes_what_is_predicted_and_holds_what_is_predicted(data: st
 
 
 MLP = graph_of(Mlp(3))
+THREE = Topology.of(
+    [Device("a"), Device("b", flops=1e9), Device("c")], [Link("a", "b", 1e9), Link("a", "c", 2e8, 9e-6), Link("b", "c")]
+)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_what_a_device_is_busy_with_is_its_load_and_the_makespan_is_the_one_that_placing_counts(
+    data: st.DataObject,
+) -> None:
+    """A value that goes to two devices leaves once, over the slower link, as the solvers count it."""
+    graph = data.draw(st.sampled_from([BRANCHES, SKIP]))
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    parts = data.draw(st.lists(st.sampled_from(["a", "b", "c"]), min_size=len(nodes), max_size=len(nodes)))
+    runs = runs_of(graph, dict(zip(nodes, parts, strict=True)))
+    device_of = {part: THREE[name] for part, name in runs.device_of.items()}
+    seconds, load = predict_times(graph, runs.assignment, device_of, THREE)
+
+    for overlap in ("none", "devices"):
+        timeline = simulate(graph, runs.assignment, device_of, THREE, overlap=overlap).timeline
+        assert pytest.approx(load) == {name: timeline.busy(name) for name in load}
+    together = simulate(graph, runs.assignment, device_of, THREE, overlap="copies").seconds
+
+    assert predict_makespan(runs.assignment, device_of, THREE) == together <= seconds * (1 + 1e-9)
 
 
 def test_parts_that_need_nothing_from_each_other_overlap(branches: tuple[Assignment, dict[str, Device]]) -> None:
@@ -129,7 +156,7 @@ def test_the_period_of_a_filled_pipeline_is_the_load_of_the_busiest_device() -> 
 def test_a_value_that_is_needed_late_keeps_nobody_waiting() -> None:
     """A skip connection over a stage: the sender goes on with the next sample until the receiver wants the value."""
     devices = Topology.of([Device(name, flops=1e9) for name in "abc"])
-    graph = graph_of(Skip())
+    graph = SKIP
     nodes = {node.name: node for node in graph.graph.nodes}
     parts = {"a": ("linear",), "b": ("linear_1", "linear_2"), "c": ("linear_3", "add")}
     assignment = Assignment.of(graph, {nodes[name]: part for part, names in parts.items() for name in names})

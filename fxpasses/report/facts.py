@@ -81,7 +81,7 @@ def summarize(
         len(assignment.partition_of),
         tuple(steps),
         tuple(passes),
-        tuple(_device_rows(plan, assignment, uses, load, period, keys)),
+        tuple(_device_rows(plan, assignment, uses, load, loading, period, keys)),
         tuple(sent),
         seconds * 1e3,
         reasons={key: _why_there(node, assignment, device_of, reasons or {}) for node, key in keys.items()},
@@ -134,6 +134,7 @@ def _device_rows(
     assignment: Assignment,
     uses: ParameterUses,
     load: Mapping[str, float],
+    loading: Mapping[str, float],
     period: float,
     keys: Mapping[Node, str],
 ) -> Iterator[DeviceRow]:
@@ -153,6 +154,7 @@ def _device_rows(
             busy * 1e3,
             parts,
             idle_ms=max(0.0, period - busy) * 1e3,
+            loading_ms=loading.get(device.name, 0.0) * 1e3,
         )
         yield _with_memory(row, plan, uses, keys) if device.name in uses.course.held else row
 

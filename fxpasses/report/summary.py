@@ -47,13 +47,15 @@ class DeviceRow:
         copy_bytes: Most bytes of received copies at one time.
         peak_bytes: What has to fit the budget.
         budget_bytes: The budget; None for no limit.
-        estimated_ms: Predicted busy milliseconds of one run.
+        estimated_ms: Its load: predicted milliseconds of one run for its operators, for each value that enters it, each
+            value that leaves it (once, over the slowest link that it takes), and each parameter that it loads.
         parts: The parts it runs, in execution order.
         loaded_bytes: Most bytes of offloaded parameters on it at one time; the peak counts them.
         traffic_bytes: Bytes of parameters that it loads in one run.
         state_bytes: Of the parameters, those that are buffers and constants.
         peak_copy_bytes: Received copies at the moment at which most is held.
         peak_op: The operator at which most is held.
+        loading_ms: Of its load, the milliseconds in which it loads parameters.
         idle_ms: Milliseconds in which it does nothing: of one run, or for ``throughput`` of the busiest device's time.
     """
 
@@ -73,6 +75,7 @@ class DeviceRow:
     peak_copy_bytes: int = 0
     peak_op: str = ""
     idle_ms: float = 0.0
+    loading_ms: float = 0.0
 
     @property
     def own_bytes(self) -> int:
@@ -85,8 +88,8 @@ class PathRow:
     """One step of the critical path.
 
     Args:
-        name: The part, or the value that is copied.
-        kind: ``compute`` or ``copy``.
+        name: The part, the value that is copied, or the parameter that is loaded.
+        kind: ``compute``, ``copy`` or ``load``.
         where: The device, or the two ends of the link.
         start_ms: When it begins.
         estimated_ms: How long it takes.
@@ -235,16 +238,16 @@ class Summary:
         )
 
     def path_steps(self) -> list[PathRow]:
-        """The critical path with copies that follow each other on one link as one step."""
+        """The critical path with copies or loads that follow each other on one link as one step."""
         steps: list[PathRow] = []
         for (kind, where), group in itertools.groupby(self.path, key=lambda row: (row.kind, row.where)):
             rows = list(group)
-            if kind != "copy" or len(rows) == 1:
+            if kind == "compute" or len(rows) == 1:
                 steps += rows
                 continue
             total = sum(row.estimated_ms for row in rows)
             largest = sorted(((row.name, row.estimated_ms) for row in rows), key=lambda entry: -entry[1])[:3]
-            name = f"{len(rows)} copies"
+            name = f"{len(rows)} copies" if kind == "copy" else f"{len(rows)} {kind}s"
             steps.append(PathRow(name, kind, where, rows[0].start_ms, total, rows[0].waited_for, tuple(largest)))
         return steps
 

@@ -159,7 +159,7 @@ def _print_path(summary: Summary, console: Console, *, narrow: bool) -> None:
 
 
 def _step_name(row: Sequence[str]) -> str:
-    return row[1] if row[1].endswith(" copies") else f"{row[0]} {row[1]}"
+    return row[1] if row[1].endswith((" copies", " loads")) else f"{row[0]} {row[1]}"
 
 
 def _path_row(row: PathRow, total: float) -> tuple[str, ...]:
@@ -175,6 +175,10 @@ def _sentences(summary: Summary) -> Iterator[str]:
     yield f"One run is predicted to take {_seconds(summary.estimated_ms)}{beside}."
     if summary.objective == "throughput" and (busiest := max((d.estimated_ms for d in summary.devices), default=0.0)):
         yield f"Samples that follow each other come out every {_seconds(busiest)}, {1e3 / busiest:.4g} a second."
+    for row in summary.devices:
+        if row.traffic_bytes:
+            took = _seconds(row.loading_ms)
+            yield f"{row.name} loads {format_bytes(row.traffic_bytes)} of parameters in one run ({took} of its load)."
     yield summary.optimality()
     if summary.advice is None:
         return
