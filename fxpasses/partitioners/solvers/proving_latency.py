@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fxpasses.partitioners.solvers.heads import Heads
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.programs import Program
 from fxpasses.partitioners.solvers.proving import ROUNDING, add_assignments, add_budgets
@@ -26,12 +27,14 @@ class LatencyProgram:
         scheduler: The nodes.
         unit_of: The unit of each node.
         flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+        heads: When each node can start at the earliest, and what has to follow it.
     """
 
     model: LoadModel
     scheduler: Scheduler
     unit_of: Ints
     flow: Ints | None
+    heads: Heads
 
     @property
     def size(self) -> int:

@@ -6,14 +6,16 @@ import math
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.contiguous import PipelineSearch
 from fxpasses.partitioners.solvers.cutting import prefixes
 from fxpasses.partitioners.solvers.freely import refuse
-from fxpasses.partitioners.solvers.latency import LatencyAnswer, LatencySearch
+from fxpasses.partitioners.solvers.heads import Heads
+from fxpasses.partitioners.solvers.joining import order_of_groups
+from fxpasses.partitioners.solvers.latency import LatencySearch
+from fxpasses.partitioners.solvers.levels import Flow, LatencyAnswer, Level
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
@@ -21,16 +23,14 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proving import ROUNDING
 from fxpasses.partitioners.solvers.proving_latency import LatencyProgram
 from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.scheduling import Scheduler
 from fxpasses.partitioners.solvers.searching import FEW_STATES, LONG, Search
+from fxpasses.partitioners.solvers.shrinking import is_large, shortest_path, shrunk, widened
 from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Ints
 
 __all__ = ["in_turn", "solve_latency"]
 
-MAX_SENDING = 200_000_000
-"""Entries of the table of sending times up to which there is a search."""
 SMALL = 400
 """Variables up to which the integer program is asked."""
 RELAXED = 20_000
@@ -52,36 +52,66 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
-    if tables.seconds.size * len(tables.memory) > MAX_SENDING:
-        raise PlacementError(
-            f"{len(tables.nodes)} nodes on {len(tables.memory)} devices are too many for objective='latency'; place "
-            "them with objective='throughput', or join them first."
-        )
-    scheduler = Scheduler.of(tables)
-    if len(scheduler.topological) < len(tables.nodes):
-        stuck = np.setdiff1d(np.arange(len(tables.nodes)), scheduler.topological)
-        names = ", ".join(repr(tables.nodes[node]) for node in stuck[:3].tolist())
-        raise PlacementError(f"A latency needs nodes that do not wait for each other in a circle; {names} do.")
-    model = LoadModel.of(units, tables, "latency")
+    topological = _topological(tables)
     is_pipeline = problem.contiguity != "free"
-    allowed = Flow.of(units, model.devices).is_acyclic if is_pipeline else _anything
-    bound = max(load_bound(units, tables.memory, "throughput"), _path_bound(scheduler, tables))
-    starts, error = _pipelines(problem, tables, units)
+    model = _model(units, tables)
+    flow = Flow.of(units, model.devices) if is_pipeline else None
+    level = Level(tables, model, units.unit_of, flow)
+    large = is_large(tables)
+    starts, error = _starts(problem, tables, units, every=is_pipeline or large)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
-    flow = Flow.of(units, model.devices).pairs if is_pipeline else None
-    program = LatencyProgram(model, scheduler, units.unit_of, flow)
-    if problem.time_budget and model.size * model.devices <= RELAXED:
-        bound = max(bound, program.relaxed() * (1 - ROUNDING))
-    search = LatencySearch(model, scheduler, units.unit_of, allowed, bound, problem.time_budget, problem.seed)
-    answer, bound = _proven(problem, search, program, search.run(starts))
+    if large:
+        answer, bound = _in_groups(problem, level, units, topological, starts)
+    else:
+        answer, bound = _node_by_node(problem, level, units, starts)
     if math.isinf(answer.value):
         raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
     return Solved(answer.home[units.unit_of], _devices(answer, units), bound, answer.start, answer.value)
 
 
-def _anything(homes: Ints) -> NDArray[np.bool_]:
-    return np.ones(len(homes), dtype=bool)
+def _topological(tables: CostTables) -> Ints:
+    order = order_of_groups(np.arange(len(tables.nodes)), tables)
+    if len(order) < len(tables.nodes):
+        stuck = np.setdiff1d(np.arange(len(tables.nodes)), order)
+        names = ", ".join(repr(tables.nodes[node]) for node in stuck[:3].tolist())
+        raise PlacementError(f"A latency needs nodes that do not wait for each other in a circle; {names} do.")
+    return np.array(order, dtype=np.int64)
+
+
+def _model(units: Units, tables: CostTables) -> LoadModel:
+    """What units weigh; the values between them are left to the schedule."""
+    allowed = np.isfinite(units.seconds)
+    weight = np.where(allowed, units.seconds, 0.0)
+    return attrs.evolve(LoadModel.of(units, tables, "memory"), weight=weight, by_bytes=False)
+
+
+def _node_by_node(
+    problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
+) -> tuple[LatencyAnswer, float]:
+    """Search all nodes, prove what is small."""
+    model, memory = level.model, level.tables.memory
+    prices = prices_of(units, memory, "throughput")
+    heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
+    bound = max(load_bound(units, memory, "throughput"), heads.bound)
+    flow = None if level.flow is None else level.flow.pairs
+    program = LatencyProgram(model, level.scheduler, level.unit_of, flow, heads)
+    if problem.time_budget and model.size * model.devices <= RELAXED:
+        bound = max(bound, program.relaxed() * (1 - ROUNDING))
+    search = LatencySearch(level, bound, problem.time_budget, problem.seed)
+    return _proven(problem, search, program, search.run(starts))
+
+
+def _in_groups(
+    problem: PlacementProblem, level: Level, units: Units, topological: Ints, starts: list[Ints]
+) -> tuple[LatencyAnswer, float]:
+    """Search groups of nodes, then schedule the nodes."""
+    tables = level.tables
+    bound = max(load_bound(units, tables.memory, "throughput"), shortest_path(tables, topological))
+    groups, joined = shrunk(level, topological, starts)
+    search = LatencySearch(groups, bound, problem.time_budget, problem.seed)
+    answer = widened(level, joined, topological, search.run([joined.homes(start) for start in starts]))
+    return answer, min(bound, answer.value)
 
 
 def _devices(answer: LatencyAnswer, units: Units) -> tuple[int, ...]:
@@ -91,62 +121,33 @@ def _devices(answer: LatencyAnswer, units: Units) -> tuple[int, ...]:
     return tuple(sorted(used, key=lambda device: (float(answer.start[home == device].min()), device)))
 
 
-@attrs.frozen(eq=False)
-class Flow:
-    """Which units must not be on later devices than others: pairs (before, after), ``(e, 2)``."""
+def _starts(
+    problem: PlacementProblem, tables: CostTables, units: Units, *, every: bool
+) -> tuple[list[Ints], PlacementError | None]:
+    """Pipelines: that of the smallest sum, of the smallest largest load, of the fewest devices; or why there is none.
 
-    pairs: Ints
-    devices: int
-
-    @classmethod
-    def of(cls, units: Units, devices: int) -> Flow:
-        """Take the precedence of the units."""
-        pairs = [(before, unit) for unit, needs in enumerate(units.predecessors) for before in needs]
-        return cls(np.array(pairs, dtype=np.int64).reshape(-1, 2), devices)
-
-    def is_acyclic(self, homes: Ints) -> NDArray[np.bool_]:
-        """Which assignments are pipelines: no device needs a value back from a later one, ``(p,)``."""
-        kinds = self.devices
-        reach = np.zeros((len(homes), kinds, kinds), dtype=np.float32)
-        rows = np.arange(len(homes))[:, None]
-        reach[rows, homes[:, self.pairs[:, 0]], homes[:, self.pairs[:, 1]]] = 1
-        own = np.arange(kinds)
-        reach[:, own, own] = 0
-        for _ in range(max(1, math.ceil(math.log2(kinds + 1)))):
-            reach = np.minimum(reach + reach @ reach, 1)
-        acyclic: NDArray[np.bool_] = reach[:, own, own].sum(axis=1) == 0
-        return acyclic
-
-
-def _path_bound(scheduler: Scheduler, tables: CostTables) -> float:
-    """The longest path when each node is on the best device for it and for what follows, budgets left out."""
-    count, kinds = tables.seconds.shape
-    earliest = np.zeros((count + 1, kinds))
-    for node in scheduler.topological.tolist():
-        needs = scheduler.before[node][scheduler.before[node] < count]
-        there = (earliest[needs][:, :, None] + scheduler.send[needs]).min(axis=1).max(axis=0, initial=0.0)
-        earliest[node] = there + tables.seconds[node]
-    return float(earliest[:-1].min(axis=1).max(initial=0.0))
-
-
-def _pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[list[Ints], PlacementError | None]:
-    """The pipelines of the smallest largest load, of the fewest devices, of the smallest sum; or why there is none."""
+    Unless it is asked for every one of them, the first that is found is enough.
+    """
     found: list[Ints] = []
     error: PlacementError | None = None
-    budget = problem.time_budget / 8
+    if (cheapest := in_turn(problem, tables)) is not None:
+        found.append(_of_units(cheapest, units))
     for objective in ("throughput", "devices"):
-        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=budget)
+        if found and not every:
+            break
+        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=problem.time_budget / 8)
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+            found.append(_of_units(device_of, units))
         except PlacementError as failure:
             error = failure if error is None else error
-            continue
-        found.append(np.zeros(units.size, dtype=np.int64))
-        found[-1][units.unit_of] = device_of
-    if (cheapest := in_turn(problem, tables)) is not None:
-        found.append(np.zeros(units.size, dtype=np.int64))
-        found[-1][units.unit_of] = cheapest
     return found, error
+
+
+def _of_units(device_of: Ints, units: Units) -> Ints:
+    home = np.zeros(units.size, dtype=np.int64)
+    home[units.unit_of] = device_of
+    return home
 
 
 def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
@@ -169,11 +170,11 @@ def _proven(
     bound = search.bound
     if answer.value <= bound * (1 + 1e-9):
         return answer, bound
-    if search.model.size * search.model.devices <= SMALL and program.size <= SMALL:
+    if program.model.size * program.model.devices <= SMALL and program.size <= SMALL:
         nodes = int(VARIABLES_A_SECOND * (2 + problem.time_budget / 2) / (1 + program.size))
         home, start, proven = program.solve(answer.value, nodes=nodes)
         if home is not None and start is not None:
-            answer = min(answer, search.scheduled(home, start), key=lambda each: each.value)
+            answer = min(answer, search.level.started(home, start), key=lambda each: each.value)
         if proven >= answer.value * (1 - ROUNDING):
             return answer, answer.value
         bound = max(bound, proven * (1 - ROUNDING))
