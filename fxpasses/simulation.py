@@ -20,7 +20,7 @@ from fxpasses.partitioners.cost import seconds_of
 from fxpasses.partitioners.memory import Life, MemoryCourse, follow_memory
 from fxpasses.partitioners.parameter_loads import ParameterLoad
 from fxpasses.partitioners.task_lists import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
-from fxpasses.timeline import MemoryCurve, Span, Timeline
+from fxpasses.timeline import Flow, MemoryCurve, Span, Timeline
 
 __all__ = ["Detail", "Overlap", "PathStep", "Simulation", "simulate"]
 
@@ -145,7 +145,8 @@ def simulate(
     else:
         run_as_soon_as_possible(todo.tasks)
     course = course or follow_memory(graph_module, assignment, device_of)
-    spans = list(_spans(todo.tasks, assignment, seconds, overlap, detail))
+    of_task = [list(_spans(task, assignment, seconds, detail)) for task in todo.tasks]
+    spans = [span for found in of_task for span in found]
     tracks = [device.name for device in topology.devices]
     clocks = _clocks(todo, assignment, seconds, samples)
     memory = {
@@ -155,7 +156,7 @@ def simulate(
     }
     budgets = {device.name: device.available_mem_bytes for device in topology.devices}
     ends = [max((task.end for task in todo.tasks if task.sample == index), default=0.0) for index in range(samples)]
-    timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks))
+    timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks), tuple(_flows(todo.tasks, of_task)))
     return Simulation(timeline, samples, overlap, tuple(ends), tuple(_critical_path(todo.tasks)))
 
 
@@ -171,25 +172,27 @@ def _checked(samples: int, overlap: Overlap | None, detail: Detail) -> Overlap:
     return overlap or ("none" if samples == 1 else "devices")
 
 
-def _spans(
-    tasks: Sequence[Task],
-    assignment: Assignment,
-    seconds: Mapping[Node, float],
-    overlap: Overlap,
-    detail: Detail,
-) -> Iterator[Span]:
-    """A copy or a load is a span on its link, and on those ends that it keeps busy."""
-    for task in tasks:
-        if task.kind != "compute":
-            yield from (Span(track, task.name, task.start, task.seconds, task.kind) for track in task.uses)
-        elif detail == "parts":
-            yield Span(task.track, task.name, task.start, task.seconds)
-        else:
-            now = task.start
-            for node in assignment.partitions[task.part]:
-                if seconds[node]:
-                    yield Span(task.track, node.name, now, seconds[node])
-                now += seconds[node]
+def _spans(task: Task, assignment: Assignment, seconds: Mapping[Node, float], detail: Detail) -> Iterator[Span]:
+    """A copy or a load is a span on its link first, then on those ends that it keeps busy."""
+    if task.kind != "compute":
+        yield from (Span(track, task.name, task.start, task.seconds, task.kind) for track in task.uses)
+    elif detail == "parts":
+        yield Span(task.track, task.name, task.start, task.seconds)
+    else:
+        now = task.start
+        for node in assignment.partitions[task.part]:
+            if seconds[node]:
+                yield Span(task.track, node.name, now, seconds[node])
+            now += seconds[node]
+
+
+def _flows(tasks: Sequence[Task], spans: Sequence[Sequence[Span]]) -> Iterator[Flow]:
+    """From what a task needs to the task: the last operator of a part, the link of a copy, the first operator."""
+    for index, task in enumerate(tasks):
+        for need in task.needs:
+            if spans[need] and spans[index]:
+                source = spans[need][-1 if tasks[need].kind == "compute" else 0]
+                yield Flow(source, spans[index][0])
 
 
 @attrs.frozen

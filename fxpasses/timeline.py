@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import attrs
 from fxpasses.errors import InputError
 from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["COLUMNS", "MemoryCurve", "Span", "Timeline", "lanes_of"]
+__all__ = ["COLUMNS", "Flow", "MemoryCurve", "Span", "Timeline", "lanes_of"]
 
 MemoryCurve = tuple[tuple[float, int], ...]
 """Steps ``(second, bytes)`` in the order of time: from that second on, that many bytes."""
@@ -58,11 +58,23 @@ class Span:
         return self.start + self.seconds
 
 
+@attrs.frozen
+class Flow:
+    """What one piece of work hands to another: an arrow from the first to the second."""
+
+    source: Span
+    target: Span
+
+
 def _curves(given: Mapping[str, Iterable[tuple[float, int]]]) -> dict[str, MemoryCurve]:
     return {track: tuple((float(second), int(size)) for second, size in steps) for track, steps in given.items()}
 
 
 def _spans(given: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple(given)
+
+
+def _flows(given: Iterable[Flow]) -> tuple[Flow, ...]:
     return tuple(given)
 
 
@@ -79,6 +91,7 @@ class Timeline:
         memory: For a track, its memory as steps ``(second, bytes)``.
         budgets: For a track, how many bytes it may hold; None for no limit.
         tracks: All tracks from top to bottom; by default those of the spans, then those with memory, as they appear.
+        flows: What is handed from span to span.
 
     Raises:
         InputError: a memory curve whose seconds go back.
@@ -88,6 +101,7 @@ class Timeline:
     memory: Mapping[str, MemoryCurve] = attrs.field(factory=dict, converter=_curves)
     budgets: Mapping[str, int | None] = attrs.field(factory=dict)
     tracks: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    flows: tuple[Flow, ...] = attrs.field(default=(), converter=_flows)
 
     def __attrs_post_init__(self) -> None:
         for track, steps in self.memory.items():
@@ -139,14 +153,22 @@ class Timeline:
     def chrome_trace(self) -> dict[str, Any]:
         """The timeline in the trace event format that Perfetto and ``chrome://tracing`` load.
 
-        Each track is a process of its own, so that its memory counter stands beside its spans. Times are in
-        microseconds.
+        Each track is a process of its own, so that its memory counter stands beside its spans; spans that overlap are
+        on threads of their own. An arrow is a pair of flow events, bound to the two spans. Times are in microseconds,
+        as whole nanoseconds, so that spans which follow each other do not overlap by rounding.
         """
         events: list[dict[str, Any]] = []
+        places: dict[Span, tuple[int, int]] = {}
         for number, track in enumerate(self.tracks, start=1):
-            events += _named(number, track)
-            events += [_complete(number, lane, span) for lane, span in lanes_of(self.on(track))]
+            spans = lanes_of(self.on(track))
+            for lane, span in spans:
+                places.setdefault(span, (number, lane + 1))
+            events += _named(number, track, 1 + max((lane for lane, _ in spans), default=0))
+            events += [_complete(number, lane, span) for lane, span in spans]
             events += [_counter(number, second, size) for second, size in self.memory.get(track, ())]
+        known = [flow for flow in self.flows if flow.source in places and flow.target in places]
+        for number, flow in enumerate(known, start=1):
+            events += _arrow(number, flow, places)
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def svg(self, *, title: str = "", width: int = 1000) -> str:
@@ -198,26 +220,30 @@ def lanes_of(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     return placed
 
 
-def _microseconds(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
-def _named(number: int, track: str) -> list[dict[str, Any]]:
-    return [
-        {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": track}},
-        {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}},
-    ]
+def _named(number: int, track: str, lanes: int) -> Iterator[dict[str, Any]]:
+    for tid, name, args in (
+        (0, "process_name", {"name": track}),
+        (0, "process_sort_index", {"sort_index": number}),
+        *((lane, "thread_name", {"name": f"{track} #{lane}" if lanes > 1 else track}) for lane in range(1, lanes + 1)),
+        *((lane, "thread_sort_index", {"sort_index": lane}) for lane in range(1, lanes + 1)),
+    ):
+        yield {"ph": "M", "name": name, "pid": number, "tid": tid, "args": args}
 
 
 def _complete(number: int, lane: int, span: Span) -> dict[str, Any]:
+    start = _nanoseconds(span.start)
     return {
         "ph": "X",
         "name": span.name,
         "cat": span.kind,
         "pid": number,
         "tid": lane + 1,
-        "ts": _microseconds(span.start),
-        "dur": _microseconds(span.seconds),
+        "ts": start / 1000,
+        "dur": (_nanoseconds(span.end) - start) / 1000,
     }
 
 
@@ -227,6 +253,22 @@ def _counter(number: int, second: float, size: int) -> dict[str, Any]:
         "name": "memory",
         "pid": number,
         "tid": 0,
-        "ts": _microseconds(second),
+        "ts": _nanoseconds(second) / 1000,
         "args": {"bytes": size},
     }
+
+
+def _arrow(number: int, flow: Flow, places: Mapping[Span, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Both events stand where their span begins: there it is the one that encloses them."""
+    for phase, span in (("s", flow.source), ("f", flow.target)):
+        pid, tid = places[span]
+        event = {
+            "ph": phase,
+            "name": "needs",
+            "cat": "flow",
+            "id": number,
+            "pid": pid,
+            "tid": tid,
+            "ts": _nanoseconds(span.start) / 1000,
+        }
+        yield event if phase == "s" else {**event, "bp": "e"}
