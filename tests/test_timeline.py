@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpasses import InputError
-from fxpasses.timeline import COLUMNS, Span, Timeline, lanes_of
+from fxpasses.timeline import COLUMNS, Flow, Span, Timeline, lanes_of
 from fxpasses.units import MiB
 
 
@@ -77,6 +80,76 @@ def test_spans_of_one_track_that_overlap_are_on_threads_of_their_own(timeline: T
     copies = [event for event in timeline.chrome_trace()["traceEvents"] if event.get("cat") == "copy"]
 
     assert [1, 2] == [event["tid"] for event in copies]
+
+
+def assert_well_formed(trace: dict[str, Any]) -> None:
+    """The rules of the trace event format, as its description states them."""
+    assert {"traceEvents", "displayTimeUnit"} == trace.keys()
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    events = json.loads(json.dumps(trace))["traceEvents"]
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        assert {"ph", "name", "pid", "tid"} <= event.keys()
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert event["ph"] in "MXCsf"
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
+            assert [type(value) for value in event["args"].values()] == [str if "name" in event["args"] else int]
+            continue
+        assert 0 <= event["ts"]
+        if event["ph"] == "X":
+            assert 0 <= event["dur"]
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["dur"]))
+        if event["ph"] == "C":
+            assert all(isinstance(value, (int, float)) for value in event["args"].values())
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert slices.keys() <= named
+    for lane in slices.values():  # nothing overlaps on a thread, to the nanosecond
+        nanoseconds = sorted((round(ts * 1000), round(dur * 1000)) for ts, dur in lane)
+        assert all(ts + dur <= after for (ts, dur), (after, _) in itertools.pairwise(nanoseconds))
+    counters: dict[int, list[float]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["pid"], []).append(event["ts"])
+    assert all(times == sorted(times) for times in counters.values())
+    arrows: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            assert event["ph"] not in arrows.setdefault(event["id"], {})
+            arrows[event["id"]][event["ph"]] = event
+            inside = slices[event["pid"], event["tid"]]
+            assert any(ts <= event["ts"] <= ts + dur for ts, dur in inside)
+    for arrow in arrows.values():
+        assert {"s", "f"} == arrow.keys()
+        assert (arrow["s"]["name"], arrow["s"]["cat"]) == (arrow["f"]["name"], arrow["f"]["cat"])
+        assert "e" == arrow["f"]["bp"]
+        assert arrow["s"]["ts"] <= arrow["f"]["ts"]
+
+
+def test_an_arrow_leads_from_span_to_span(timeline: Timeline) -> None:
+    first, copy, _, second = timeline.spans
+    drawn = attrs.evolve(timeline, flows=[Flow(first, copy), Flow(copy, second)])
+    events = drawn.chrome_trace()["traceEvents"]
+    arrows = [(event["ph"], event["id"], event["pid"], event["ts"]) for event in events if event["ph"] in "sf"]
+
+    assert [("s", 1, 1, 0.0), ("f", 1, 4, 2000.0), ("s", 2, 4, 2000.0), ("f", 2, 3, 3000.0)] == arrows
+    assert_well_formed(drawn.chrome_trace())
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e-3), st.floats(0, 1e-3), st.sampled_from("abc")), max_size=30))
+def test_every_trace_is_well_formed(given_spans: list[tuple[float, float, str]]) -> None:
+    spans = [Span(track, f"s{index}", start, took) for index, (start, took, track) in enumerate(given_spans)]
+    flows = [Flow(a, b) for a, b in itertools.combinations(spans, 2) if a.end <= b.start]
+
+    assert_well_formed(Timeline(spans, memory={"a": [(0.0, 1), (1e-4, 5)]}, flows=flows).chrome_trace())
+
+
+def test_spans_that_follow_each_other_do_not_overlap_by_rounding() -> None:
+    starts = [index * 1.2345e-9 for index in range(200)]
+    spans = [Span("t", "s", start, after - start) for start, after in itertools.pairwise(starts)]
+
+    assert_well_formed(Timeline(spans).chrome_trace())
 
 
 @settings(max_examples=examples(50))
