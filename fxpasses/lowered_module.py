@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -65,7 +65,7 @@ class LoweredModule(GraphModule):
         """A copy with tensors of its own; what describes the model is shared."""
         described = {name: vars(self)[name] for name in _DESCRIPTION if name in vars(self)}
         memo.update((id(value), value) for value in (*described.values(), self._contract))
-        copied = super().__deepcopy__(memo)
+        copied = cast("LoweredModule", super().__deepcopy__(memo))
         vars(copied).update(described)
         _make_callable(self, copied, self._contract)
         return copied

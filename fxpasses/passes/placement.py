@@ -68,7 +68,7 @@ class PlaceOnDevices(PassBase):
         """Move, load, copy, and bring results back to where the model would give them."""
         memo: Memo = {}
         wanted = result_devices(graph_module)
-        device_of = {name: _with_index(device) for name, device in self.device_of.items()}
+        device_of = {name: with_number(device) for name, device in self.device_of.items()}
         for name, device in device_of.items():
             move_part(graph_module.get_submodule(name), device.torch_device, memo)
         streams = streams_for(_torch_devices(device_of.values()))
@@ -82,10 +82,9 @@ class PlaceOnDevices(PassBase):
         return PassResult(graph_module, True)
 
 
-def _with_index(device: Device) -> Device:
+def with_number(device: Device) -> Device:
     """A device by its number: ``cuda`` alone is whichever GPU is the current one, now and in each later call."""
-    named = torch.device(device.torch_device)
-    if named.type != "cuda" or named.index is not None or not torch.cuda.is_available():
+    if device.torch_device != "cuda" or not torch.cuda.is_available():
         return device
     return attrs.evolve(device, torch_device=f"cuda:{torch.cuda.current_device()}")
 

@@ -229,7 +229,7 @@ class _Writer:
             return values[first][node.args[1]]
         if _is_no_copy(node) or is_proven_assertion(node):
             return values[first]  # type: ignore[index]  # both take a tensor first
-        if isinstance(node.target, HigherOrderOperator) and node.target.name() == _SET_GRAD:
+        if isinstance(node.target, HigherOrderOperator) and node.target.__name__ == _SET_GRAD:
             return self._in_gradient_mode(path, node, values)
         if (index := _slice_of(node)) is not None:
             return self._call(node, "", f"{values[first]}[{self.constant(index, 'slice')}]")  # type: ignore[index]
@@ -344,15 +344,14 @@ def _slice_of(node: Node) -> tuple[slice, ...] | None:
     if node.target is not torch.ops.aten.slice.Tensor or node.kwargs or not isinstance(node.args[0], Node):
         return None
     value = value_of(node.args[0])
-    dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    if not isinstance(value, torch.Tensor) or not all(
-        each is None or type(each) is int for each in (dim, start, end, step)
-    ):
+    named: list[Any] = [*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :]]
+    if not isinstance(value, torch.Tensor) or any(type(each) not in (int, type(None)) for each in named):
         return None
+    dim, start, end, step = named
     stop = None if end == _LAST else end
     if start in (None, 0) and stop is None:
         return None  # an index would make no slice of it
-    return (*[slice(None)] * (dim % value.dim()), slice(start, stop, step))  # type: ignore[operator]  # dim is an int
+    return (*[slice(None)] * (dim % value.dim()), slice(start, stop, step))
 
 
 def _unflattened(graph: Graph, result: Written, writer: _Writer) -> str:

@@ -38,7 +38,7 @@ def nobody_looks() -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._get_tracing_state()
         or torch._C._is_any_autocast_enabled()
-        or modules._has_any_global_hook()
+        or modules._has_any_global_hook()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     )
 
 
