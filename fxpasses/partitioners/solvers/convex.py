@@ -37,7 +37,7 @@ NODES = 100
 """Branch-and-bound nodes of the program, and ten times as many more for each second of the budget."""
 MOVES_A_SECOND = 5_000
 BATCH = 64
-MANY = 20_000
+MANY = 4_000
 """Nodes from which on the best pipeline is the answer."""
 
 
