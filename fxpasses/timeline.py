@@ -171,6 +171,10 @@ class Timeline:
             events += _arrow(number, flow, places)
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
+    def trace_text(self) -> str:
+        """The trace as the text of a file. Names are not escaped: Perfetto shows escapes in names of tracks as such."""
+        return json.dumps(self.chrome_trace(), ensure_ascii=False) + "\n"
+
     def svg(self, *, title: str = "", width: int = 1000) -> str:
         """The timeline as a picture: bars on tracks, memory curves with their budgets below.
 
@@ -188,7 +192,7 @@ class Timeline:
         Raises:
             InputError: the file cannot be written.
         """
-        text = self.svg() if Path(path).suffix == ".svg" else json.dumps(self.chrome_trace()) + "\n"
+        text = self.svg() if Path(path).suffix == ".svg" else self.trace_text()
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:

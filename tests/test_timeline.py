@@ -194,6 +194,13 @@ def test_a_file_is_a_picture_or_a_trace_by_its_ending(timeline: Timeline, tmp_pa
     assert timeline.chrome_trace() == json.loads((tmp_path / "run.json").read_text())
 
 
+def test_names_of_tracks_are_written_as_they_are(tmp_path: Path) -> None:
+    """Perfetto shows an escape in the name of a process or thread as it stands."""
+    Timeline([Span("a → b", "x", 0.0, 1.0)]).save(tmp_path / "run.json")
+
+    assert '"name": "a → b"' in (tmp_path / "run.json").read_text(encoding="utf-8")
+
+
 def test_a_file_that_cannot_be_written_is_refused(timeline: Timeline, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere/run\.json' cannot be written: No such file or directory\.$"):
         timeline.save(tmp_path / "nowhere" / "run.json")

@@ -212,7 +212,7 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
         timeline = planned.simulate(samples=samples, overlap="devices").timeline
         if files.trace is not None:
             detailed = planned.simulate(samples=samples, overlap="devices", detail="ops").timeline
-            texts[files.trace] = json.dumps(detailed.chrome_trace()) + "\n"
+            texts[files.trace] = detailed.trace_text()
         if files.svg is not None:
             texts[files.svg] = timeline.svg(title=summary.model)
     if files.page is not None:

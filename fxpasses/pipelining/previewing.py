@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -182,7 +181,7 @@ class SchedulePreview:
         Raises:
             InputError: The file cannot be written.
         """
-        text = self.svg() if os.fspath(path).endswith(".svg") else json.dumps(self.chrome_trace()) + "\n"
+        text = self.svg() if os.fspath(path).endswith(".svg") else self.timeline().trace_text()
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
