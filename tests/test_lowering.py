@@ -19,7 +19,7 @@ from lowering_models import (
     chain_program,
     cpu_pair,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from examples import bert, resnet
@@ -446,3 +446,25 @@ def test_parts_really_run_on_cuda_and_cpu() -> None:
     with torch.no_grad():
         lowered(x)
     assert before == torch.cuda.memory_allocated()
+
+
+def test_what_is_cut_off_from_gradients_stays_cut_off() -> None:
+    """A straight-through estimator: its gradient is that of the model, not that of rounding."""
+
+    class StraightThrough(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.layer(x)
+            return hidden + (hidden.round() - hidden).detach()
+
+    model, x = StraightThrough(), torch.randn(2, 4)
+    lowered = lower(copy.deepcopy(model), (x,), devices=[Device("only")])
+
+    model(x).sum().backward()
+    lowered(x).sum().backward()
+
+    ours = {lowered.qualified_names.get(name, name): value.grad for name, value in lowered.named_parameters()}
+    assert all(torch.equal(value.grad, ours[name]) for name, value in model.named_parameters())  # type: ignore[arg-type]
