@@ -6,18 +6,11 @@ model's source nor a pickle. Loading replays the plan.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from fxpasses.capture import load_program
 from fxpasses.errors import InputError
@@ -25,7 +18,7 @@ from fxpasses.lowering import LoweredModule, lower_with_plan
 from fxpasses.plan import Plan
 from fxpasses.report.drawing import draw_parts, write_drawing
 from fxpasses.report.page import render_page
-from fxpasses.structures import is_plain, structure_from_json, structure_to_json
+from fxpasses.structures import save_flat, with_structure
 
 __all__ = ["check_writable", "load", "save"]
 
@@ -87,7 +80,7 @@ def _moved(file: Path, target: Path) -> Path:
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
-    structure = _save_program(lowered.program, staging / PROGRAM)
+    structure = save_flat(lowered.program, staging / PROGRAM)
     (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
     lowered.plan.save(staging / PLAN)
     device_of = {lowered.submodule_of[name]: device for name, device in lowered.plan.device_of.items()}
@@ -117,49 +110,7 @@ def load(folder: str | os.PathLike[str]) -> LoweredModule:
     program = load_program(path / PROGRAM)
     try:
         structure = json.loads((path / STRUCTURE).read_text(encoding="utf-8"))
-        program = _with_structure(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
+        program = with_structure(program, structure)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{str(path / STRUCTURE)!r} is missing or broken ({error}); save the model again.") from error
     return lower_with_plan(program, Plan.load(path / PLAN))
-
-
-def _save_program(program: ExportedProgram, file: Path) -> dict[str, Any]:
-    """Save with flat tuples where the structure has classes; give the structure as plain data."""
-    spec = program.call_spec
-    structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
-    inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
-    outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
-    plain = _with_structure(program, inputs, outputs)
-    if inputs is not spec.in_spec:
-        plain._example_inputs = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(plain, str(file))
-    return structure
-
-
-def _flat(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    return pytree.tree_structure(tuple(range(spec.num_leaves)))
-
-
-def _flat_inputs(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    return pytree.tree_structure((tuple(range(spec.num_leaves)), {}))
-
-
-def _with_structure(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec) -> ExportedProgram:
-    """The same program, sharing graph and state, under other input and output structures."""
-    first, *others = program.module_call_graph
-    if first.signature is None:
-        raise InputError("The program has no call signature; export the model again.")
-    signature = dataclasses.replace(first.signature, in_spec=inputs, out_spec=outputs)
-    return ExportedProgram(
-        root=program.graph_module,
-        graph=program.graph_module.graph,
-        graph_signature=program.graph_signature,
-        state_dict=program.state_dict,
-        range_constraints=program.range_constraints,
-        module_call_graph=[dataclasses.replace(first, signature=signature), *others],
-        example_inputs=program.example_inputs,
-        constants=program.constants,
-        verifiers=program.verifiers,
-    )

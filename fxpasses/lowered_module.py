@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
 from typing import Any, cast
 
 import attrs
@@ -16,11 +18,14 @@ from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
 from fxpasses.report.summary import Summary
+from fxpasses.structures import save_flat, with_structure
 
 __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 
 
-_DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of")
+_DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of", "_replay")
+
+Replay = Callable[[ExportedProgram, Plan], "LoweredModule"]
 
 
 class LoweredModule(GraphModule):
@@ -42,6 +47,7 @@ class LoweredModule(GraphModule):
     _contract: InputContract
     _direct: DirectRun
     _checks_inputs: int  # the key of the only hook that it comes with
+    _replay: Replay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
@@ -69,6 +75,17 @@ class LoweredModule(GraphModule):
         vars(copied).update(described)
         _make_callable(self, copied, self._contract)
         return copied
+
+    def __reduce__(self) -> Any:
+        """Pickle the program, the plan and the state; graphs edited by hand and hooks are not kept."""
+        file = BytesIO()
+        structure = save_flat(self.program, file)
+        held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}
+        tensors = _tensors(self)
+        state = {name: each.detach().cpu() for name, each in tensors.items() if id(each) not in held}
+        trained = {name for name, each in tensors.items() if each.requires_grad}
+        packed = _Packed(file.getvalue(), structure, self.plan.to_json(), state, trained, self.training)
+        return (_unpacked, (self._replay, packed))
 
     @property
     def direct_code(self) -> str | None:
@@ -102,18 +119,20 @@ class OffloadedModule(LoweredModule):
             return super().__call__(*args, **kwargs)
 
 
-def lowered_module(parts: Split, program: ExportedProgram, *, offloads: bool = False) -> LoweredModule:
+def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, offloads: bool = False) -> LoweredModule:
     """Make the module that users call from a split whose parts are on their devices.
 
     Args:
         parts: The split, placed.
         program: What it was made of.
+        replay: What makes such a module of a program and a plan, for pickles.
         offloads: Whether parts load parameters.
     """
     placed = parts.graph_module
     lowered = (OffloadedModule if offloads else LoweredModule)(placed, placed.graph, "LoweredModule")
     lowered.meta.update(placed.meta)
     lowered.program = program
+    lowered._replay = replay
     lowered.qualified_names = parts.original_names
     lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
     _make_callable(placed, lowered, InputContract.of(program))
@@ -126,6 +145,36 @@ def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputC
     lowered._contract = contract
     lowered._direct = DirectRun()
     lowered._checks_inputs = lowered.register_forward_pre_hook(_Binding(contract), with_kwargs=True).id
+
+
+@attrs.frozen
+class _Packed:
+    """What a pickle holds: state that the program does not share with the module stands beside it."""
+
+    program: bytes
+    structure: Mapping[str, Any]
+    plan: Any
+    state: Mapping[str, torch.Tensor]
+    trained: Collection[str]
+    training: bool
+
+
+def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
+    """Load a pickle: replay the plan, and put the state back."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(BytesIO(packed.program))
+    lowered = replay(with_structure(program, packed.structure), Plan.from_json(packed.plan))
+    with torch.no_grad():
+        for name, tensor in _tensors(lowered).items():
+            tensor.requires_grad_(name in packed.trained)
+            if name in packed.state:
+                tensor.copy_(packed.state[name])
+    return lowered.train(packed.training)
+
+
+def _tensors(module: GraphModule) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 @attrs.frozen(eq=False)

@@ -180,7 +180,7 @@ def _build(
         by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
         submodules = tuple(parts.part_names[part] for part in assignment.order if str(part) in offloaded)
         PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(memory, plan))(parts.graph_module)
-    lowered = lowered_module(parts, program, offloads=bool(offloaded))
+    lowered = lowered_module(parts, program, offloads=bool(offloaded), replay=lower_with_plan)
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
     if compiled:
         with clock.step("compile"):

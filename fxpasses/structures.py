@@ -6,16 +6,22 @@ by its import path and its fields; where it cannot be imported, a :class:`Record
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import warnings
 from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError
 
-__all__ = ["Record", "is_plain", "structure_from_json", "structure_to_json"]
+__all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
 
 _PLAIN = {tuple: "tuple", list: "list", dict: "dict"}
 
@@ -142,3 +148,79 @@ def _import(path: str) -> Any:
     except (ImportError, AttributeError):
         return None
     return found
+
+
+def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
+    """Save a program with flat tuples where its structure has classes.
+
+    torch's format forgets which names are one tensor; they are part of the answer.
+
+    Args:
+        program: The program.
+        file: Where to.
+
+    Returns:
+        What :func:`with_structure` needs, as plain data: the structures, and names of tied tensors.
+    """
+    spec = program.call_spec
+    structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
+    inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
+    outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
+    plain = _structured(program, inputs, outputs)
+    if inputs is not spec.in_spec:
+        plain._example_inputs = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(plain, file if isinstance(file, BytesIO) else str(file))
+    return structure | {"tied": _tied(program)}
+
+
+def _tied(program: ExportedProgram) -> list[list[str]]:
+    """The names of each tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, value in program.state_dict.items():
+        names.setdefault(id(value), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def with_structure(program: ExportedProgram, structure: Mapping[str, Any]) -> ExportedProgram:
+    """A program that was saved flat, as it was before.
+
+    Args:
+        program: What was loaded; its tied tensors become one again.
+        structure: What :func:`save_flat` gave.
+
+    Raises:
+        InputError: the program has no call signature.
+        KeyError: something is missing in the structure.
+    """
+    for first, *others in structure.get("tied", ()):  # folders of older versions do not say
+        program.state_dict.update(dict.fromkeys(others, program.state_dict[first]))
+    return _structured(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
+
+
+def _flat(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return pytree.tree_structure(tuple(range(spec.num_leaves)))
+
+
+def _flat_inputs(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return pytree.tree_structure((tuple(range(spec.num_leaves)), {}))
+
+
+def _structured(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec) -> ExportedProgram:
+    """The same program, sharing graph and state, under other input and output structures."""
+    first, *others = program.module_call_graph
+    if first.signature is None:
+        raise InputError("The program has no call signature; export the model again.")
+    signature = dataclasses.replace(first.signature, in_spec=inputs, out_spec=outputs)
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph_module.graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=[dataclasses.replace(first, signature=signature), *others],
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lowering_models import Dataclasses, KeyValueCache, Mlp, cpu_pair
+from lowering_models import Dataclasses, KeyValueCache, Mlp, Tied, cpu_pair
 
 from fxpasses import Device, InputError, PlanError, load, lower, save
 from fxpasses.units import KiB
@@ -114,3 +114,13 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(PlanError, match=r"which the model does not have; it changed since"):
         load(tmp_path / "small")
+
+
+def test_tied_weights_are_tied_when_they_are_loaded(tmp_path: Path) -> None:
+    """Complaint 25: torch's own format makes two tensors of them."""
+    ids = torch.randint(0, 50, (2, 5))
+    lowered = lower(Tied(), (ids,), devices=[Device("cpu")])
+
+    save(lowered, tmp_path)
+
+    assert len(list(lowered.parameters())) == len(list(load(tmp_path).parameters()))
