@@ -1,0 +1,166 @@
+"""A lowered model is a module like others: trained, saved, copied and pickled."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import Answer, Dataclasses, KeyValueCache, Mlp, Tied, cpu_pair
+from torch import Tensor, nn
+
+from fxpasses import Device, InputError, LoweredModule, lower
+from fxpasses.passes.placement import loads_of
+from fxpasses.units import KiB
+
+
+class Training(nn.Module):
+    """What behaves differently in training: running statistics and noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.drop, self.second = nn.Dropout(0.3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+def in_two(model: nn.Module, *args: Any) -> LoweredModule:
+    names = [name for name, _ in model.named_children()]
+    device_map = {name: "left" if index < len(names) // 2 else "right" for index, name in enumerate(names)}
+    return lower(model, args, devices=cpu_pair(), device_map={**device_map, "": "left"})
+
+
+def trained(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[Tensor]:
+    """The losses of a few steps."""
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        x, wanted = torch.randn(6, 8), torch.randn(6, 4)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x), wanted)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def test_training_on_two_devices_follows_the_model() -> None:
+    """Losses, weights and running statistics of five steps with Adam, to the last bit."""
+    reference = Training().train()
+    lowered = in_two(copy.deepcopy(reference), torch.randn(6, 8))
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (reference, lowered)]
+
+    losses = [trained(each, optimizer, 5) for each, optimizer in zip((reference, lowered), optimizers, strict=True)]
+
+    assert losses[0] == losses[1]
+    assert list(reference.state_dict()) == list(lowered.state_dict())
+    for name, value in reference.state_dict().items():
+        assert torch.equal(value, lowered.state_dict()[name])
+
+
+def test_a_checkpoint_goes_through_a_file_into_the_model_and_back() -> None:
+    """``torch.save`` of the state, loaded without pickles of code."""
+    model = Training().train()
+    lowered = in_two(copy.deepcopy(model), torch.randn(6, 8))
+    trained(lowered, torch.optim.SGD(lowered.parameters(), lr=0.1), 3)
+    file = io.BytesIO()
+    torch.save(lowered.state_dict(), file)
+    file.seek(0)
+
+    model.load_state_dict(torch.load(file, weights_only=True))
+    other = in_two(Training().train(), torch.randn(6, 8))
+    other.load_state_dict(model.state_dict())
+
+    results = []
+    for each in (model, lowered, other):
+        torch.manual_seed(0)
+        results.append(each(torch.ones(6, 8)))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_copy_is_trained_alone() -> None:
+    lowered = in_two(Training().train(), torch.randn(6, 8))
+    before = {name: value.clone() for name, value in lowered.state_dict().items()}
+
+    copied = copy.deepcopy(lowered)
+    losses = trained(copied, torch.optim.SGD(copied.parameters(), lr=0.1), 2)
+
+    for name, value in lowered.state_dict().items():
+        assert torch.equal(before[name], value)
+    assert losses == trained(lowered, torch.optim.SGD(lowered.parameters(), lr=0.1), 2)
+
+
+def pickled(lowered: LoweredModule) -> LoweredModule:
+    again = pickle.loads(pickle.dumps(lowered))
+    assert isinstance(again, LoweredModule)
+    return again
+
+
+def test_a_pickle_goes_on_where_the_module_was() -> None:
+    """Weights, running statistics, mode and plan; what is frozen stays frozen."""
+    lowered = in_two(Training().train(), torch.randn(6, 8))
+    lowered.get_parameter("left.first.bias").requires_grad_(False)
+    trained(lowered, torch.optim.SGD([p for p in lowered.parameters() if p.requires_grad], lr=0.1), 2)
+
+    again = pickled(lowered)
+
+    assert lowered.plan == again.plan
+    assert lowered.training == again.training
+    assert {name: p.requires_grad for name, p in lowered.named_parameters()} == {
+        name: p.requires_grad for name, p in again.named_parameters()
+    }
+    for name, value in lowered.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+    losses = [
+        trained(each, torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1), 2)
+        for each in (lowered, again)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_pickled_cache_holds_what_was_written() -> None:
+    model = KeyValueCache().eval()
+    lowered = in_two(model, torch.randn(1, 1, 16), torch.tensor([0]))
+    steps = [(torch.randn(1, 1, 16), torch.tensor([step])) for step in range(2)]
+
+    with torch.no_grad():
+        lowered(*steps[0])
+        again = pickled(lowered)
+        assert torch.equal(lowered(*steps[1]), again(*steps[1]))
+
+
+def test_a_pickled_tied_weight_is_one_parameter() -> None:
+    """Complaint 25: also after a pickle."""
+    lowered = in_two(Tied(), torch.randint(0, 50, (2, 5)))
+
+    again = pickled(lowered)
+
+    assert [name for name, _ in lowered.named_parameters()] == [name for name, _ in again.named_parameters()]
+
+
+def test_a_pickle_gives_results_in_their_class_and_checks_inputs() -> None:
+    x = torch.randn(2, 8)
+    lowered = in_two(Dataclasses(), x)
+
+    again = pickled(lowered)
+
+    assert isinstance(again(x), Answer)
+    assert torch.equal(lowered(x).logits, again(x).logits)
+    with pytest.raises(InputError, match="is missing"):
+        again()
+
+
+def test_a_pickled_offloaded_module_loads_its_parameters() -> None:
+    x = torch.randn(2, 64)
+    lowered = lower(Mlp(8), (x,), devices=[Device("small", 60 * KiB)], offload="cpu")
+
+    again = pickled(lowered)
+
+    assert loads_of(lowered) == loads_of(again)
+    assert torch.equal(lowered(x), again(x))
