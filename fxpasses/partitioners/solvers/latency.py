@@ -26,8 +26,9 @@ WORK_A_SECOND = 900_000
 """Nodes that are looked at in a second, about."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
-MANY_LOOKS = 20_000
-"""From so many looks at each node on, the first annealing is done from two starts."""
+MANY_LOOKS = (20_000, 300)
+"""For so many looks at each node there is one more start; for pipelines, which moves do not change as much, sooner."""
+MOST_STARTS = (2, 12)
 FIRST = (0.35, 0.3)
 LATER = ((0.25, 0.03), (0.2, 0.1), (0.2, 0.03))
 """Shares of the work, and temperatures at which they begin, in seconds of a usual node."""
@@ -72,9 +73,11 @@ class LatencySearch:
         """From the best starts, then from the best again and again."""
         share, hot = FIRST
         legal = [start for start in starts if math.isfinite(start.value)]
-        count = 1 + (len(legal) > 1 and work > MANY_LOOKS * len(self.level.unit_of))
-        each = share * work / count
-        found = [self._once(start.home.tolist(), start.order.tolist(), each, hot, draw) for start in legal[:count]]
+        flows = self.level.flow is not None
+        count = 1 + int(work / (MANY_LOOKS[flows] * len(self.level.unit_of)))
+        legal = legal[: min(count, MOST_STARTS[flows])]
+        each = share * work / len(legal)
+        found = [self._once(start.home.tolist(), start.order.tolist(), each, hot, draw) for start in legal]
         best = min(found, key=_value)
         for share, hot in LATER:
             if best.value > self.goal:

@@ -10,7 +10,7 @@ from fxpasses.partitioners.solvers.levels import Level
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.tables import Ints
 
-__all__ = ["rules"]
+__all__ = ["in_chunks", "rules"]
 
 
 def rules(level: Level) -> list[Ints]:
@@ -70,6 +70,30 @@ def on_one_device(model: LoadModel) -> list[Ints]:
         home = np.where(model.banned[:, device], np.argmin(model.weight + 1e12 * model.banned, axis=1), device)
         found.append(home.astype(np.int64))
     return found
+
+
+def in_chunks(level: Level, orders: Sequence[Sequence[int]]) -> list[Ints]:
+    """Linear orders of the units in equal parts on two, three, ... devices, the fastest first."""
+    model = level.model
+    fastest = np.argsort(model.weight.sum(axis=0), kind="stable").tolist()
+    return [_cut(model, order, fastest[:count]) for order in orders for count in range(2, len(fastest) + 1)]
+
+
+def _cut(model: LoadModel, order: Sequence[int], devices: Sequence[int]) -> Ints:
+    """Each device takes its share of the seconds, or until it is full; the last takes the rest."""
+    home = np.full(model.size, devices[-1], dtype=np.int64)
+    share = model.weight.sum(axis=0) / len(devices)
+    place, load, need, live = 0, 0.0, 0.0, 0.0
+    for unit in order:
+        device = devices[place]
+        live = max(live, float(model.live[unit]))
+        full = need + model.kept[unit] + live > model.memory[device] or load >= share[device]
+        if full and place + 1 < len(devices):
+            place, load, need, live = place + 1, 0.0, 0.0, float(model.live[unit])
+        home[unit] = device = devices[place]
+        load += model.weight[unit, device]
+        need += model.kept[unit]
+    return home
 
 
 def _longest_first(model: LoadModel) -> Ints:

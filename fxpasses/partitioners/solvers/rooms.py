@@ -20,6 +20,8 @@ class Rooms:
         model: What units need, and where they may be.
         flow: For pipelines, pairs of units (before, after), ``(e, 2)``; None when values may flow anywhere.
         homes: The device of each unit.
+
+    ``home`` is the device of each unit, ``may`` where it may be, ``flows`` whether devices have to form a pipeline.
     """
 
     def __init__(self, model: LoadModel, flow: Ints | None, homes: Sequence[int]) -> None:
@@ -35,7 +37,7 @@ class Rooms:
         self._holders = [[0] * model.devices for _ in self._size]
         self._earlier: list[list[int]] = [[] for _ in self.home]
         self._later: list[list[int]] = [[] for _ in self.home]
-        self._flows = flow is not None
+        self.flows = flow is not None
         for before, after in [] if flow is None else flow.tolist():
             if before != after:
                 self._earlier[after].append(before)
@@ -61,7 +63,7 @@ class Rooms:
             for unit, was in self._moved:
                 if self._over(was) or self._over(self.home[unit]):
                     return False
-        return not self._flows or self._is_acyclic()
+        return not self.flows or self._is_acyclic()
 
     def keep(self) -> None:
         """The moves stay."""
@@ -83,7 +85,7 @@ class Rooms:
         if self._bounded:
             self._take(unit, was)
             self._add(unit, device)
-        if self._flows:
+        if self.flows:
             crossing, home = self._crossing, self.home
             for other in self._later[unit]:
                 crossing[was][home[other]] -= 1

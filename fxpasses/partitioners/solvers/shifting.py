@@ -127,6 +127,7 @@ class Shifting:
     def _put(self, unit: int, device: int) -> None:
         if device != self.rooms.home[unit] and device in self.rooms.may[unit]:
             self.rooms.move(unit, device)
+            self.timeline.work += TRY
             for node in self.members[unit]:
                 self.timeline.move(node, device, self.timeline.key[node])
 
@@ -194,7 +195,10 @@ class Shifting:
         if target == self.timeline.home[node]:
             return False
         size = 2 << int(draw.random() * 5)
-        found = self._path(node, size) if draw.random() < 0.5 else self._around(node, size)
+        if self.rooms.flows and draw.random() < 0.7:
+            found = self._beyond(node)
+        else:
+            found = self._path(node, size) if draw.random() < 0.5 else self._around(node, size)
         for each in found:
             self._put(self.unit_of[each], target)
         return self._legal()
@@ -211,6 +215,19 @@ class Shifting:
             if len(waiting) >= size:
                 break
         return waiting[:size]
+
+    def _beyond(self, node: int) -> list[int]:
+        """The node with all on its device that needs it, or all that it needs: what can go to another part."""
+        network, home = self.timeline.network, self.timeline.home
+        table = network.users if self.draw.random() < 0.5 else network.makers
+        own = home[node]
+        found, waiting = {node: None}, [node]
+        for here in waiting:
+            for other in table[here]:
+                if home[other] == own and other not in found:
+                    found[other] = None
+                    waiting.append(other)
+        return waiting
 
     def _path(self, node: int, size: int) -> list[int]:
         home, draw = self.timeline.home, self.draw

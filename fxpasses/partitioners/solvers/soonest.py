@@ -11,11 +11,13 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.contiguous import PipelineSearch
 from fxpasses.partitioners.solvers.cutting import prefixes
+from fxpasses.partitioners.solvers.free import FreeSearch
 from fxpasses.partitioners.solvers.freely import refuse
 from fxpasses.partitioners.solvers.heads import Heads
 from fxpasses.partitioners.solvers.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency import LatencySearch
 from fxpasses.partitioners.solvers.levels import Flow, LatencyAnswer, Level
+from fxpasses.partitioners.solvers.list_schedules import in_chunks
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.pipelines import solve_pipeline
@@ -37,6 +39,8 @@ RELAXED = 20_000
 """Variables up to which the linear relaxation is asked for a bound."""
 ORDERS = 3
 """Linear orders that are cut for a start."""
+CHUNKED = 6
+"""Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
 VARIABLES_A_SECOND = 80_000
 """How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
@@ -61,6 +65,10 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     starts, error = _starts(problem, tables, units, every=is_pipeline or large)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
+    if is_pipeline and not large:
+        starts += in_chunks(level, linear_orders(units, CHUNKED, problem.seed))
+    elif not starts and not large:
+        starts += _free(problem, tables, units)
     if large:
         answer, bound = _in_groups(problem, level, units, topological, starts)
     else:
@@ -142,6 +150,13 @@ def _starts(
         except PlacementError as failure:
             error = failure if error is None else error
     return found, error
+
+
+def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
+    """An assignment that keeps the budgets though no pipeline does, if one is found."""
+    search = FreeSearch(LoadModel.of(units, tables), 0.0, min(problem.time_budget, 1.0), problem.seed)
+    home = search.run([]).home
+    return [] if home is None else [home]
 
 
 def _of_units(device_of: Ints, units: Units) -> Ints:
