@@ -3,7 +3,8 @@
 A problem for the solvers knows memory only roughly: what is alive depends on what runs where. So the first problem
 counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
 none. An answer is checked against :func:`~fxpasses.partitioners.memory.predict_memory`; where it passes a budget, the
-next problem counts what was seen to be alive beside each operator.
+next problem counts what was seen to be alive beside each operator. Along the graph's own order bytes are known for all
+runs, and the best cut of it is an answer, too.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
-from fxpasses.errors import PlacementError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.budget_checks import TrainingStep, check_budgets
 from fxpasses.partitioners.colocation import Selector
 from fxpasses.partitioners.device_runs import Runs, runs_of
 from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
+from fxpasses.partitioners.own_order import OwnOrder
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
 __all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
 
 MAX_ROUNDS = 8
+ROUNDS_MORE = 3
+"""How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
 
 Objective = Literal["latency", "throughput", "memory", "devices"]
 Contiguity = Literal["pipeline", "convex", "free"]
@@ -99,17 +103,22 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
         PlacementError: none was found that does.
     """
     live = figures.needs
-    solution = solve(wish.problem(figures, contiguity, live))
-    bound = solution.bound
-    for round_ in range(MAX_ROUNDS):
-        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        seen = check_budgets(figures, wish.topology, runs, wish.training)
-        if not seen.over:
-            value = solution.objective_value
-            if wish.objective == "latency":
-                value = _makespan(figures, wish.topology, runs)
-            return Found(runs, contiguity, value, min(bound, value))
-        wish = attrs.evolve(wish, time_budget=wish.time_budget / (1 + round_))
+    solution = _first(wish.problem(figures, contiguity, live), solve)
+    bound = 0.0 if solution is None else solution.bound
+    along = None
+    for round_ in range(ROUNDS_MORE + 1):
+        seen = None
+        if solution is not None:
+            runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+            seen = check_budgets(figures, wish.topology, runs, wish.training)
+            if not seen.over:
+                found = _found(figures, wish, contiguity, runs, solution.objective_value, bound)
+                return found if along is None else min(found, along, key=lambda each: each.value)
+        if not round_:
+            along = _along_own_order(figures, wish, contiguity, bound)
+        if seen is None or round_ == ROUNDS_MORE:
+            break
+        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_))
         live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
             solution = solve(wish.problem(figures, contiguity, live))
@@ -117,7 +126,43 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
             live = (live + figures.needs) // 2
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
-    raise _none_found(seen.over)
+    if along is None:
+        raise _none_found(figures, wish, contiguity)
+    return along
+
+
+def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
+    """The answer to the problem that counts only what must be on a device in any case, if one is found."""
+    try:
+        return solve(problem)
+    except InfeasibleError:
+        raise
+    except PlacementError:
+        return None
+
+
+def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
+    if wish.objective == "latency":
+        value = _makespan(figures, wish.topology, runs)
+    return Found(runs, contiguity, value, min(bound, value))
+
+
+def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+    """The best cut of the graph's own order, or of another one, that keeps the budgets as memory is predicted."""
+    problem = wish.problem(figures, contiguity, figures.needs)
+    for order in OwnOrder.several(figures, problem):
+        margin: dict[str, int] = {}
+        for _round in range(MAX_ROUNDS):
+            cut = order.best(margin)
+            if cut is None:
+                break
+            runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
+            seen = check_budgets(figures, wish.topology, runs, wish.training)
+            if not seen.over:
+                return _found(figures, wish, contiguity, runs, order.value(problem, cut), bound)
+            for name, size in seen.over.items():
+                margin[name] = margin.get(name, 0) + size
+    return None
 
 
 def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
@@ -143,10 +188,19 @@ def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
     return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured, sent=figures.sent)
 
 
-def _none_found(over: Mapping[str, int]) -> PlacementError:
-    where = ", ".join(f"{format_bytes(size)} on {name}" for name, size in over.items())
+def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
+    order = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs)))
+    cut = order.nearest()
+    where = ""
+    if cut is not None and cut.first_over is not None:
+        node = cut.first_over
+        where = (
+            f": the nearest one lacks {format_bytes(int(cut.value))} on {cut.over_on}, where {node.name} "
+            f"({node.target}) is the first operator that does not fit"
+        )
     return PlacementError(
-        f"No placement was found that keeps every budget{f'; the last one tried misses {where}' if where else ''}. "
-        "It is not proven that none exists: give a device more memory, or raise time_budget.",
+        f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
+        "memory, or raise time_budget.",
+        node=None if cut is None else cut.first_over,
         reason="no placement was found",
     )

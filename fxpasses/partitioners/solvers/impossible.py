@@ -54,7 +54,7 @@ class Fits:
         for group in classes:
             banned = group.banned.astype(np.float64) @ family.inside
             legal.append(banned[None, :] == banned[:, None] if group.banned.any() else None)
-        return cls(size, tuple(legal), size[:, -1], classes)
+        return cls(size, tuple(legal), np.append(size[:-1, -1], 0.0), classes)
 
     def decide(self, more: float, steps: float) -> tuple[bool | None, float]:
         """Whether the ideals lead to the whole graph when each device has some bytes more.
@@ -109,7 +109,9 @@ class Fits:
 
 
 def _room(free: Ints, memory: Floats) -> Floats:
-    return np.where(free > 0, free * np.where(free > 0, memory, 0.0), 0.0).sum(axis=1)
+    """Bytes of the devices that are free."""
+    room: Floats = np.where(free > 0, free * np.where(free > 0, memory, 0.0), 0.0).sum(axis=1)
+    return room
 
 
 def _anything(units: Units) -> DeviceClass:

@@ -18,7 +18,7 @@ __all__ = ["tight_answer", "why_not"]
 
 STOPS = 500
 """Places to cut one order of a long graph at."""
-SECONDS, MORE_SECONDS = 2.0, 4.0
+SECONDS, MORE_SECONDS = 0.1, 4.0
 """How long the search for any answer may take, and how much longer for each second of the budget."""
 STEPS, MORE_STEPS = 1e10, 2e10
 """The same in multiplications, for a proof that there is none."""
