@@ -188,6 +188,16 @@ def test_the_graphs_own_code_runs_when_somebody_looks(monkeypatch: pytest.Monkey
     assert [True] == ran
 
 
+def test_a_forward_set_on_the_module_is_called() -> None:
+    """Libraries that wrap models put a forward on the instance."""
+    _model, x, lowered = mlp()
+    graph = lowered.forward
+
+    lowered.forward = lambda value: -graph(value)
+
+    assert torch.equal(-graph(x), lowered(x))
+
+
 def test_a_hook_on_a_part_is_heard_and_the_rest_stays_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = counted(monkeypatch)
     model, x, lowered = mlp()
