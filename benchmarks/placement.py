@@ -24,15 +24,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def problems(budget: float | None) -> list[PlacementProblem]:
-    """Every graph of 30 to 700 nodes on 4 and on 8 devices in every setting."""
+def problems(devices: int, budget: float | None = None) -> list[PlacementProblem]:
+    """Every graph of 30 to 700 nodes in every setting."""
     options = {} if budget is None else {"time_budget": budget}
-    return [
-        place(make(), count, **setting, **options)
-        for make in GRAPHS.values()
-        for count in (4, 8)
-        for setting in SETTINGS.values()
-    ]
+    return [place(make(), devices, **setting, **options) for make in GRAPHS.values() for setting in SETTINGS.values()]
 
 
 def _certified(make: Callable[[], nx.DiGraph[Any]]) -> Callable[[int], Duel]:
@@ -51,15 +46,21 @@ for _name, _make in {**GRAPHS, **WIDE}.items():
     case(f"prove the best pipeline, 4 settings: {_name}", sizes=(4, 8), rounds=1)(_certified(_make))
 
 
-@case("place by default: every graph and setting", sizes=(80,), rounds=1)
-def place_by_default(_size: int) -> Duel:
-    """All problems one after the other; each within 0.3 % of the proven best."""
+@case("place by default: every graph and setting (size: devices)", sizes=(4, 8), rounds=1)
+def place_by_default(devices: int) -> Duel:
+    """Forty problems one after the other; each within 0.3 % of the proven best."""
 
     def check(found: list[PlacementSolution], _peer: Any) -> None:
-        best = [solve_placement(problem) for problem in problems(5)]
-        assert all(a.objective_value <= 1.003 * b.objective_value for a, b in zip(found, best, strict=True))
+        open_ones = [index for index, solution in enumerate(found) if not solution.is_optimal]
+        best = problems(devices, 5)
+        off = [found[index].objective_value / solve_placement(best[index]).objective_value - 1 for index in open_ones]
+        print(
+            f"    {devices} devices: {len(found) - len(off)} of {len(found)} answers are proven to be the best, the "
+            f"others are at most {max(off, default=0.0):.3%} above the best that five seconds find"
+        )
+        assert max(off, default=0.0) <= 0.003
 
-    posed = problems(None)
+    posed = problems(devices)
     return Duel(lambda: [solve_placement(problem) for problem in posed], None, check)
 
 
