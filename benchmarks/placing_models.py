@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -143,3 +144,26 @@ def inception_pipeline(blocks: int) -> Duel:
 @case("place LSTM cells: throughput, pipeline (size: steps)", sizes=(16, 64), rounds=1)
 def lstm_pipeline(steps: int) -> Duel:
     return _place("lstm", steps, "throughput", "pipeline")
+
+
+def main() -> None:
+    """Print CPU seconds of each model and how far the answer can be from the best."""
+    for name, size, objective, contiguity in (
+        ("llama", 8, "throughput", "pipeline"),
+        ("llama", 8, "throughput", "free"),
+        ("llama", 8, "latency", "pipeline"),
+        ("bert", 12, "throughput", "pipeline"),
+        ("resnet", 50, "throughput", "pipeline"),
+        ("inception", 10, "throughput", "pipeline"),
+        ("lstm", 16, "throughput", "pipeline"),
+    ):
+        duel = _place(name, size, objective, contiguity)
+        begin = time.process_time()
+        found = duel.ours()
+        seconds = time.process_time() - begin
+        duel.check(found, None)
+        print(f"        {seconds:.2f} s of CPU", flush=True)
+
+
+if __name__ == "__main__":
+    main()
