@@ -232,7 +232,7 @@ def _map_of(plan: Plan) -> dict[str, str]:
     try:
         return plan.device_map()
     except PlanError as error:
-        click.echo(f"note: {error.message.partition(';')[0]}; the map gives it to the device with most.", err=True)
+        click.echo(f"note: {error.message.partition(';')[0]}; the map says where most of it is.", err=True)
         return plan.device_map(strict=False)
 
 

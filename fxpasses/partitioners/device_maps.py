@@ -42,24 +42,30 @@ def map_of_operators(operators: Iterable[tuple[str, str]], *, strict: bool = Tru
 
     Args:
         operators: The module path of each operator, or of a whole module, and its device; in execution order.
-        strict: Refuse a module whose own operators sit on several devices; otherwise it goes to the one that has most
-            of them (the first one in execution order where several have).
+        strict: Refuse a module whose own operators sit on several devices. Otherwise one whose modules do so, too, has
+            no entry (its own operators then stay with those before them); any other goes to the device that has most of
+            them (the first one in execution order where several have).
 
     Raises:
         PlanError: ``strict``, and there is such a module.
     """
     own: dict[str, dict[str, int]] = {}
     below: dict[str, dict[str, None]] = {}
+    inside: dict[str, dict[str, None]] = {}
     for path, device in operators:
         counts = own.setdefault(path, {})
         counts[device] = counts.get(device, 0) + 1
         for step in holders(path):
             below.setdefault(step, {})[device] = None
+            if step != path:
+                inside.setdefault(step, {})[device] = None
     if strict:
         _refuse_torn(own)
     entries: dict[str, str] = {}
     for path in sorted(below, key=lambda path: path.count(".") + bool(path)):  # stable: holders first
         covered = covering(path, entries)
+        if covered is None and len(own.get(path, ())) > 1 and len(inside.get(path, ())) > 1:
+            continue
         home = _device_of(path, own, below)
         if home is not None and (covered is None or entries[covered] != home):
             entries[path] = home

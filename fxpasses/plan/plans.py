@@ -256,7 +256,8 @@ class Plan:
         """Which module runs where, as the dict that ``lower(..., device_map=...)`` takes: the longest path counts.
 
         Args:
-            strict: Refuse a module whose own operators sit on several devices; otherwise the device with most gets it.
+            strict: Refuse a module whose own operators sit on several devices; otherwise they stay with the operators
+                before them where modules of it are on several devices, too, and else go to the device with most.
 
         Raises:
             PlanError: ``strict``, and there is such a module.

@@ -168,13 +168,17 @@ def _path_row(row: PathRow, total: float) -> tuple[str, ...]:
     return row.kind, row.name, row.where, _seconds(row.estimated_ms), share, heaviest or row.waited_for
 
 
+def _a_second(rate: float) -> str:
+    return f"{rate:,.0f} a second" if rate >= 1000 else f"{rate:.3g} a second"
+
+
 def _sentences(summary: Summary) -> Iterator[str]:
     overlapped = sum(row.estimated_ms for row in summary.path)
     is_quicker = bool(summary.path) and overlapped < 0.999 * summary.estimated_ms
     beside = f", {_seconds(overlapped)} where devices work at the same time" if is_quicker else ""
     yield f"One run is predicted to take {_seconds(summary.estimated_ms)}{beside}."
     if summary.objective == "throughput" and (busiest := max((d.estimated_ms for d in summary.devices), default=0.0)):
-        yield f"Samples that follow each other come out every {_seconds(busiest)}, {1e3 / busiest:.4g} a second."
+        yield f"Samples that follow each other come out every {_seconds(busiest)}, {_a_second(1e3 / busiest)}."
     for row in summary.devices:
         if row.traffic_bytes:
             took = _seconds(row.loading_ms)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
-from torch import nn
+from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower
 from fxpasses.demo_model import demo_llama
@@ -161,6 +161,29 @@ def test_a_module_torn_between_devices_is_refused_or_goes_where_most_of_it_is() 
 
     assert "The module 'm' has operators of its own on left, right, which no device map can say" in str(caught.value)
     assert {"m": "right", "m.a": "left"} == map_of_operators(operators, strict=False)
+
+
+def test_additions_between_layers_on_two_devices_stay_with_the_operators_before_them() -> None:
+    """A map without the module that adds: with it, each sum would go back to one device."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    model, x = Residual().eval(), torch.randn(2, 64)
+    lowered = lower(model, (x,), devices=cpu_pair(40 * KiB, 40 * KiB))
+
+    made = lowered.plan.device_map(strict=False)
+    again = lower(model, (x,), devices=cpu_pair(), device_map=made)
+
+    assert {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "right"} == made
+    assert lowered.plan.parts == again.plan.parts
 
 
 def test_the_budget_of_each_device_holds_for_maps_too() -> None:
