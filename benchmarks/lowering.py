@@ -30,9 +30,9 @@ def _llama(layers: int, width: int = 256) -> tuple[nn.Module, dict[str, Any]]:
 
 def _lower_step(step: str, layers: int) -> Duel:
     """Lower an exported Llama; what is timed is one step of it, by itself."""
+    from fxpasses.lowering.preparing import run_passes, stateful
     from fxpasses.partitioners.by_device import place_by_device
     from fxpasses.passes import split
-    from fxpasses.preparing import run_passes, stateful
 
     model, kwargs = _llama(layers)
     program = torch.export.export(model, (), kwargs)

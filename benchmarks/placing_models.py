@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from benchmarks.harness import Duel, case
 from benchmarks.lowering import _llama
 from fxpasses import fake_devices
-from fxpasses.capture import capture
 from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.programs import capture
 
 
 class _Inception(nn.Module):

@@ -31,8 +31,7 @@ from .errors import (
     StageError,
 )
 from .export_pass import ExportPass, ExportPassBaseError, NodeMetadata, ProxyValue
-from .lowered_folder import load, save
-from .lowering import LoweredModule, lower
+from .lowering import LoweredModule, Planned, load, lower, place, save
 from .metadata import MetaKey
 from .partitioners.assignment import Assignment
 from .pass_base import (
@@ -53,7 +52,6 @@ from .pass_manager import (
     topological_sort_passes,
 )
 from .plan import Plan
-from .planning import Planned, place
 from .registry import parse_pipeline, pipeline_text, register_pass
 from .units import GiB, KiB, MiB
 

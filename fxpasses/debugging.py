@@ -26,16 +26,16 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from fxpasses.applying import call_alone, unpack
 from fxpasses.checks.evaluation import flat_inputs
 from fxpasses.checks.outputs import same_outputs
-from fxpasses.comparing import clone_sharing_tensors, graph_diff, graph_text
 from fxpasses.effects import is_impure
 from fxpasses.errors import FxPassesError, InputError
-from fxpasses.events import Instrument, PassEvent, RewriteLimit, observe
-from fxpasses.groups import PassGroup
 from fxpasses.instruments import BisectLimit
+from fxpasses.instruments.events import Instrument, PassEvent, RewriteLimit, observe
+from fxpasses.journal.comparing import clone_sharing_tensors, graph_diff, graph_text
+from fxpasses.pass_base.applying import call_alone, unpack
 from fxpasses.pass_manager import PassManager
+from fxpasses.pass_manager.groups import PassGroup
 from fxpasses.programs import with_graph_module
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def find_guilty_rewrite(
     """Bisect the rewrites of a pass (or of a whole pipeline) for the first that makes the graph wrong.
 
     ``replace_pattern`` and rule sets are counted by themselves; a pass of your own takes part by asking
-    :func:`~fxpasses.events.rewrite_allowed` before each rewrite. Takes what :func:`find_guilty_pass` takes.
+    :func:`~fxpasses.instruments.events.rewrite_allowed` before each rewrite. Takes what :func:`find_guilty_pass` takes.
 
     Returns:
         The rewrite, or None if nothing goes wrong, or goes wrong without any rewrite that is counted.

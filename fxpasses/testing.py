@@ -32,11 +32,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
-from fxpasses import naming
 from fxpasses.arguments import target_name
 from fxpasses.checks import lint, metadata_is_complete
 from fxpasses.metadata import value_of
-from fxpasses.pass_base import PassResult
+from fxpasses.pass_base import PassResult, naming
 from fxpasses.values import has_value
 
 __all__ = ["Golden", "assert_pass", "assert_same_values", "golden", "graph_text", "run_pass"]

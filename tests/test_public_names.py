@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import fxpasses
+
 PAGE = (Path(__file__).parent.parent / "docs" / "coming_from_torch.md").read_text(encoding="utf-8")
 
 
@@ -37,3 +39,26 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "['fxpasses']" == done.stdout.strip()
+
+
+FACES = [
+    ".".join(stub.parent.relative_to(Path(fxpasses.__file__).parents[1]).parts)
+    for stub in sorted(Path(fxpasses.__file__).parent.rglob("__init__.pyi"))
+]
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_a_package_gives_the_names_that_its_stub_lists(name: str) -> None:
+    """What the stub of a package lists is there when it is asked for."""
+    package = importlib.import_module(name)
+
+    assert [] == [each for each in package.__all__ if not hasattr(package, each)]
+
+
+def test_importing_a_file_of_a_family_imports_no_other() -> None:
+    """A file of a package is loaded alone: its siblings come when they are asked for."""
+    code = "import sys, fxpasses.effects.aliasing; print(sorted(name for name in sys.modules if 'fxpasses' in name))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "['fxpasses', 'fxpasses.effects', 'fxpasses.effects.aliasing']" == done.stdout.strip()

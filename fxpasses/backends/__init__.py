@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxpasses.errors import InputError
-from fxpasses.lazy_modules import LazyGraphModule
+from fxpasses.outlining.lazy_modules import LazyGraphModule
 
 __all__ = ["Backend", "backend_names", "compile_part"]
 

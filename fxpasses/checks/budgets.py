@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from fxpasses.checks.graphs import graphs_of
 from fxpasses.checks.sessions import PassCheck
 from fxpasses.errors import GraphError, PassError, PipelineError
-from fxpasses.naming import pass_name
+from fxpasses.pass_base.naming import pass_name
 
 __all__ = ["at_most"]
 

@@ -17,7 +17,7 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import CycleError, FakeValueError, GraphError, PipelineError, also_as, user_line
 from fxpasses.metadata import value_of
-from fxpasses.naming import pass_name
+from fxpasses.pass_base.naming import pass_name
 from fxpasses.values import compute_value, same_value
 
 __all__ = [

@@ -15,9 +15,9 @@ from typing import Any, cast
 from torch.fx import GraphModule
 
 from fxpasses.checks.sessions import PassCheck
-from fxpasses.comparing import clone_sharing_tensors, graph_text
 from fxpasses.errors import PassError
-from fxpasses.naming import pass_name
+from fxpasses.journal.comparing import clone_sharing_tensors, graph_text
+from fxpasses.pass_base.naming import pass_name
 
 __all__ = ["is_deterministic", "is_idempotent"]
 
@@ -105,7 +105,7 @@ Pass and graph are pickled, so the pass must be defined at the top of a module. 
 
 
 def _run_alone(pass_: Any, module: GraphModule) -> GraphModule:
-    from fxpasses.applying import call_alone
+    from fxpasses.pass_base.applying import call_alone
 
     return call_alone(pass_, module).graph_module
 

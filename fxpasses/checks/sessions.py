@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.errors import CheckError, FxPassesError, also_as
-from fxpasses.naming import pass_name
-from fxpasses.records import CheckOutcome
+from fxpasses.instruments.records import CheckOutcome
+from fxpasses.pass_base.naming import pass_name
 
 __all__ = ["CheckSession", "InputCheck", "PassCheck", "check_error", "check_name", "run_checks"]
 

@@ -55,9 +55,9 @@ def lower_command(
     MODEL is a saved .pt2 file, or package.module:function or file.py:function that returns (model, args) or
     (model, args, kwargs). Without MODEL it is the demo's: a small Llama decoder with random weights.
     """
-    from fxpasses.lowered_folder import check_writable, save
+    from fxpasses.cli.model_source import find_model
     from fxpasses.lowering import lower
-    from fxpasses.model_source import find_model
+    from fxpasses.lowering.lowered_folder import check_writable, save
     from fxpasses.plan import Plan
     from fxpasses.report.tables import print_summary
 

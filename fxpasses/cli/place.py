@@ -27,8 +27,8 @@ from fxpasses.errors import InputError, PlanError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fxpasses.lowering.planning import Planned
     from fxpasses.plan import Plan, Violation
-    from fxpasses.planning import Planned
 
 __all__ = ["place_command"]
 
@@ -123,9 +123,9 @@ def _place(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    from fxpasses.model_source import find_model
+    from fxpasses.cli.model_source import find_model
+    from fxpasses.lowering.planning import place
     from fxpasses.plan import Plan
-    from fxpasses.planning import place
     from fxpasses.report.tables import print_placement
 
     files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
@@ -247,9 +247,9 @@ def _check(
     here: bool,
     as_json: bool,
 ) -> None:
-    from fxpasses.model_source import find_model
+    from fxpasses.cli.model_source import find_model
+    from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, prepare
     from fxpasses.plan import Plan
-    from fxpasses.preparing import DEFAULT_PIPELINE, Clock, prepare
 
     plan = Plan.load(check_file)
     topology = topology_of(devices, links, model) if devices else None

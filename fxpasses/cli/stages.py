@@ -14,8 +14,8 @@ from fxpasses.cli.options import devices_option, links_option, make_console, no_
 from fxpasses.errors import InputError
 
 if TYPE_CHECKING:
+    from fxpasses.cli.model_source import ModelSource
     from fxpasses.devices import Topology
-    from fxpasses.model_source import ModelSource
     from fxpasses.pipelining import Pipe, Recommendation, SchedulePreview
 
 __all__ = ["stages_command"]
@@ -81,7 +81,7 @@ def stages_command(
     MODEL is a saved .pt2 file, or package.module:function or file.py:function that returns (model, args) or
     (model, args, kwargs): the inputs of one micro-batch. Without MODEL it is the demo's: a small Llama decoder.
     """
-    from fxpasses.model_source import find_model
+    from fxpasses.cli.model_source import find_model
     from fxpasses.pipelining.schedules import find_schedule
 
     wish = Wish(**options)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
-from fxpasses.outline_plan import Constants
+from fxpasses.outlining.outline_plan import Constants
 
 from .assignment import Assignment
 from .fusing import fuse_by_partitions

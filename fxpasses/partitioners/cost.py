@@ -31,7 +31,7 @@ from fxpasses.partitioners.tensor_sizes import (
     tensor_bytes,
     tensors_in,
 )
-from fxpasses.recorded_values import has_value
+from fxpasses.values.recorded_values import has_value
 
 __all__ = [
     "COST",

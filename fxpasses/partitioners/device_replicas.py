@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device, Link, Topology
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.budget_checks import TrainingStep, check_budgets, training_figures

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError
-from fxpasses.outline_plan import Constants, Policy
 from fxpasses.outlining import outline
+from fxpasses.outlining.outline_plan import Constants, Policy
 
 from .assignment import Assignment
 from .cost import tensor_bytes, tensors_in

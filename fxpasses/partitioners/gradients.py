@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
 from fxpasses.partitioners.cost import tensors_in
 

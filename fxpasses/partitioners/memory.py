@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment

@@ -12,8 +12,8 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device, Link
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import storage_bytes, tensor_bytes, tensors_in

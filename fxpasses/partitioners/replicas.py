@@ -17,11 +17,11 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.editing import erase_nodes, insert_before
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PartitionError
-from fxpasses.lazy_modules import lazy_graph_module
 from fxpasses.metadata import MetaKey, running_pass
+from fxpasses.outlining.lazy_modules import lazy_graph_module
+from fxpasses.outlining.regions import body_of_region, is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.cost import COST, SECONDS
-from fxpasses.regions import body_of_region, is_region
 
 __all__ = [
     "REPLICA_OF",

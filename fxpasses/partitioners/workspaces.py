@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.dry_runs import dry_run, makes_a_copy

@@ -17,14 +17,14 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxpasses.call_effects import PLAIN, CallEffects
 from fxpasses.dependencies import Dependencies
 from fxpasses.editing import erase_nodes, remove_unused_attributes, replace_nodes
 from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.graph_writing import GraphWriter
+from fxpasses.effects.calls import PLAIN, CallEffects
+from fxpasses.effects.storages import executable_order, resolve
 from fxpasses.metadata import merge_provenance
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.pass_base import PassBase, PassResult
-from fxpasses.placing import executable_order, resolve
 
 __all__ = [
     "CSEPass",

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxpasses.arguments import normalized_arguments
-from fxpasses.constant_values import Constants
 from fxpasses.editing import erase_nodes, replace_node
 from fxpasses.metadata import value_of
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.programs.constant_values import Constants
 from fxpasses.units import MiB
 from fxpasses.values import has_value
 

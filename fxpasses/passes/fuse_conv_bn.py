@@ -14,9 +14,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.arguments import getitem_users, is_call_to, normalized_arguments, only_user, set_argument
-from fxpasses.constant_values import Constants
 from fxpasses.editing import erase_nodes, replace_node
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.programs.constant_values import Constants
 
 __all__ = ["FuseConvBN", "fused_weights"]
 

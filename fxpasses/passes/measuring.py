@@ -9,10 +9,10 @@ import attrs
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from fxpasses.current_program import program_of
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.cost import COST, NodeCost, Sizes, measure_node, require_value, storage_bytes, tensors_in
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.programs.current_program import program_of
 from fxpasses.values import has_value, nested_graph_modules, propagate_values
 
 __all__ = ["MeasureCosts", "measure_graph"]

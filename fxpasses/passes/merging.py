@@ -10,14 +10,14 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import Attribute, find_attribute, install_attribute, state_of
+from fxpasses.editing.attributes import Attribute, find_attribute, install_attribute, state_of
 from fxpasses.errors import SplitError
-from fxpasses.graph_writing import GraphWriter, without_collections
-from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.metadata import value_of
 from fxpasses.outlining import PICKED
+from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
+from fxpasses.outlining.regions import REENTERED, Regions, RegionWriter, is_marker
 from fxpasses.passes.splitting import SPLIT_NAMES, Split, carry_over
-from fxpasses.regions import REENTERED, Regions, RegionWriter, is_marker
 
 __all__ = ["merge"]
 

@@ -2,7 +2,7 @@
 
 Export puts the nodes of ``with torch.autocast(...)`` and ``with torch.no_grad()`` into a body of their own, which is
 one node of the graph. To cut between two of those nodes, they have to stand in the graph itself; the splitter enters
-the region again in each part (:mod:`fxpasses.regions`).
+the region again in each part (:mod:`fxpasses.outlining.regions`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.regions import BODY_AT, body_of_region, is_region
-from fxpasses.submodules import inline_submodule
+from fxpasses.editing.submodules import inline_submodule
+from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 
 __all__ = ["body_of_region", "is_region", "open_regions"]
 

@@ -28,10 +28,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
-from fxpasses.attributes import Attribute, find_attribute
+from fxpasses.editing.attributes import Attribute, find_attribute
 from fxpasses.errors import SplitError
-from fxpasses.graph_writing import GraphWriter
 from fxpasses.metadata import value_of
+from fxpasses.outlining.graph_writing import GraphWriter
 
 __all__ = ["part_program"]
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import Device
 from fxpasses.errors import InputError, PlacementError
-from fxpasses.events import remark, statistic
+from fxpasses.instruments.events import remark, statistic
 from fxpasses.partitioners.cost import SECONDS, concrete_value, cost_of, require_value
 from fxpasses.pass_base import PassBase, PassResult
 

@@ -17,16 +17,17 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute, install_attribute, state_of
-from fxpasses.boundaries import put_together
+from fxpasses.editing.attributes import find_attribute, install_attribute, state_of
 from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, user_line
-from fxpasses.graph_writing import GraphWriter, without_collections
-from fxpasses.lazy_modules import LazyGraphModule, lazy_graph_module
-from fxpasses.outline_plan import Constants, Part, Plan, make_plan
-from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves, remake
+from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves
+from fxpasses.outlining.boundaries import put_together
+from fxpasses.outlining.building import remake
+from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
+from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
+from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.partitioners.replicas import with_replicas
-from fxpasses.regions import RegionWriter
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
 

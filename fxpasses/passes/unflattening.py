@@ -23,8 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError, SplitError
-from fxpasses.graph_writing import without_collections
-from fxpasses.input_contract import InputContract
+from fxpasses.outlining.graph_writing import without_collections
 from fxpasses.passes.interpreter_modules import (
     CALL_INDEX,
     FlatArgsAdapter,
@@ -34,6 +33,7 @@ from fxpasses.passes.interpreter_modules import (
     bind_forward,
     explain_error,
 )
+from fxpasses.programs.input_contract import InputContract
 
 __all__ = ["UnflattenedModule", "swap_modules", "unflatten"]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.outlining.regions import is_marker
 from fxpasses.passes.opening_regions import is_region, open_regions
 from fxpasses.pipelining.balancing import Balance
-from fxpasses.regions import is_marker
 
 __all__ = ["automatic_cut"]
 

@@ -17,10 +17,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils import _pytree as pytree
 
-from fxpasses.attributes import state_of
-from fxpasses.capture import capture
+from fxpasses.editing.attributes import state_of
 from fxpasses.errors import StageError
 from fxpasses.pipelining.sizes import size_of
+from fxpasses.programs.capturing import capture
 
 __all__ = ["Captured", "capture_model", "parameters_on_meta"]
 

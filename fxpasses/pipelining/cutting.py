@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
+from fxpasses.outlining.regions import is_marker
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes.opening_regions import body_of_region, open_regions
 from fxpasses.passes.replicating import replicate
@@ -30,7 +31,6 @@ from fxpasses.pipelining.split_points import (
     take_markers,
 )
 from fxpasses.pipelining.torn_writes import refuse_torn_writes
-from fxpasses.regions import is_marker
 
 __all__ = ["Recompute", "SplitPolicy", "Stages", "cut_into_stages"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 
 from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.regions import is_marker
+from fxpasses.outlining.regions import is_marker
 
 __all__ = ["gather_writes"]
 

@@ -11,9 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError, StageError
-from fxpasses.input_contract import InputContract
 from fxpasses.pipelining.sizes import Size, Symbols, bind_sizes, known_symbols, size_of, sizes_at
 from fxpasses.pipelining.travelling import Traveller
+from fxpasses.programs.input_contract import InputContract
 
 __all__ = ["StageSizes"]
 

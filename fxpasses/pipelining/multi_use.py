@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from fxpasses.attributes import Attribute, state_of
+from fxpasses.editing.attributes import Attribute, state_of
 from fxpasses.errors import StageError
 
 __all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "sharing_policy"]

@@ -12,7 +12,6 @@ from torch.fx import Graph
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import StageError
-from fxpasses.input_contract import InputContract
 from fxpasses.pipelining.balancing import Balance
 from fxpasses.pipelining.building import built_stage
 from fxpasses.pipelining.capturing import capture_model
@@ -26,6 +25,7 @@ from fxpasses.pipelining.stage_by_stage import run_forward, run_forward_and_back
 from fxpasses.pipelining.stage_state import aliases_in, copied_parameters, give_unused_state, tied_names
 from fxpasses.pipelining.stages import StageModule
 from fxpasses.pipelining.traffic import Traffic
+from fxpasses.programs.input_contract import InputContract
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Topology
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.cost import measure_node, seconds_on, tensor_bytes, tensors_in
 from fxpasses.partitioners.making_or_sending import NEVER, PICOSECONDS, cheapest

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.errors import StageError, user_line
-from fxpasses.regions import is_marker
+from fxpasses.outlining.regions import is_marker
 
 __all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
 

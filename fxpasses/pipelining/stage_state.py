@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule
 
-from fxpasses.attributes import find_attribute, install_attribute
+from fxpasses.editing.attributes import find_attribute, install_attribute
 from fxpasses.passes.splitting import Split
 
 __all__ = ["aliases_in", "copied_parameters", "give_unused_state", "tied_names"]

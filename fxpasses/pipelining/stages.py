@@ -9,12 +9,12 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import StageError
-from fxpasses.input_contract import InputContract
 from fxpasses.pipelining.routes import Route
 from fxpasses.pipelining.sizes import Symbols, sizes_at
 from fxpasses.pipelining.travelling import arrive, depart
+from fxpasses.programs.input_contract import InputContract
 
 __all__ = ["StageModule"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from fxpasses.advice import Advice
+from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_seconds
 

@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device, fake_devices
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import CycleError, InfeasibleError, MissingMetadataError, PlacementError
 from fxpasses.partitioners import accelerator
 from fxpasses.partitioners.accelerator import (

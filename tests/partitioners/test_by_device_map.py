@@ -11,7 +11,7 @@ from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
 from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower
-from fxpasses.demo_model import demo_llama
+from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB

@@ -25,7 +25,6 @@ from fxpasses import (
     lower,
     place,
 )
-from fxpasses.capture import capture
 from fxpasses.lowering import lower_with_plan
 from fxpasses.partitioners import DevicePlacement, Training, place_by_device
 from fxpasses.partitioners.graph_figures import value_bytes
@@ -33,6 +32,7 @@ from fxpasses.partitioners.memory import predict_memory
 from fxpasses.partitioners.replicas import REPLICA_OF, crossing_bytes, with_replicas
 from fxpasses.passes import split
 from fxpasses.plan import Plan, stable_keys
+from fxpasses.programs import capture
 from fxpasses.units import GB, KiB
 
 

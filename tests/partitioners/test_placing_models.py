@@ -14,13 +14,13 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
-from fxpasses.capture import capture
 from fxpasses.devices import Link
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.by_device import DevicePlacement, place_by_device
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.passes import PlaceOnDevices, split
 from fxpasses.pipelining.balancing import balanced_stages
+from fxpasses.programs import capture
 from fxpasses.units import KiB
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from benchmarks.planted_problems import FAMILIES, planted
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices
-from fxpasses.capture import capture
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.device_runs import runs_of
@@ -29,6 +28,7 @@ from fxpasses.partitioners.solvers.impossible import Fits
 from fxpasses.partitioners.solvers.reducing import reduce_problem
 from fxpasses.partitioners.solvers.tables import evaluate, tables_of
 from fxpasses.partitioners.span_bytes import span_bytes
+from fxpasses.programs import capture
 from fxpasses.units import KiB
 
 SIZES = [(30, 8), (30, 12), (60, 16), (120, 12)]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import Device, InputError, LoweredModule, lower
-from fxpasses.demo_model import demo_llama
+from fxpasses.cli.demo_model import demo_llama
 from fxpasses.passes.placing_parts import direct_run
 
 

@@ -14,7 +14,7 @@ from fxpasses import PassManager, parse_pipeline, pipeline_text
 from fxpasses.errors import FakeValueError, MissingMetadataError, PassError
 from fxpasses.partitioners import COST, NodeCost, cost_of
 from fxpasses.passes import MeasureCosts, measure_graph
-from fxpasses.saving import load, save
+from fxpasses.programs import load, save
 from fxpasses.values import propagate_values
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from fxpasses.capture import capture
 from fxpasses.passes.opening_regions import is_region, open_regions
+from fxpasses.programs import capture
 
 
 class Regions(nn.Module):

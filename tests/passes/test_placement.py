@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples import bert
 from fxpasses import Device, LoweredModule, PlacementError, lower
-from fxpasses.demo_model import demo_llama
+from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import split
 from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of

@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from fxpasses import PartitionError
-from fxpasses.capture import capture
 from fxpasses.passes import replicate, split
+from fxpasses.programs import capture
 
 
 class Tables(nn.Module):

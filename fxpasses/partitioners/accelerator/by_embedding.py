@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import PlacementError, also_as
 from fxpasses.units import format_bytes
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.errors import CycleError, PlacementError, also_as
-from fxpasses.outline_plan import Constants
+from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.keep_together import is_getitem
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, user_line
 from fxpasses.metadata import value_of
 from fxpasses.values import has_value, propagate_values

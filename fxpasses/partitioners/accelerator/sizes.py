@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.partitioners.cost import concrete_size, tensor_bytes
 from fxpasses.partitioners.keep_together import is_getitem
 

@@ -10,10 +10,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fxpasses.editing.submodules import get_attribute
 from fxpasses.errors import PatternError
 from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.partitioners.matching.literals import show
-from fxpasses.submodules import get_attribute
 
 __all__ = ["Condition", "conditions_from", "names_no_method", "tensor_of"]
 

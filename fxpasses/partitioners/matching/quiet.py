@@ -1,7 +1,7 @@
 """A quick look at whether a graph does nothing but compute, so that the analysis of effects can be left out.
 
 Most graphs that are matched are functional, and then there is no order to be kept beside the data's. The answer is one
-lookup a node; "no" only means that ``effects.py`` has to be asked.
+lookup a node; "no" only means that :mod:`fxpasses.effects` has to be asked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxpasses.effects import USER_REGISTRY
+from fxpasses.effects.analysis import USER_REGISTRY
 
 __all__ = ["is_quiet"]
 

@@ -26,7 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
-from fxpasses.attributes import find_attribute
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.passes.folding import is_proven_assertion
 from fxpasses.passes.placing_parts.bindings import binding_of

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.metadata import value_of
-from fxpasses.moving import makes_from_nothing
+from fxpasses.programs.moving import makes_from_nothing
 from fxpasses.values import nested_graph_modules
 
 __all__ = ["Memo", "fake_on", "move_part", "moved", "same_device"]

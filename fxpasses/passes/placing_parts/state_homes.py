@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.attributes import find_attribute
 from fxpasses.devices import Device
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.passes.placing_parts.copies import DEVICE
 from fxpasses.passes.placing_parts.loading import HOST

@@ -10,9 +10,9 @@ from torch.fx import Node, map_arg
 
 from fxpasses.arguments import getitem_users
 from fxpasses.editing import add_constant, create_node, extract_submodule
+from fxpasses.editing.submodules import get_attribute
 from fxpasses.errors import CycleError, GraphError
 from fxpasses.partitioners.matching import PatternMatch
-from fxpasses.submodules import get_attribute
 
 if TYPE_CHECKING:
     from fxpasses.passes.rewriting.replacing import Replacer

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import PatternError
-from fxpasses.lazy_modules import lazy_graph_module
+from fxpasses.outlining.lazy_modules import lazy_graph_module
 from fxpasses.passes.rewriting.concretizing import ConcretePattern, concretize
 from fxpasses.passes.rewriting.rule_sets import Rule, RuleSet
 from fxpasses.passes.rewriting.sampling import Sample, build, random_sample, smaller

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxpasses.recompiling import RecompileQueue
+from fxpasses.pass_base.recompiling import RecompileQueue
 
 __all__ = ["recompile_on_demand"]
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxpasses.arguments import REQUIRED, Parameter, signature_of
-from fxpasses.lazy_modules import lazy_graph_module
+from fxpasses.outlining.lazy_modules import lazy_graph_module
 from fxpasses.partitioners.matching import CompiledPattern, Pattern
 from fxpasses.partitioners.matching.terms import (
     Both,

@@ -13,15 +13,15 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fxpasses.editing import create_node
+from fxpasses.editing.submodules import get_attribute, set_attribute
 from fxpasses.errors import FakeValueError, GraphError, PatternError
-from fxpasses.events import rewrite_allowed
+from fxpasses.instruments.events import rewrite_allowed
 from fxpasses.metadata import merge_provenance
 from fxpasses.partitioners.matching import GraphView, PatternMatch
 from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.passes.rewriting.placing import Neighbours, Place, find_place
 from fxpasses.passes.rewriting.replacements import BoundReplacement
 from fxpasses.passes.rewriting.safety import MemoryUse
-from fxpasses.submodules import get_attribute, set_attribute
 from fxpasses.values import has_value, same_value
 
 __all__ = ["Refused", "Replacer"]

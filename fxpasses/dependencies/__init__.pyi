@@ -1,0 +1,7 @@
+from .dense_view import Dependencies
+from .merging import Merger
+
+__all__ = [
+    "Dependencies",
+    "Merger",
+]

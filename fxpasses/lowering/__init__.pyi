@@ -1,0 +1,16 @@
+from .end_to_end import lower, lower_with_plan
+from .lowered_folder import load, save
+from .lowered_module import LoweredModule
+from .planning import Planned, place
+from .preparing import DEFAULT_PIPELINE
+
+__all__ = [
+    "DEFAULT_PIPELINE",
+    "LoweredModule",
+    "Planned",
+    "load",
+    "lower",
+    "lower_with_plan",
+    "place",
+    "save",
+]

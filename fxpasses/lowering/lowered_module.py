@@ -1,0 +1,197 @@
+"""A model on its devices as one callable ``GraphModule`` with the model's own names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
+from typing import Any, cast
+
+import attrs
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.lowering.structures import save_flat, with_structure
+from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
+from fxpasses.passes.placing_parts.loading import loading_again
+from fxpasses.passes.splitting import Split
+from fxpasses.plan import Plan
+from fxpasses.programs.input_contract import InputContract
+from fxpasses.report.summary import Summary
+
+__all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
+
+
+_DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of", "_replay")
+
+Replay = Callable[[ExportedProgram, Plan], "LoweredModule"]
+
+
+class LoweredModule(GraphModule):
+    """A model on its devices: call it like the model.
+
+    Attributes:
+        plan: Which operator runs where; a file when saved.
+        report: What each pass did, and seconds and bytes per device.
+        program: The captured program after the passes, before it was split.
+        qualified_names: The model's own name of each parameter and buffer, by its name here.
+        submodule_of: The submodule that holds each part of the plan.
+    """
+
+    plan: Plan
+    report: Summary
+    program: ExportedProgram
+    qualified_names: Mapping[str, str]
+    submodule_of: Mapping[str, str]
+    _contract: InputContract
+    _direct: DirectRun
+    _checks_inputs: int  # the key of the only hook that it comes with
+    _replay: Replay
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
+        if torch.compiler.is_compiling() or not self._is_undisturbed() or not nobody_looks():
+            return super().__call__(*args, **kwargs)
+        result = self._direct(self, self._contract.leaves_of(args, kwargs))
+        return super().__call__(*args, **kwargs) if result is OTHERWISE else result
+
+    def _is_undisturbed(self) -> bool:
+        """Whether calling it does nothing but check its inputs and run its graph."""
+        return not (
+            len(self._forward_pre_hooks) != 1
+            or self._checks_inputs not in self._forward_pre_hooks
+            or self._forward_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or self._compiled_call_impl is not None
+            or "forward" in vars(self)
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:
+        """A copy with tensors of its own; what describes the model is shared."""
+        described = {name: vars(self)[name] for name in _DESCRIPTION if name in vars(self)}
+        memo.update((id(value), value) for value in (*described.values(), self._contract))
+        copied = cast("LoweredModule", super().__deepcopy__(memo))
+        vars(copied).update(described)
+        _make_callable(self, copied, self._contract)
+        return copied
+
+    def __reduce__(self) -> Any:
+        """Pickle the program, the plan and the state; graphs edited by hand and hooks are not kept."""
+        file = BytesIO()
+        structure = save_flat(self.program, file)
+        held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}
+        tensors = _tensors(self)
+        state = {name: each.detach().cpu() for name, each in tensors.items() if id(each) not in held}
+        trained = {name for name, each in tensors.items() if each.requires_grad}
+        packed = _Packed(file.getvalue(), structure, self.plan.to_json(), state, trained, self.training)
+        return (_unpacked, (self._replay, packed))
+
+    @property
+    def direct_code(self) -> str | None:
+        """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
+        return self._direct.source(self)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Parameters and buffers under the model's own names."""
+        own = super().state_dict(*args, **kwargs)
+        names = self.qualified_names
+        renamed = type(own)((names.get(key, key), value) for key, value in own.items())
+        if hasattr(own, "_metadata"):
+            renamed._metadata = own._metadata
+        return renamed
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a checkpoint of the model; its own names are expected."""
+        own = super().state_dict()
+        names = {key: self.qualified_names.get(key, key) for key in own}
+        renamed = {key: state_dict[name] for key, name in names.items() if name in state_dict}
+        renamed |= {key: value for key, value in state_dict.items() if key not in set(names.values())}
+        return super().load_state_dict(renamed, strict=strict, assign=assign)
+
+
+class OffloadedModule(LoweredModule):
+    """A lowered model of which some parts load their parameters when they run, in backward as in forward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; autograd keeps no loaded parameter."""
+        with loading_again():
+            return super().__call__(*args, **kwargs)
+
+
+def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, offloads: bool = False) -> LoweredModule:
+    """Make the module that users call from a split whose parts are on their devices.
+
+    Args:
+        parts: The split, placed.
+        program: What it was made of.
+        replay: What makes such a module of a program and a plan, for pickles.
+        offloads: Whether parts load parameters.
+    """
+    placed = parts.graph_module
+    lowered = (OffloadedModule if offloads else LoweredModule)(placed, placed.graph, "LoweredModule")
+    lowered.meta.update(placed.meta)
+    lowered.program = program
+    lowered._replay = replay
+    lowered.qualified_names = parts.original_names
+    lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
+    _make_callable(placed, lowered, InputContract.of(program))
+    return lowered
+
+
+def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputContract) -> None:
+    """Give a new module what ``GraphModule(root, graph)`` did not take over from its source."""
+    _keep_persistence(source, lowered)
+    lowered._contract = contract
+    lowered._direct = DirectRun()
+    lowered._checks_inputs = lowered.register_forward_pre_hook(_Binding(contract), with_kwargs=True).id
+
+
+@attrs.frozen
+class _Packed:
+    """What a pickle holds: state that the program does not share with the module stands beside it."""
+
+    program: bytes
+    structure: Mapping[str, Any]
+    plan: Any
+    state: Mapping[str, torch.Tensor]
+    trained: Collection[str]
+    training: bool
+
+
+def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
+    """Load a pickle: replay the plan, and put the state back."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(BytesIO(packed.program))
+    lowered = replay(with_structure(program, packed.structure), Plan.from_json(packed.plan))
+    with torch.no_grad():
+        for name, tensor in _tensors(lowered).items():
+            tensor.requires_grad_(name in packed.trained)
+            if name in packed.state:
+                tensor.copy_(packed.state[name])
+    return lowered.train(packed.training)
+
+
+def _tensors(module: GraphModule) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@attrs.frozen(eq=False)
+class _Binding:
+    """Checks and orders the inputs before the graph's own code runs."""
+
+    contract: InputContract
+
+    def __call__(self, _module: Any, args: Any, kwargs: Any) -> Any:
+        return self.contract.bind(args, kwargs)
+
+
+def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
+    """``GraphModule(root, graph)`` makes every tensor a persistent buffer; keep out of checkpoints what was out."""
+    holders = dict(target.named_modules())
+    for name, module in source.named_modules():
+        if name in holders:
+            kept = module._buffers.keys() - module._non_persistent_buffers_set
+            holders[name]._non_persistent_buffers_set |= holders[name]._buffers.keys() - kept

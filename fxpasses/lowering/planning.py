@@ -1,0 +1,294 @@
+"""Give each operator of a model a device, and say what follows: a plan and its report, before anything moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.devices import Device, Link, Topology, check_torch_devices
+from fxpasses.errors import PlanError
+from fxpasses.lowering.model_placement import check_offload, propose
+from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, prepare
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.by_device_map import devices_of_map
+from fxpasses.partitioners.colocation import Selector
+from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.device_replicas import Replicate
+from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.plan import Plan
+from fxpasses.report.facts import summarize, with_figures
+from fxpasses.report.summary import Summary
+from fxpasses.simulation import Detail, Overlap, Simulation, simulate
+from fxpasses.simulation.advice import Placed, what_helps
+
+__all__ = ["Planned", "Wishes", "place"]
+
+
+@attrs.frozen(eq=False)
+class Wishes:
+    """What a search is asked for, beside devices; the fields are those of :func:`place`."""
+
+    objective: Objective = "latency"
+    contiguity: Contiguity | None = None
+    pinned: Mapping[Selector, str] = attrs.field(factory=dict)
+    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
+    colocate: Sequence[Sequence[Selector]] = ()
+    time_budget: float = 0.5
+    seed: int = 0
+    replicate: Replicate = "cheaper"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :func:`~fxpasses.partitioners.by_device.place_by_device` takes beside devices and objective."""
+        return {field.name: getattr(self, field.name) for field in attrs.fields(Wishes) if field.name != "objective"}
+
+    def search(self, graph_module: GraphModule, topology: Topology, *, time_budget: float) -> DevicePlacement:
+        """Place a graph, with another budget of time."""
+        options = {**self.options, "time_budget": time_budget}
+        return place_by_device(graph_module, topology, objective=self.objective, **options)
+
+
+@attrs.frozen(eq=False)
+class Planned:
+    """A model with a device for each operator; nothing has moved yet.
+
+    Args:
+        plan: Which operator runs where, with the predicted figures.
+        prepared: The graph that was placed.
+        graph_module: The same graph; where devices compute something again, a copy of it with the replicas.
+        assignment: The plan as an assignment of ``graph_module``.
+        reasons: For each part, why it is where it is.
+        summary: What a report says.
+        wishes: What was asked for; None where a plan or a device map was followed.
+    """
+
+    plan: Plan
+    prepared: Prepared
+    graph_module: GraphModule
+    assignment: Assignment
+    reasons: Mapping[str, str]
+    summary: Summary
+    wishes: Wishes | None
+
+    @property
+    def program(self) -> ExportedProgram:
+        """The program that the plan fits: after the passes."""
+        return self.prepared.program
+
+    def report(self, *, advice: bool = True) -> Summary:
+        """The report: devices, copies, the critical path, the bound.
+
+        Args:
+            advice: Also try what would help most, which places the graph again a few times.
+        """
+        if not advice:
+            return self.summary
+        wishes = self.wishes
+
+        def again(topology: Topology) -> Placed:
+            assert wishes is not None
+            placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
+            places = {part: device.name for part, device in placement.device_of.items()}
+            return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
+
+        found = what_helps(
+            self.graph_module,
+            self.assignment,
+            self.plan.device_of,
+            self.plan.topology,
+            objective=self.plan.objective,
+            replace=None if wishes is None else again,
+        )
+        return attrs.evolve(self.summary, advice=tuple(found))
+
+    def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
+        """Run the plan on paper; see :func:`fxpasses.simulation.simulate`."""
+        uses = ParameterUses.of(self.graph_module, self.assignment, self.plan.device_of)
+        return simulate(
+            self.graph_module,
+            self.assignment,
+            self.plan.device_of,
+            self.plan.topology,
+            samples=samples,
+            overlap=overlap,
+            detail=detail,
+            course=uses.course_with(self.plan.offloaded),
+            loads=uses.loads(self.plan.offloaded),
+        )
+
+
+def place(
+    model: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    devices: Iterable[Device] | Topology | None = None,
+    links: Iterable[Link] = (),
+    objective: Objective = "latency",
+    contiguity: Contiguity | None = None,
+    device_map: DeviceMap | None = None,
+    plan: Plan | None = None,
+    offload: str | None = None,
+    pinned: Mapping[Selector, str] | None = None,
+    forbidden: Mapping[Selector, Collection[str]] | None = None,
+    colocate: Iterable[Iterable[Selector]] = (),
+    time_budget: float = 0.5,
+    seed: int = 0,
+    replicate: Replicate = "cheaper",
+    pipeline: Pipeline | None = None,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    name: str | None = None,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> Planned:
+    """Plan where a model runs; no device needs to be there.
+
+    Args:
+        model: An ``nn.Module``, any ``GraphModule``, an ``ExportedProgram``, or the path of a saved one.
+        args: Example inputs; not needed for a program.
+        kwargs: Example keyword inputs.
+        devices: Where it may run; their memory is kept. May be left out where a device map names torch devices, and
+            where a plan is given.
+        links: Connections between devices; pairs without one use the default.
+        objective: ``latency``, ``throughput``, ``memory`` or ``devices``.
+        contiguity: ``pipeline``, ``convex`` or ``free``, as :func:`~fxpasses.partitioners.by_device.place_by_device`
+            takes it.
+        device_map: Which module runs where, as Hugging Face writes it. Nothing is searched then.
+        plan: A plan to follow. Nothing is searched then.
+        offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small.
+        pinned: The device of a module, by its path.
+        forbidden: Devices that a module must not be on.
+        colocate: Groups of modules that share a device.
+        time_budget: About how many seconds the search may take.
+        seed: For what the search draws.
+        replicate: Whether a device computes cheap values again (a mask, a rotary table, a view) instead of having them
+            sent: where that is ``cheaper``, ``always``, or ``never``; as
+            :func:`~fxpasses.partitioners.by_device.place_by_device` takes it. A device map, and a placement with
+            offloaded parameters, has no replicas.
+        pipeline: The clean-up passes; by default those of the plan, else ``DEFAULT_PIPELINE``.
+        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
+        strict: Capture by bytecode instead of by running.
+        name: What plans and reports call the model; by default its class.
+        progress: Called with the name of each step when it begins.
+        clock: Where steps are timed, if the caller has more of them.
+
+    Raises:
+        InputError: no device, two of one name, missing or unfitting inputs.
+        CaptureError: torch cannot export the model.
+        PipelineError: the pipeline cannot work.
+        PlacementError: an option that makes no sense, or a map that names what is not there.
+        InfeasibleError: the model does not fit the devices.
+        PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
+    """
+    check_offload(offload)
+    clock = clock or Clock(progress)
+    topology = _topology(devices, links, device_map, plan)
+    check_torch_devices(topology.devices)
+    if pipeline is None:
+        pipeline = DEFAULT_PIPELINE if plan is None or plan.pipeline is None else plan.pipeline
+    prepared = prepare(
+        model, args, kwargs, pipeline=pipeline, dynamic_shapes=dynamic_shapes, strict=strict, clock=clock
+    )
+    with clock.step("place"):
+        if plan is not None:
+            followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
+            planned = _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
+            _refuse_unkept(planned)
+            return planned
+        wishes = Wishes(
+            objective,
+            contiguity,
+            dict(pinned or {}),
+            dict(forbidden or {}),
+            [tuple(group) for group in colocate],
+            time_budget,
+            seed,
+            replicate,
+        )
+        found = propose(
+            prepared.graph_module,
+            topology,
+            objective,
+            device_map=device_map,
+            modules=prepared.modules,
+            offload=offload,
+            options=wishes.options,
+        )
+        placement = found.placement
+        made = Plan.of(
+            name or _name_of(model),
+            objective,
+            topology,
+            placement.assignment,
+            placement.device_of,
+            offloaded=found.offloaded,
+            pipeline=prepared.pipeline,
+            contiguity=placement.contiguity,
+        )
+        asked = wishes if device_map is None and not found.offloaded else None
+        places = {part: device.name for part, device in placement.device_of.items()}
+        written = with_replicas(prepared.graph_module, placement.assignment, places)
+        return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
+
+
+def _refuse_unkept(planned: Planned) -> None:
+    """Refuse a plan that passes a budget, or puts an operator on a device that cannot run it."""
+    devices = planned.plan.devices
+    if all(device.available_mem_bytes is None and device.supports is None for device in devices):
+        return
+    for violation in planned.plan.check(planned.prepared.graph_module):
+        if violation.kind in ("budget", "unsupported"):
+            raise PlanError(f"The plan for {planned.plan.model} cannot be followed: {violation}")
+
+
+def _topology(
+    devices: Iterable[Device] | Topology | None,
+    links: Iterable[Link],
+    device_map: DeviceMap | None,
+    plan: Plan | None,
+) -> Topology:
+    if devices is not None:
+        return Topology.of(devices, links)
+    if plan is not None:
+        return plan.topology
+    return Topology.of(() if device_map is None else devices_of_map(device_map), links)
+
+
+def _planned(
+    plan: Plan,
+    prepared: Prepared,
+    graph_module: GraphModule,
+    assignment: Assignment,
+    reasons: Mapping[str, str],
+    clock: Clock,
+    wishes: Wishes | None,
+    placement: DevicePlacement | None = None,
+) -> Planned:
+    value = bound = None
+    if placement is not None and not math.isnan(placement.objective_value):
+        value, bound = placement.objective_value, placement.bound or None
+    summary = summarize(
+        attrs.evolve(plan, predicted={"objective_value": value, "bound": bound}),
+        graph_module,
+        assignment,
+        reasons=reasons,
+        steps=clock.rows,
+        passes=prepared.passes,
+    )
+    written = with_figures(plan, summary, objective_value=value, bound=bound)
+    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes)
+
+
+def _name_of(model: Any) -> str:
+    if isinstance(model, ExportedProgram):
+        stack = model.module_call_graph[0].fqn
+        return stack or "program"
+    return model if isinstance(model, str) else type(model).__name__

@@ -1,0 +1,183 @@
+"""From a model to the graph that is placed: captured, cleaned up by passes, with its own state; and the clock of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.effects import analyze_effects
+from fxpasses.errors import InputError, PipelineError
+from fxpasses.lowering.model_placement import module_paths
+from fxpasses.partitioners.cost import COST, cost_of
+from fxpasses.partitioners.graph_figures import is_compute
+from fxpasses.pass_manager import PassManager
+from fxpasses.programs.capturing import capture
+from fxpasses.programs.input_contract import InputContract
+from fxpasses.registry import parse_pipeline, pipeline_text
+from fxpasses.report.summary import PassRow, StepRow
+from fxpasses.values import has_value
+
+__all__ = ["DEFAULT_PIPELINE", "Clock", "Pipeline", "Prepared", "Progress", "prepare", "run_passes", "stateful"]
+
+DEFAULT_PIPELINE = "remove-no-ops,eliminate-dead-code"
+
+Progress = Callable[[str], None]
+
+Pipeline = str | PassManager | Sequence[Any]
+"""The clean-up passes: a text, a manager, or a list of passes."""
+
+
+@attrs.define
+class Clock:
+    """The steps so far; tells whoever watches when one begins."""
+
+    progress: Progress | None
+    rows: list[StepRow] = attrs.field(factory=list)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time what runs inside."""
+        if self.progress is not None:
+            self.progress(name)
+        begin = time.perf_counter()
+        yield
+        self.rows.append(StepRow(name, time.perf_counter() - begin))
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A model that is ready to be placed.
+
+    Args:
+        captured: The program as it was captured.
+        program: The program after the passes.
+        graph_module: The same with its state in attributes; buffers that it writes to are its own copies.
+        passes: What each pass did.
+        pipeline: The passes as text, where they have one.
+        modules: The paths of the model's modules, those included that leave no operator behind.
+    """
+
+    captured: ExportedProgram
+    program: ExportedProgram
+    graph_module: GraphModule
+    passes: tuple[PassRow, ...]
+    pipeline: str | None
+    modules: tuple[str, ...]
+
+
+def prepare(
+    model: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    pipeline: Pipeline = DEFAULT_PIPELINE,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    clock: Clock | None = None,
+) -> Prepared:
+    """Capture a model and clean it up; the arguments are those of :func:`fxpasses.lower`.
+
+    Raises:
+        InputError: missing or unfitting inputs.
+        CaptureError: torch cannot export the model.
+        PipelineError: the pipeline cannot work.
+    """
+    clock = clock or Clock(None)
+    with clock.step("capture"):
+        captured = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+    if args is not None or kwargs is not None:
+        InputContract.of(captured).bind(tuple(args or ()), dict(kwargs or {}))
+    with clock.step("passes"):
+        manager = _manager(pipeline)
+        program, rows = run_passes(captured, manager)
+    text = pipeline if isinstance(pipeline, str) else _text_of(manager)
+    return Prepared(captured, program, stateful(program), rows, text, tuple(module_paths(model, captured)))
+
+
+def run_passes(program: ExportedProgram, pipeline: Pipeline) -> tuple[ExportedProgram, tuple[PassRow, ...]]:
+    """Run the clean-up passes; give the program after them, and what each did."""
+    manager = _manager(pipeline)
+    result = manager(program)
+    cleaned = result.exported_program or program
+    rows = tuple(
+        PassRow(
+            record.name,
+            record.seconds,
+            record.nodes_before,
+            record.nodes_after,
+            record.skipped or (str(record.edits) if record.modified else "nothing"),
+        )
+        for record in result.records
+    )
+    return cleaned, rows
+
+
+def _manager(pipeline: Pipeline) -> PassManager:
+    if isinstance(pipeline, PassManager):
+        return pipeline
+    if isinstance(pipeline, str):
+        manager: PassManager = parse_pipeline(pipeline)
+        manager.run_checks_after_each_pass = True
+        return manager
+    if isinstance(pipeline, Sequence):
+        return PassManager(list(pipeline), run_checks_after_each_pass=True)
+    raise InputError(f"A pipeline is a text, a PassManager or a list of passes, not {type(pipeline).__name__}.")
+
+
+def _text_of(manager: PassManager) -> str | None:
+    """The pipeline as text; None where a pass of it has no name."""
+    try:
+        return pipeline_text(manager)
+    except (PipelineError, TypeError):
+        return None
+
+
+def stateful(program: ExportedProgram) -> GraphModule:
+    """The program as a module that holds its state; buffers that it writes to are its own copies.
+
+    What each operator costs is noted here, so that all that places, simulates and reports measures nothing again.
+    """
+    graph_module = program.module(check_guards=False)
+    graph_module._forward_pre_hooks.clear()
+    graph_module._forward_pre_hooks_with_kwargs.clear()
+    effects = analyze_effects(graph_module)
+    written = effects.written_storages
+    _own_buffers(
+        graph_module,
+        [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
+    )
+    for node in graph_module.graph.nodes:
+        if is_compute(node) and has_value(node) and not COST.has(node):
+            COST.write(node, cost_of(node))
+    return graph_module
+
+
+def _own_buffers(graph_module: GraphModule, written: Sequence[torch.Tensor]) -> None:
+    """Put copies in the place of tensors; those that share memory, under whatever name, share the copy of it."""
+    copies = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch's
+        for tensor in written
+        if not isinstance(tensor, torch.nn.Parameter)
+    }
+    owned: dict[int, torch.Tensor] = {}
+    for module in graph_module.modules() if copies else ():
+        tables: tuple[dict[str, Any], ...] = (module._buffers, vars(module))
+        for table in tables:
+            for name, held in table.items():
+                if isinstance(held, torch.Tensor) and held.untyped_storage()._cdata in copies:
+                    if id(held) not in owned:
+                        owned[id(held)] = _in_storage(held, copies[held.untyped_storage()._cdata])
+                    table[name] = owned[id(held)]
+
+
+def _in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The same tensor in another storage."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,0 +1,130 @@
+"""From what a user has (a module, an exported program, a graph) to an ``ExportedProgram``.
+
+Every entry point of the main job takes all of them; a model that cannot be captured gives one sentence with torch's
+reason and the user's own source line.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from fxpasses.errors import CaptureError, InputError
+
+__all__ = ["capture", "load_program", "own_line"]
+
+_TORCH_HOME = os.path.dirname(torch.__file__)
+_OWN_HOME = os.path.dirname(os.path.dirname(__file__))
+
+
+def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
+    """Read a saved ``.pt2`` file.
+
+    Args:
+        path: The file that ``torch.export.save`` wrote.
+
+    Returns:
+        The program.
+
+    Raises:
+        InputError: there is no such file, or it is no exported program.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise InputError(f"There is no file {str(path)!r}.")
+    if not file.is_file():
+        raise InputError(f"{str(path)!r} is a folder, not a saved program; name the .pt2 file in it.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.load(str(file))
+    except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
+        raise InputError(
+            f"{str(path)!r} is not a program that torch.export.save wrote "
+            f"({type(error).__name__}: {_first_line(error)})."
+        ) from error
+
+
+def capture(
+    model: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+) -> ExportedProgram:
+    """Turn a model into an ``ExportedProgram``.
+
+    Args:
+        model: An ``nn.Module`` (a ``GraphModule`` too), an ``ExportedProgram``, or the path of a saved one.
+        args: Example inputs; not needed for a program.
+        kwargs: Example keyword inputs.
+        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
+        strict: Capture by bytecode instead of by running.
+
+    Returns:
+        The program; a program that was handed in comes back as it is.
+
+    Raises:
+        InputError: ``model`` is none of these, or example inputs are missing.
+        CaptureError: torch cannot export the model.
+    """
+    if isinstance(model, ExportedProgram):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return load_program(model)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"A model is an nn.Module, an ExportedProgram or the path of a .pt2 file, not {type(model).__name__}."
+        )
+    if args is None and kwargs is None:
+        raise InputError(
+            f"{type(model).__name__} needs example inputs to be captured; pass args=(...) or kwargs={{...}}."
+        )
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise InputError(
+            f"args is a tuple of example inputs, not {type(args).__name__}; write ({type(args).__name__},)."
+        )
+    return _export(model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, strict)
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
+) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+    except Exception as error:  # whatever the user's forward raises comes out of export
+        line = own_line(error)
+        raise CaptureError(
+            f"torch.export cannot capture {type(model).__name__}: {_first_line(error)}"
+            + (f"\n  at {line}" if line else "")
+            + "\nMake that line exportable, or hand over a program that is exported already.",
+            reason=_first_line(error),
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def own_line(error: BaseException) -> str | None:
+    """The innermost frame of a traceback that is the user's: neither torch's nor ours."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, number in reversed(frames):
+        file = frame.f_code.co_filename
+        inside = file.startswith((_TORCH_HOME, _OWN_HOME, "<"))
+        if not inside and f"{os.sep}contextlib.py" not in file:
+            code = linecache.getline(file, number).strip()
+            return f"{file}:{number} in {frame.f_code.co_name}: {code}"
+    return None

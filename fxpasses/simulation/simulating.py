@@ -1,0 +1,283 @@
+"""Simulate a placement: spans of work, curves of memory, the critical path."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.errors import InputError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.cost import seconds_of
+from fxpasses.partitioners.memory import Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.parameter_loads import ParameterLoad
+from fxpasses.partitioners.task_lists import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
+from fxpasses.timeline import Flow, MemoryCurve, Span, Timeline
+
+__all__ = [
+    "Detail",
+    "Overlap",
+    "PathStep",
+    "Simulation",
+    "simulate",
+]
+
+Detail = Literal["parts", "ops"]
+"""What a span is: a whole part, or one operator of it."""
+
+
+@attrs.frozen
+class PathStep:
+    """One step of the critical path.
+
+    Args:
+        name: The part, or the value that is copied.
+        kind: ``compute``, ``copy`` or ``load``.
+        track: The device, or the two ends of the link.
+        start: When it begins, in seconds.
+        seconds: How long it takes.
+        waited_for: What it had to wait for: the step before it, and whether for its value or for the device.
+    """
+
+    name: str
+    kind: str
+    track: str
+    start: float
+    seconds: float
+    waited_for: str
+
+
+@attrs.frozen(eq=False)
+class Simulation:
+    """A run on paper.
+
+    Args:
+        timeline: Spans on devices and links, memory of each device with its budget.
+        samples: How many samples went through.
+        overlap: What went on at the same time.
+        ends: When each sample is done, in seconds.
+        critical_path: What determines the end: steps without a gap between them, from 0 to the end.
+    """
+
+    timeline: Timeline
+    samples: int
+    overlap: Overlap
+    ends: tuple[float, ...]
+    critical_path: tuple[PathStep, ...]
+
+    @property
+    def seconds(self) -> float:
+        """When all is done."""
+        return self.timeline.makespan
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second once the pipeline is filled; with one sample, of one after the other."""
+        first, last = self.ends[0], self.ends[-1]
+        if self.samples == 1 or last <= first:
+            return self.samples / self.seconds if self.seconds else 0.0
+        return (self.samples - 1) / (last - first)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain data; the spans are in ``timeline.chrome_trace()``."""
+        timeline = self.timeline
+        return {
+            "seconds": self.seconds,
+            "samples": self.samples,
+            "overlap": self.overlap,
+            "samples_per_second": self.samples_per_second,
+            "tracks": {
+                track: {"busy": timeline.busy(track), "idle": timeline.idle(track), "peak_bytes": timeline.peak(track)}
+                for track in timeline.tracks
+            },
+            "critical_path": [attrs.asdict(step) for step in self.critical_path],
+        }
+
+
+def simulate(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    samples: int = 1,
+    overlap: Overlap | None = None,
+    detail: Detail = "parts",
+    seconds: Mapping[Node, float] | None = None,
+    course: MemoryCourse | None = None,
+    loads: Sequence[ParameterLoad] = (),
+) -> Simulation:
+    """Simulate runs of a placed graph.
+
+    Args:
+        graph_module: The unsplit graph; its nodes carry values or costs.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        topology: Devices and links.
+        samples: How many samples go through, each as soon as it can; the one that began first goes first.
+        overlap: ``"none"``: one thing at a time, in the order of the parts, as the lowered module runs on the CPU: the
+            seconds and the peak memory are those that the plan predicts. ``"devices"``: each device works whenever it
+            has what it needs; a copy keeps both its ends busy. ``"copies"``: copies run beside the work of both ends,
+            one at a time on each link and direction, and hold memory from when they begin. By default ``"none"`` for
+            one sample, ``"devices"`` for more.
+        detail: Whether a span is a part or an operator.
+        seconds: What each node takes where it is, if that is known already.
+        course: What is on each device over the schedule, if that is known already.
+        loads: The parameters that offloaded parts load. Each is a span on the link from the host: it begins when the
+            part before its own does, and is there when its part begins.
+
+    Returns:
+        The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)).
+
+    Raises:
+        InputError: no sample, or an unknown option.
+        MissingMetadataError: a node has no value and no cost; the message names the pass that writes them.
+    """
+    overlap = _checked(samples, overlap, detail)
+    if seconds is None:
+        seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
+    taken = seconds
+    todo = tasks_of(assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads)
+    if overlap == "none":
+        run_one_by_one(todo.tasks)
+    else:
+        run_as_soon_as_possible(todo.tasks)
+    course = course or follow_memory(graph_module, assignment, device_of)
+    of_task = [list(_spans(task, assignment, seconds, detail)) for task in todo.tasks]
+    spans = [span for found in of_task for span in found]
+    tracks = [device.name for device in topology.devices]
+    clocks = _clocks(todo, assignment, seconds, samples)
+    memory = {
+        device: _curve(course, device, clocks, _Early.of(todo, course, device, overlap, loads))
+        for device in tracks
+        if device in course.held
+    }
+    budgets = {device.name: device.available_mem_bytes for device in topology.devices}
+    ends = [max((task.end for task in todo.tasks if task.sample == index), default=0.0) for index in range(samples)]
+    timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks), tuple(_flows(todo.tasks, of_task)))
+    return Simulation(timeline, samples, overlap, tuple(ends), tuple(_critical_path(todo.tasks)))
+
+
+def _checked(samples: int, overlap: Overlap | None, detail: Detail) -> Overlap:
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise InputError(f"A simulation takes 1 sample or more, not {samples!r}.")
+    for what, value, known in (
+        ("overlap", overlap, ("none", "devices", "copies")),
+        ("detail", detail, ("parts", "ops")),
+    ):
+        if value is not None and value not in known:
+            raise InputError(f"There is no {what} {value!r}; there is {', '.join(known)}.")
+    return overlap or ("none" if samples == 1 else "devices")
+
+
+def _spans(task: Task, assignment: Assignment, seconds: Mapping[Node, float], detail: Detail) -> Iterator[Span]:
+    """A copy or a load is a span on its link first, then on those ends that it keeps busy."""
+    if task.kind != "compute":
+        yield from (Span(track, task.name, task.start, task.seconds, task.kind) for track in task.uses)
+    elif detail == "parts":
+        yield Span(task.track, task.name, task.start, task.seconds)
+    else:
+        now = task.start
+        for node in assignment.partitions[task.part]:
+            if seconds[node]:
+                yield Span(task.track, node.name, now, seconds[node])
+            now += seconds[node]
+
+
+def _flows(tasks: Sequence[Task], spans: Sequence[Sequence[Span]]) -> Iterator[Flow]:
+    """From what a task needs to the task: the last operator of a part, the link of a copy, the first operator."""
+    for index, task in enumerate(tasks):
+        for need in task.needs:
+            if spans[need] and spans[index]:
+                source = spans[need][-1 if tasks[need].kind == "compute" else 0]
+                yield Flow(source, spans[index][0])
+
+
+@attrs.frozen
+class _Clock:
+    """When each position of the schedule begins and ends for one sample, and when that sample is done."""
+
+    begins: tuple[float, ...]
+    ends: tuple[float, ...]
+    done: float
+
+
+def _clocks(todo: TaskList, assignment: Assignment, seconds: Mapping[Node, float], samples: int) -> list[_Clock]:
+    clocks = []
+    for sample in range(samples):
+        begins: list[float] = []
+        ends: list[float] = []
+        for part in assignment.order:
+            now = todo.tasks[todo.computing[sample, str(part)]].start
+            for node in assignment.partitions[part]:
+                begins.append(now)
+                now += seconds[node]
+                ends.append(now)
+        clocks.append(_Clock(tuple(begins), tuple(ends), max(ends, default=0.0)))
+    return clocks
+
+
+@attrs.frozen(eq=False)
+class _Early:
+    """When copies and loads really begin to hold memory: with their own task, if that is before it is counted."""
+
+    begins: Mapping[tuple[int, Node, int | None], float]
+
+    @classmethod
+    def of(
+        cls, todo: TaskList, course: MemoryCourse, device: str, overlap: Overlap, loads: Sequence[ParameterLoad]
+    ) -> _Early:
+        """Copies by sample and value; loads also by the position of the schedule at whose end they go."""
+        tasks = todo.tasks
+        begins: dict[tuple[int, Node, int | None], float] = {}
+        if overlap == "copies":
+            copies = {key: at for key, at in todo.copying.items() if key[2] == device}
+            begins.update({(sample, value, None): tasks[at].start for (sample, value, _), at in copies.items()})
+        stops = {(load.value, load.part): load.last_position for load in loads}
+        for (sample, value, part), at in todo.loading.items():
+            begins[sample, value, stops[value, part]] = tasks[at].start
+        return cls(begins)
+
+    def start(self, sample: int, life: Life, otherwise: float) -> float:
+        """When a life begins in one sample."""
+        begin = self.begins.get((sample, life.value, life.stop), self.begins.get((sample, life.value, None), otherwise))
+        return min(begin, otherwise)
+
+
+def _curve(course: MemoryCourse, device: str, clocks: Sequence[_Clock], early: _Early) -> MemoryCurve:
+    """What is held, and for each sample what comes and goes.
+
+    Steps of one instant are ordered as the schedule has them; of them the highest and the last are kept.
+    """
+    last = len(course.schedule)
+    steps: list[tuple[float, int, int, int]] = []
+    for sample, clock in enumerate(clocks):
+        for life in course.lives[device]:
+            comes = early.start(sample, life, clock.begins[life.start] if life.start < last else clock.done)
+            goes = clock.ends[life.stop] if life.stop < last else clock.done
+            steps.append((comes, sample * (last + 2) + life.start, 1, life.size))
+            steps.append((max(comes, goes), sample * (last + 2) + min(life.stop, last) + 1, 0, -life.size))
+    steps.sort()
+    held = course.held[device]
+    curve: list[tuple[float, int]] = [(0.0, held)]
+    for second, same in itertools.groupby(steps, key=lambda step: step[0]):
+        levels = list(itertools.accumulate((step[3] for step in same), initial=held))[1:]
+        held = levels[-1]
+        highest = max(levels)
+        curve += [(second, size) for size in dict.fromkeys((highest, held)) if size != curve[-1][1] or size == highest]
+    return tuple(curve)
+
+
+def _critical_path(tasks: Sequence[Task]) -> list[PathStep]:
+    """Follow what each step waited for, from the last to end back to the first."""
+    path: list[PathStep] = []
+    index = max(range(len(tasks)), key=lambda each: (tasks[each].end, -each), default=None)
+    while index is not None:
+        task = tasks[index]
+        path.append(PathStep(task.name, task.kind, task.track, task.start, task.seconds, task.why))
+        index = task.after
+    return [step for step in reversed(path) if step.seconds > 0] or path[::-1]

@@ -1,0 +1,470 @@
+"""The main job: what goes in comes out the same, from two devices."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import (
+    Answer,
+    Conditional,
+    Dataclasses,
+    InPlace,
+    KeyValueCache,
+    KeywordsAndDicts,
+    Mlp,
+    Tied,
+    chain_program,
+    cpu_pair,
+)
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from examples import bert, resnet
+from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, lower
+from fxpasses.cli.demo_model import demo_llama
+from fxpasses.passes.placement import copies_of
+from fxpasses.units import KiB, MiB
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    assert pytree.tree_structure(expected) == pytree.tree_structure(actual)
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(one, other)
+        else:
+            assert one == other
+
+
+def lowered_pair(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Lower onto two devices of which neither holds the whole model."""
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    budget = options.pop("budget", int(held * 0.8) + 24 * KiB)
+    return lower(model, args, kwargs, devices=cpu_pair(budget, budget), **options)
+
+
+def devices_used(lowered: LoweredModule) -> list[str]:
+    return [row.name for row in lowered.report.devices if row.nodes]
+
+
+def test_a_model_too_large_for_one_device_runs_on_two_with_equal_results() -> None:
+    model = Mlp().eval()
+    x = torch.randn(2, 64)
+
+    lowered = lowered_pair(model, (x,), budget=40 * KiB)
+
+    assert ["left", "right"] == devices_used(lowered)
+    assert torch.equal(model(x), lowered(x))
+    for row in lowered.report.devices:
+        assert row.budget_bytes is not None
+        assert row.peak_bytes <= row.budget_bytes
+
+
+def test_a_model_that_fits_one_device_stays_whole_and_copies_nothing() -> None:
+    model = Mlp().eval()
+    x = torch.randn(2, 64)
+
+    lowered = lower(model, (x,), devices=cpu_pair())
+
+    assert 1 == len(devices_used(lowered))
+    assert [] == copies_of(lowered)
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_each_value_is_copied_once_to_each_device_and_freed_after_its_last_use() -> None:
+    """Complaint 28: transfers are explicit nodes, one per (value, device), freed at last use."""
+    model = Mlp(6).eval()
+    x = torch.randn(2, 64)
+
+    lowered = lowered_pair(model, (x,), budget=60 * KiB)
+
+    copies = copies_of(lowered)
+    assert copies
+    assert len(copies) == len({(copy_.value, copy_.target) for copy_ in copies})
+    for copy_ in copies:
+        assert f"{copy_.value}_to_{copy_.target} = None" in lowered.code
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory"])
+def test_every_objective_keeps_the_budgets_and_the_results(objective: Any) -> None:
+    model = Mlp(6).eval()
+    x = torch.randn(2, 64)
+
+    lowered = lowered_pair(model, (x,), budget=60 * KiB, objective=objective)
+
+    assert torch.equal(model(x), lowered(x))
+    assert all(row.peak_bytes <= 60 * KiB for row in lowered.report.devices)
+
+
+def test_keyword_inputs_and_nested_results_keep_their_structure() -> None:
+    model = KeywordsAndDicts().eval()
+    batch = {"x": torch.randn(3, 8), "y": torch.randn(3, 8)}
+    scale = torch.tensor(2.0)
+
+    lowered = lowered_pair(model, (batch,), {"scale": scale}, budget=4 * KiB + 2 * KiB)
+
+    assert_same(model(batch, scale=scale), lowered(batch, scale=scale))
+    assert_same(model(batch, scale=scale), lowered(scale=scale, batch=batch))
+
+
+def test_a_dataclass_comes_out_as_that_dataclass() -> None:
+    model = Dataclasses().eval()
+    x = torch.randn(3, 8)
+
+    lowered = lowered_pair(model, (x,), budget=6 * KiB)
+
+    answer = lowered(x)
+    assert isinstance(answer, Answer)
+    assert_same(model(x), answer)
+
+
+def embedding_apart(torch_device: str) -> list[Device]:
+    """Two devices of which only the first can run embeddings, and the second all else."""
+
+    def is_embedding(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is torch.ops.aten.embedding.default
+
+    def is_no_embedding(submodules: Any, node: torch.fx.Node) -> bool:
+        return not is_embedding(submodules, node)
+
+    rest = Device("rest", torch_device=torch_device, supports=is_no_embedding)
+    return [Device("embedder", supports=is_embedding), rest]
+
+
+def test_tied_weights_stay_one_tensor_and_count_once_a_device() -> None:
+    """Complaint 25: tied weights are one storage, and state_dict keeps both names."""
+    model = Tied().eval()
+    ids = torch.randint(0, 50, (2, 5))
+
+    lowered = lower(model, (ids,), devices=embedding_apart("cpu"))
+
+    assert ["embedder", "rest"] == devices_used(lowered)
+    assert torch.equal(model(ids), lowered(ids))
+    state = lowered.state_dict()
+    assert set(model.state_dict()) >= set(state)
+    weight = model.embed.weight
+    assert any(value.data_ptr() == weight.data_ptr() for value in state.values())
+
+
+def test_a_tied_weight_on_two_kinds_of_device_stays_one_parameter_that_is_copied_in_each_run() -> None:
+    """Complaint 25: nothing is trained twice; the copy is a node that gradients flow through."""
+    model = Tied().eval()
+
+    lowered = lower(model, (torch.randint(0, 50, (2, 5)),), devices=embedding_apart("meta"))
+
+    weights = [p for name, p in lowered.named_parameters() if p.shape == model.embed.weight.shape]
+    assert [model.embed.weight.data_ptr()] == [weight.data_ptr() for weight in weights]
+    assert any(copy_.size == 50 * 32 * 4 and copy_.target == "rest" for copy_ in copies_of(lowered))
+
+
+def test_a_cache_that_the_model_writes_to_follows_eager_over_three_steps() -> None:
+    """Complaint 18: mutated buffers, persistent or not, keep their meaning in a placed model."""
+    model = KeyValueCache().eval()
+    x = torch.randn(1, 1, 16)
+    lowered = lower(model, (x, torch.tensor([0])), devices=cpu_pair(5 * KiB, 6 * KiB))
+
+    for step in range(3):
+        x = torch.randn(1, 1, 16)
+        position = torch.tensor([step])
+        assert torch.equal(model(x, position), lowered(x, position))
+    state = lowered.state_dict()
+    assert torch.equal(model.keys, state["keys"])
+    assert "calls" not in state
+
+
+def test_running_the_lowered_model_leaves_the_models_own_buffers_alone() -> None:
+    model = KeyValueCache().eval()
+    x = torch.randn(1, 1, 16)
+    before = copy.deepcopy(model.state_dict())
+
+    lower(model, (x, torch.tensor([0])), devices=[Device("cpu")], check=True)(x, torch.tensor([1]))
+
+    for name, value in model.state_dict().items():
+        assert torch.equal(before[name], value)
+
+
+def test_a_write_between_two_reads_keeps_its_place() -> None:
+    """Complaint 1: y = x + 1; x.sin_(); z = x + 2 equals eager after placement."""
+    model = InPlace().eval()
+    x = torch.randn(2, 16)
+
+    lowered = lower(model, (x,), devices=cpu_pair(3 * KiB, 3 * KiB))
+
+    assert_same(model(x.clone()), lowered(x.clone()))
+
+
+def test_a_branch_in_the_graph_runs_where_its_part_is() -> None:
+    model = Conditional().eval()
+    x = torch.randn(2, 16)
+
+    lowered = lower(model, (x,), devices=cpu_pair(2 * KiB, 2 * KiB))
+
+    assert ["left", "right"] == devices_used(lowered)
+    for value in (x, -x):
+        with torch.no_grad():  # dynamo, under torch.cond, warns about tensors that are no leaves
+            assert torch.equal(model(value), lowered(value))
+
+
+def test_a_dynamic_batch_runs_at_every_size_in_its_range() -> None:
+    model = Mlp(6).eval()
+    batch = torch.export.Dim("batch", min=2, max=16)
+
+    lowered = lowered_pair(model, (torch.randn(4, 64),), budget=64 * KiB, dynamic_shapes={"x": {0: batch}})
+
+    for size in (2, 5, 16):
+        x = torch.randn(size, 64)
+        assert torch.equal(model(x), lowered(x))
+
+
+def test_gradients_flow_through_the_copies() -> None:
+    model = Mlp(6)
+    x = torch.randn(2, 64)
+    lowered = lowered_pair(model, (x,), budget=60 * KiB)
+
+    model(x).sum().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    lowered(x).sum().backward()
+
+    assert expected
+    for name, parameter in model.named_parameters():
+        assert torch.equal(expected[name], parameter.grad)
+
+
+def test_parameters_are_shared_and_a_checkpoint_of_the_model_loads() -> None:
+    """Complaint 37: no copy of the model's tensors is made on one device type."""
+    model = Mlp(6)
+    x = torch.randn(2, 64)
+    lowered = lowered_pair(model, (x,), budget=60 * KiB)
+    other = Mlp(6)
+
+    assert set(model.state_dict()) == set(lowered.state_dict())
+    for name, value in lowered.state_dict().items():
+        assert value.data_ptr() == model.state_dict()[name].data_ptr()
+
+    lowered.load_state_dict(other.state_dict())
+    assert torch.equal(other(x), lowered(x))
+
+
+@pytest.mark.parametrize("flavour", ["program", "module_of_program", "symbolic_trace", "decomposed"])
+def test_every_flavour_of_graph_is_taken(flavour: str) -> None:
+    """Complaints 29 and 30: the same model traced in several ways is placed and runs the same."""
+    model = Mlp(6).eval()
+    x = torch.randn(2, 64)
+    program = torch.export.export(model, (x,))
+    given: Any = {
+        "program": lambda: program,
+        "module_of_program": program.module,
+        "symbolic_trace": lambda: torch.fx.symbolic_trace(model),
+        "decomposed": program.run_decompositions,
+    }[flavour]()
+
+    lowered = lower(given, (x,), devices=cpu_pair(60 * KiB, 60 * KiB))
+
+    assert ["left", "right"] == devices_used(lowered)
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_the_check_says_bit_by_bit() -> None:
+    model = Mlp().eval()
+
+    lowered = lowered_pair(model, (torch.randn(2, 64),), budget=40 * KiB, check=True)
+
+    assert lowered.report.check is not None
+    assert "equal to the model itself, bit by bit (1 tensors)" == lowered.report.check.sentence()
+
+
+def test_every_operator_says_why_it_sits_where_it_sits() -> None:
+    model = Mlp().eval()
+
+    lowered = lowered_pair(model, (torch.randn(2, 64),), budget=40 * KiB)
+
+    assert lowered.report.nodes == len(lowered.report.reasons)
+    assert all(why.startswith(("left on left: ", "right on right: ")) for why in lowered.report.reasons.values())
+
+
+def test_operators_go_where_they_are_supported_and_come_back() -> None:
+    """Capability and memory decide together: what an accelerator cannot run goes to the fallback."""
+
+    def only_linear(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is torch.ops.aten.linear.default
+
+    model = Mlp(3).eval()
+    x = torch.randn(2, 64)
+    devices = [Device("npu", supports=only_linear, flops=1e13, bandwidth=1e12), Device("host", flops=1e7)]
+
+    lowered = lower(model, (x,), devices=devices)
+
+    assert torch.equal(model(x), lowered(x))
+    placed = lowered.report.reasons
+    assert all(why.startswith("host") for key, why in placed.items() if "relu" in key)
+    assert any(why.startswith("npu") for why in placed.values())
+
+
+def test_an_operator_that_no_device_supports_is_named() -> None:
+    def nothing(_submodules: Any, node: torch.fx.Node) -> bool:
+        return node.target is not torch.ops.aten.relu.default
+
+    with pytest.raises(
+        InfeasibleError, match=r"^No device supports relu \(aten\.relu\.default\); allow it on one of npu"
+    ):
+        lower(Mlp(), (torch.randn(2, 64),), devices=[Device("npu", supports=nothing)])
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet", "resnet in training", "bert"])
+def test_real_models_are_lowered_onto_two_devices_with_budgets_kept(name: str) -> None:
+    model, args, kwargs, budget = real_model(name)
+
+    lowered = lower(model, args, kwargs, devices=cpu_pair(budget, budget), check=True)
+
+    assert ["left", "right"] == devices_used(lowered)
+    assert all(row.peak_bytes <= budget for row in lowered.report.devices)
+    assert lowered.report.check is not None
+    assert lowered.report.check.exact
+    assert set(model.state_dict()) >= set(lowered.state_dict())
+
+
+def real_model(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], int]:
+    if name == "llama":
+        return (*demo_llama(4), 10 * MiB)
+    if name == "bert":
+        return (*bert.model(), 3 * MiB)
+    return (*(resnet.model() if name == "resnet" else resnet.training_model()), {}, 8 * MiB)
+
+
+@pytest.mark.slow
+def test_a_chain_of_a_hundred_thousand_operators_is_lowered_without_recursion() -> None:
+    """Complaint 38: nothing recurses over nodes."""
+    program = chain_program(100_000)
+    x = torch.randn(3)
+
+    lowered = lower(program, devices=cpu_pair())
+
+    assert 100_000 == lowered.report.nodes
+    assert torch.equal(x, lowered(x))
+
+
+def test_no_device_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^There is no device to place the model on; give at least one"):
+        lower(Mlp(), (torch.randn(2, 64),), devices=[])
+
+
+def test_two_devices_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^Two devices are called 'a'; give each its own name\.$"):
+        lower(Mlp(), (torch.randn(2, 64),), devices=[Device("a"), Device("a")])
+
+
+def test_a_model_that_torch_cannot_export_shows_the_reason_and_the_users_line() -> None:
+    class Undecided(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 0:
+                return x + 1
+            return x - 1
+
+    with pytest.raises(CaptureError) as caught:
+        lower(Undecided(), (torch.randn(3),), devices=[Device("cpu")])
+
+    assert str(caught.value).startswith("torch.export cannot capture Undecided: ")
+    assert "in forward: if x.sum() > 0:" in str(caught.value)
+
+
+def test_a_single_op_too_large_for_every_device_is_named_with_its_bytes() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        lower(Mlp(1, 256), (torch.randn(2, 256),), devices=cpu_pair(100 * KiB, 120 * KiB))
+
+    assert (
+        "linear (aten.linear.default) needs 261 KiB on one device for what it reads and makes, but the largest device "
+        "that can run it has 120 KiB"
+    ) in str(caught.value)
+    assert 261 * KiB - 120 * KiB == caught.value.missing_bytes
+
+
+def test_a_model_too_large_for_all_devices_says_by_how_much() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        lower(Mlp(8), (torch.randn(2, 64),), devices=cpu_pair(50 * KiB, 50 * KiB))
+
+    assert str(caught.value).startswith("The model needs 13")
+    assert "but all devices together have 100 KiB (left 50.0 KiB, right 50.0 KiB): " in str(caught.value)
+    assert caught.value.missing_bytes is not None
+    assert caught.value.missing_bytes > 30 * KiB
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((), "The input 'x' is missing; the model takes x."),
+        ((torch.zeros(2, 64), 1), "The model takes 1 input (x), but 2 came."),
+        (
+            (torch.zeros(3, 64),),
+            "The input 'x' has shape (3, 64), but the model was captured for (2, 64): dimension 0 is fixed at 2.",
+        ),
+        (
+            (torch.zeros(2, 64, dtype=torch.float64),),
+            "The input 'x' has dtype torch.float64, but the model was captured with torch.float32.",
+        ),
+        (
+            ([torch.zeros(2, 64)],),
+            "The input 'x' has another structure than the captured one: a list of 1 instead of one value.",
+        ),
+        ((3,), "The input 'x' is a int, but the model was captured with a tensor there."),
+    ],
+)
+def test_arguments_that_do_not_fit_the_captured_shapes_are_refused(args: tuple[Any, ...], sentence: str) -> None:
+    lowered = lower(Mlp(), (torch.randn(2, 64),), devices=[Device("cpu")])
+
+    with pytest.raises(InputError) as caught:
+        lowered(*args)
+
+    assert sentence == str(caught.value)
+
+
+def test_a_dynamic_size_out_of_its_range_is_refused() -> None:
+    batch = torch.export.Dim("batch", min=2, max=16)
+    lowered = lower(Mlp(), (torch.randn(4, 64),), devices=[Device("cpu")], dynamic_shapes={"x": {0: batch}})
+
+    with pytest.raises(InputError, match=r"has size 17 in dimension 0, but the model was captured for 2 to 16\.$"):
+        lowered(torch.randn(17, 64))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_parts_really_run_on_cuda_and_cpu() -> None:
+    model = Mlp(6)
+    x = torch.randn(2, 64)
+    devices = [Device("gpu", 60 * KiB, torch_device="cuda:0"), Device("host", 60 * KiB)]
+
+    lowered = lower(model, (x,), devices=devices)
+
+    assert {"cuda", "cpu"} == {p.device.type for p in lowered.parameters()}
+    torch.testing.assert_close(model(x), lowered(x))
+    assert "cpu" == lowered(x).device.type
+    lowered(x).sum().backward()
+    assert all(p.grad is not None for p in lowered.parameters())
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        lowered(x)
+    assert before == torch.cuda.memory_allocated()
+
+
+def test_what_is_cut_off_from_gradients_stays_cut_off() -> None:
+    """A straight-through estimator: its gradient is that of the model, not that of rounding."""
+
+    class StraightThrough(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.layer(x)
+            return hidden + (hidden.round() - hidden).detach()
+
+    model, x = StraightThrough(), torch.randn(2, 4)
+    lowered = lower(copy.deepcopy(model), (x,), devices=[Device("only")])
+
+    model(x).sum().backward()
+    lowered(x).sum().backward()
+
+    ours = {lowered.qualified_names.get(name, name): value.grad for name, value in lowered.named_parameters()}
+    assert all(torch.equal(value.grad, ours[name]) for name, value in model.named_parameters())  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""CUDA and the CPU together: the model's own results, its state where it runs, and copies beside computation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import KeyValueCache, Mlp, Tied
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxpasses import Device, LoweredModule, lower
+from fxpasses.cli.demo_model import demo_llama
+from fxpasses.passes.placement import copies_of, loads_of
+from fxpasses.units import MiB
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def gpu_and_cpu(memory: int | None = None) -> list[Device]:
+    return [Device("gpu", memory, torch_device="cuda:0"), Device("host")]
+
+
+def halves(layers: int) -> dict[str, str]:
+    blocks = {f"model.layers.{i}": "gpu" if i < layers // 2 else "host" for i in range(layers)}
+    return {"model": "gpu", **blocks, "model.norm": "host", "lm_head": "gpu"}
+
+
+def assert_close(expected: Any, actual: Any) -> None:
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
+        torch.testing.assert_close(other.cpu(), one.cpu(), rtol=1e-3, atol=1e-4)
+
+
+def assert_gradients_close(model: nn.Module, lowered: LoweredModule) -> None:
+    mine = {lowered.qualified_names.get(name, name): p.grad for name, p in lowered.named_parameters()}
+    compared = 0
+    for name, parameter in model.named_parameters():
+        if name in mine:
+            assert_close(parameter.grad, mine[name])
+            compared += 1
+    assert compared
+
+
+def test_a_llama_on_both_gives_the_models_outputs_and_gradients() -> None:
+    model, args, kwargs = demo_llama(4)
+    lowered = lower(model, args, kwargs, devices=gpu_and_cpu(), device_map=halves(4))
+
+    with torch.no_grad():
+        assert_close(model(*args, **kwargs), lowered(*args, **kwargs))
+    model(*args, **kwargs).logits.sum().backward()
+    lowered(*args, **kwargs).logits.sum().backward()
+
+    assert {"cuda", "cpu"} == {parameter.device.type for parameter in lowered.parameters()}
+    assert copies_of(lowered)
+    assert_gradients_close(model, lowered)
+
+
+def test_results_are_the_same_in_every_run() -> None:
+    """A race would show: twenty runs, each into memory that the one before it has just given back."""
+    model, args, kwargs = demo_llama(4)
+    lowered = lower(model, args, kwargs, devices=gpu_and_cpu(), device_map=halves(4))
+
+    with torch.no_grad():
+        first = lowered(*args, **kwargs).logits
+        for _ in range(20):
+            assert torch.equal(first, lowered(*args, **kwargs).logits)
+
+
+def test_pinned_inputs_may_be_written_to_when_the_model_returns() -> None:
+    model = Mlp(6, 512)
+    lowered = lower(model, (torch.randn(64, 512),), devices=[Device("gpu", torch_device="cuda:0")])
+
+    with torch.no_grad():
+        for _ in range(10):
+            x = torch.randn(64, 512).pin_memory()
+            expected = model(x)
+            actual = lowered(x)
+            x.zero_()
+            assert_close(expected, actual)
+
+
+def test_a_cache_on_the_gpu_follows_eager() -> None:
+    model = KeyValueCache().eval()
+    args = (torch.randn(1, 1, 16), torch.tensor([0]))
+    device_map = {"qkv": "gpu", "out": "host", "": "gpu"}
+    lowered = lower(model, args, devices=gpu_and_cpu(), device_map=device_map)
+
+    with torch.no_grad():
+        for step in range(3):
+            x, position = torch.randn(1, 1, 16), torch.tensor([step])
+            assert_close(model(x, position), lowered(x, position))
+    assert "cuda" == lowered.state_dict()["keys"].device.type
+    assert_close(model.keys, lowered.state_dict()["keys"])
+
+
+def test_a_tied_weight_on_both_is_trained_once() -> None:
+    """Complaint 25: one parameter, one gradient, the sum over both devices."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    device_map = {"embed": "gpu", "middle": "gpu", "head": "host"}
+    lowered = lower(model, (ids,), devices=gpu_and_cpu(), device_map=device_map)
+
+    model(ids).sum().backward()
+    lowered(ids).sum().backward()
+
+    assert len(list(model.parameters())) == len(list(lowered.parameters()))
+    assert_gradients_close(model, lowered)
+
+
+def offloaded(layers: int = 8, width: int = 2048) -> tuple[nn.Module, torch.Tensor, LoweredModule, int]:
+    model, x = Mlp(layers, width), torch.randn(512, width)
+    budget = (layers // 2) * width * width * 4 + 64 * MiB
+    lowered = lower(model, (x,), devices=[Device("gpu", budget, torch_device="cuda:0")], offload="cpu")
+    return model, x, lowered, budget
+
+
+def test_offloaded_parameters_keep_the_budget_of_the_gpu() -> None:
+    """What CUDA really allocates stays within the budget, in inference; cuBLAS has a workspace beside it."""
+    model, x, lowered, budget = offloaded()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+
+    with torch.no_grad():
+        actual = lowered(x)
+
+    (row,) = lowered.report.devices
+    assert loads_of(lowered)
+    assert_close(model(x), actual)
+    assert torch.cuda.max_memory_allocated() <= budget + 64 * MiB
+    assert row.peak_bytes <= budget
+
+
+def test_offloaded_parameters_are_trained_in_main_memory() -> None:
+    model, x, lowered, _ = offloaded(6, 256)
+    reference = copy.deepcopy(model)
+
+    reference(x).sum().backward()
+    lowered(x).sum().backward()
+
+    assert_gradients_close(reference, lowered)
+    loaded = {load.value for load in loads_of(lowered)}
+    homes = {name.replace(".", "_"): p.device.type for name, p in lowered.named_parameters()}
+    assert {"cpu"} == {homes[name] for name in loaded if name in homes}
+
+
+def test_loads_run_beside_computation() -> None:
+    """The profiler sees transfers to the GPU while kernels run there."""
+    _, x, lowered, _ = offloaded()
+    with torch.no_grad():
+        lowered(x)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            lowered(x)
+            torch.cuda.synchronize()
+
+    spans = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    transfers = [(start, end) for name, start, end in spans if "HtoD" in name]
+    kernels = [(start, end) for name, start, end in spans if "Memcpy" not in name and "Memset" not in name]
+    beside = sum(any(a < d and c < b for c, d in kernels) for a, b in transfers)
+    assert transfers
+    assert beside

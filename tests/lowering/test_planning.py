@@ -1,0 +1,248 @@
+"""``place``: a plan and its report before anything moves; what is refused, and how."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
+from rich.console import Console
+from torch import Tensor, nn
+
+from fxpasses import Device, FxPassesError, InputError, Link, PlacementError, Plan, PlanError, fake_devices, lower
+from fxpasses.lowering import Planned, place
+from fxpasses.partitioners import place_by_device
+from fxpasses.partitioners.memory import predict_memory
+from fxpasses.report.page import render_page
+from fxpasses.report.tables import print_placement
+from fxpasses.units import KiB
+
+ARGS = (torch.randn(2, 64),)
+TWO = (Device("left", 40 * KiB), Device("right", 40 * KiB))
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return place(Mlp().eval(), ARGS, devices=TWO)
+
+
+def test_a_plan_is_what_lowering_makes(planned: Planned) -> None:
+    lowered = lower(Mlp().eval(), ARGS, devices=TWO)
+
+    assert lowered.plan == planned.plan
+    assert lowered.report.devices == planned.summary.devices
+
+
+def test_a_plan_needs_no_device() -> None:
+    far = fake_devices(2, memory=40 * KiB, torch_device="cuda:63")
+
+    planned = place(Mlp().eval(), ARGS, devices=far)
+
+    assert [("x", "host", "device0"), ("relu_1", "device0", "device1"), ("relu_3", "device1", "host")] == [
+        (row.value, row.source, row.target) for row in planned.summary.copies
+    ]
+
+
+def test_a_plan_is_followed_and_lowered(planned: Planned) -> None:
+    model = Mlp().eval()
+
+    lowered = lower(model, ARGS, plan=planned.plan)
+    again = place(model, ARGS, plan=Plan.from_json(json.loads(json.dumps(planned.plan.to_json()))))
+
+    assert torch.equal(lowered(*ARGS), model(*ARGS))
+    assert planned.plan.parts == lowered.plan.parts == again.plan.parts
+
+
+def test_the_report_splits_memory_at_its_fullest() -> None:
+    args = (torch.randn(1, 1, 64), torch.tensor([0]))
+
+    planned = place(KeyValueCache(64, 128).eval(), args, devices=[Device("only")])
+    (row,) = planned.summary.devices
+
+    assert 2 * 128 * 64 * 4 + 8 == row.state_bytes
+    assert row.peak_bytes == row.parameter_bytes + row.own_bytes + row.peak_copy_bytes
+    assert row.peak_op in planned.summary.reasons
+    assert predict_memory(planned.prepared.graph_module, planned.assignment, planned.plan.device_of)["only"].peak == (
+        row.peak_bytes
+    )
+
+
+def test_tied_weights_are_counted_once_a_device() -> None:
+    planned = place(Tied().eval(), (torch.randint(0, 50, (16, 32)),), devices=[Device("only")])
+
+    assert (50 * 32 + 32 * 32 + 32) * 4 == planned.summary.devices[0].parameter_bytes
+
+
+def test_the_report_has_the_path_the_bound_and_advice(planned: Planned) -> None:
+    report = planned.report()
+
+    assert ["compute", "copy", "compute"] == [row.kind for row in report.path]
+    assert report.path[0].heaviest[0][0].startswith("layers.")
+    assert report.advice
+    assert report.bound is None or report.bound <= report.objective_value * (1 + 1e-9)
+    assert None is planned.report(advice=False).advice
+    assert json.loads(json.dumps(report.to_json()))["advice"][0]["text"] == report.advice[0].sentence()
+
+
+def test_copies_that_follow_each_other_on_a_link_are_one_step() -> None:
+    class Skips(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = x.relu(), x.sigmoid()
+            return first @ second.T
+
+    modules = {"matmul": "right"}
+    planned = place(Skips(), (torch.randn(64, 64),), devices=[Device("left"), Device("right")], objective="throughput")
+    nodes = {node.name: node for node in planned.prepared.graph_module.graph.nodes}
+    plan = Plan.from_json(
+        {
+            **planned.plan.to_json(),
+            "parts": [
+                {"name": "left", "device": "left", "ops": ["/relu#0", "/sigmoid#0"]},
+                {"name": "right", "device": "right", "ops": ["/*"]},
+            ],
+        }
+    )
+
+    steps = place(Skips(), (torch.randn(64, 64),), plan=plan).summary.path_steps()
+
+    assert modules.keys() <= nodes.keys()
+    assert ["left", "2 copies", "right"] == [step.name for step in steps]
+    assert {"relu", "sigmoid"} == {name for name, _ in steps[1].heaviest}
+
+
+def test_what_is_known_about_better_placements_is_said(planned: Planned) -> None:
+    sentence = planned.report(advice=False).optimality()
+
+    assert sentence.startswith(
+        ("Proven optimal: no placement of this kind is quicker.", "No placement of this kind can")
+    )
+    followed = place(Mlp().eval(), ARGS, plan=planned.plan)
+    assert "How far it is from the best placement is not known." == followed.summary.optimality()
+
+
+@pytest.mark.parametrize("width", [30, 60, 99, 100, 140])
+def test_the_tables_fit_the_terminal(planned: Planned, width: int) -> None:
+    printed = io.StringIO()
+
+    print_placement(planned.report(), Console(width=width, color_system=None, file=printed))
+    lines = printed.getvalue().splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert any("left" in line for line in lines)
+
+
+def test_the_page_shows_it_all(planned: Planned) -> None:
+    page = render_page(planned.report())
+
+    for text in ("What would help most", "memory at its fullest", "Critical path", "Timeline", "Copies", "<svg"):
+        assert text in page
+    assert page.count("<script") == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: place(Mlp(), ARGS),
+            "There is no device to place the model on; give at least one, such as Device('cpu').",
+        ),
+        (lambda: place(Mlp(), ARGS, devices=[]), "There is no device to place the model on; give at least one"),
+        (lambda: place(Mlp(), ARGS, devices=[*TWO, TWO[0]]), "Two devices are called 'left'; give each its own name."),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, links=[Link("left", "top")]),
+            "The link left:top names the device 'top', which is not among left, right.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, device_map={"layer": "left", "": "right"}),
+            "The device map names 'layer', which the model does not have; did you mean 'layers'?",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, pinned={"head": "left"}),
+            "`pinned` names 'head', from which no operator of this graph comes; ",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, objective="speed"),
+            "There is no objective 'speed'; there are latency",
+        ),
+        (lambda: place(Mlp(), ARGS, devices=TWO, contiguity="cut"), "There is no contiguity 'cut'; there are pipeline"),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, offload="disk"),
+            "Parameters can be offloaded to 'cpu', not to 'disk'",
+        ),
+        (
+            lambda: place(
+                Mlp(), ARGS, devices=[Device("picky", supports=lambda _modules, node: node.name != "relu_1")]
+            ),
+            "No device supports relu_1 (aten.relu.default); allow it on one of picky, or add a device that runs",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, pipeline=3),
+            "A pipeline is a text, a PassManager or a list of passes, not int.",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(FxPassesError) as caught:
+        make()
+
+    assert str(caught.value).startswith(sentence)
+
+
+def test_lower_takes_the_wishes_that_place_takes() -> None:
+    """Pinned, forbidden and joined modules go where they are wanted."""
+    model, x = Mlp(4).eval(), torch.randn(2, 64)
+    wishes: dict[str, Any] = {
+        "pinned": {"layers.0": "right"},
+        "forbidden": {"layers.3": ["right"]},
+        "colocate": [["layers.0", "layers.1"]],
+    }
+
+    lowered = lower(model, (x,), devices=cpu_pair(40 * KiB, 40 * KiB), objective="throughput", seed=1, **wishes)
+
+    right, left = (lowered.plan.parts[index].ops for index in (0, 1))
+    assert "right" == lowered.plan.parts[0].device
+    assert {"layers.0/*", "layers.1/*"} <= set(right)
+    assert "layers.3/*" in left
+    assert torch.equal(model(x), lowered(x))
+
+
+def test_a_plan_that_passes_a_budget_is_not_followed() -> None:
+    """The error says which device, where and by how many bytes."""
+    model, x = Mlp(4).eval(), torch.randn(2, 64)
+    plan = place(model, (x,), devices=cpu_pair(40 * KiB, 40 * KiB)).plan
+
+    with pytest.raises(PlanError, match=r"^The plan for Mlp cannot be followed: left holds 3.\.. KiB at "):
+        lower(model, (x,), plan=plan, devices=cpu_pair(20 * KiB, 40 * KiB))
+
+
+def test_a_torch_device_has_to_be_known_to_plan_and_here_to_lower() -> None:
+    """The message names it, before anything moves."""
+    model, x = Mlp(1).eval(), torch.randn(2, 64)
+
+    with pytest.raises(InputError, match=r"^The device 'a' is on the torch device 'toaster', which torch does not "):
+        place(model, (x,), devices=[Device("a", torch_device="toaster")])
+    with pytest.raises(PlacementError, match=r"^The device 'a' is the torch device cuda:63, and this machine has none"):
+        lower(model, (x,), devices=[Device("a", torch_device="cuda:63")])
+
+
+def test_no_device_has_to_support_what_the_host_runs() -> None:
+    """Elements of tuples, guards of inputs, sizes and arithmetic on them."""
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = x.chunk(2, dim=-1)
+            return (first + second).reshape(x.shape[0] * 2, -1)
+
+    aten = torch.ops.aten
+    known = (aten.chunk.default, aten.add.Tensor, aten.reshape.default)
+    device = Device("only", supports=lambda _submodules, node: node.target in known)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Halves(), (torch.randn(4, 8),), dynamic_shapes={"x": {0: batch}})
+
+    x = torch.randn(6, 8)
+    assert torch.equal(Halves()(x), lower(program, devices=[device])(x))
+    assert ["only"] == [str(part) for part in place_by_device(program.module(), [device]).assignment]

@@ -1,0 +1,107 @@
+"""What would help most: each change of the machine is tried, and the answer says how it was found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lowering_models import Mlp
+from torch import nn
+from torch.fx import GraphModule
+
+from fxpasses import Assignment, Device, Link, PlacementError, Topology
+from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.simulation import Advice, what_helps
+from fxpasses.simulation.advice import Placed
+from fxpasses.units import KiB
+
+LINK = Link("a", "b", 1e6, 1e-6)
+
+
+def exported(model: nn.Module) -> GraphModule:
+    return torch.export.export(model.eval(), (torch.randn(8, 64),)).module(check_guards=False)
+
+
+GRAPH = exported(Mlp(4))
+
+
+def halves(topology: Topology) -> Placed:
+    """The first two layers on the first device, the others on the second."""
+    nodes = [node for node in GRAPH.graph.nodes if node.op == "call_function"]
+    names = [device.name for device in topology.devices]
+    grouping = {node: names[index // 4] for index, node in enumerate(nodes)}
+    return Assignment.of(GRAPH, grouping), {name: topology[name] for name in names}
+
+
+def tried(topology: Topology, objective: str, **options: object) -> list[Advice]:
+    return what_helps(GRAPH, *halves(topology), topology, objective=objective, **options)  # type: ignore[arg-type]
+
+
+def test_a_slow_link_is_what_helps_most() -> None:
+    first, *_ = tried(Topology((Device("a"), Device("b")), (LINK,)), "latency")
+
+    assert ("link", "a:b", "same placement") == (first.what, first.name, first.how)
+    assert first.sentence().startswith("With the link a:b twice as fast, one run would take ")
+    assert first.sentence().endswith(", operators where they are).")
+    assert pytest.approx(1 - first.after / first.before) == first.gain
+
+
+def test_the_slowest_device_helps_most_for_throughput() -> None:
+    topology = Topology((Device("a", flops=1e9), Device("b", flops=1e9, overhead=1e-3)))
+
+    first, *_ = tried(topology, "throughput")
+
+    assert ("device", "b") == (first.what, first.name)
+    assert "With b 25% faster, the busiest device would work " in first.sentence()
+
+
+def test_a_larger_memory_is_placed_again() -> None:
+    topology = Topology((Device("a", 45 * KiB, flops=1e12, bandwidth=1e12), Device("b", 45 * KiB, flops=1e7)), (LINK,))
+
+    def again(changed: Topology) -> Placed:
+        placement = place_by_device(GRAPH, changed, objective="latency", time_budget=0.0)
+        return GRAPH, placement.assignment, placement.device_of
+
+    placement = place_by_device(GRAPH, topology, objective="latency")
+    found = what_helps(GRAPH, placement.assignment, placement.device_of, topology, objective="latency", replace=again)
+
+    assert ("memory", "a", "placed again") in [(each.what, each.name, each.how) for each in found]
+    memory = next(each for each in found if (each.what, each.name) == ("memory", "a"))
+    assert memory.sentence().startswith("With 56.2 KiB instead of 45.0 KiB on a, one run would take ")
+    assert [each.gain for each in found] == sorted((each.gain for each in found), reverse=True)
+
+
+def test_without_placing_again_no_memory_helps() -> None:
+    topology = Topology((Device("a", 45 * KiB), Device("b", 45 * KiB)))
+
+    assert "memory" not in [each.what for each in tried(topology, "latency")]
+
+
+def test_a_change_that_cannot_be_placed_is_evaluated_where_operators_are() -> None:
+    def fails(_changed: Topology) -> Placed:
+        raise PlacementError("no")
+
+    topology = Topology((Device("a"), Device("b")), (LINK,))
+
+    assert tried(topology, "latency") == tried(topology, "latency", replace=fails)
+
+
+def test_nothing_helps_where_no_device_works() -> None:
+    topology = Topology((Device("a"), Device("b")))
+
+    assert [] == tried(topology, "devices")
+
+
+def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
+    from fxpasses.partitioners.cost import SECONDS
+
+    graph = exported(Mlp(1))
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        SECONDS.write(node, {"a": 1.0})
+    topology = Topology((Device("a"),))
+
+    (advice,) = what_helps(
+        graph, Assignment.of(graph, dict.fromkeys(nodes, "a")), {"a": topology["a"]}, topology, objective="latency"
+    )
+
+    assert (2.0, 1.6) == (advice.before, advice.after)
