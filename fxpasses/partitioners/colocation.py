@@ -19,6 +19,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.cost import tensors_in
 from fxpasses.partitioners.graph_figures import GraphFigures, is_compute, value_bytes
+from fxpasses.partitioners.joint_graphs import backward_by_number, backward_by_order
 from fxpasses.partitioners.keep_together import region_groups
 from fxpasses.partitioners.support import module_paths
 
@@ -26,7 +27,6 @@ __all__ = [
     "Selector",
     "backward_partners",
     "check_device",
-    "is_backward",
     "kept_together",
     "must_share",
     "select",
@@ -116,27 +116,10 @@ def _base_of(figures: GraphFigures, node: Node) -> Node | None:
 
 
 def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
-    """The forward node of each backward node of a joint graph, where metadata tells.
-
-    Autograd gives a backward node the ``seq_nr`` of the forward call it belongs to; which of two nodes with one number
-    is backward is told by ``partitioner_tag`` or ``is_backward``, or else by the order.
-    """
-    forward: dict[int, Node] = {}
-    partners: dict[Node, Node] = {}
-    for node in figures.nodes:
-        if (number := node.meta.get("seq_nr")) is None:
-            continue
-        if not is_backward(node):
-            forward.setdefault(number, node)
-        elif number in forward:
-            partners[node] = forward[number]
-    return partners
-
-
-def is_backward(node: Node) -> bool:
-    """Whether metadata says that a node belongs to the backward half of a joint graph."""
-    tag = str(node.meta.get("partitioner_tag", ""))
-    return "backward" in tag or bool(node.meta.get("is_backward") or node.meta.get("autograd_backward"))
+    """The forward node of each backward node of a joint graph: by metadata where it is there, else by the order."""
+    if any("seq_nr" in node.meta for node in figures.nodes):
+        return backward_by_number(figures.nodes)
+    return backward_by_order(figures.nodes)
 
 
 def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]:
