@@ -25,6 +25,7 @@ CALLS: dict[str, str] = {
         f"{name}.Tensor": "call(x.detach().clone(), y), call(x.detach().clone(), 2)"
         for name in ("add_", "mul_", "sub_")
     },
+    "__and__.Tensor": "call(mask, mask.t())",
     "addmm.default": "call(y[0], x, y), call(y[0], x, y, beta=0.5, alpha=2)",
     "argmax.default": "call(x), call(x, 1), call(x, 1, True)",
     "baddbmm.default": "call(b, b, b)",
@@ -42,6 +43,8 @@ CALLS: dict[str, str] = {
     "conv3d.default": "call(image[None], kernel[:2, :2, None])",
     "copy_.default": "call(x.detach().clone(), y), call(x.detach().clone(), y, True)",
     "cumsum.default": "call(x, 0), call(x, -1, dtype=torch.float64)",
+    "detach.default": "call(x)",
+    "diff.default": "call(x), call(x, 1, -1, y)",
     "dropout.default": "call(x, 0.5, True), call(x, 0.5, False)",
     "embedding.default": "call(x, index), call(x, index, 1)",
     "expand.default": "call(x[:, None], [4, 3, 4]), call(x[:, None], [-1, 2, -1])",

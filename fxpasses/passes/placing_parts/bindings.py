@@ -22,20 +22,20 @@ aten = torch.ops.aten
 
 _FUNCTIONS = """
     abs.default add.Tensor addmm.default argmax.default baddbmm.default batch_norm.default bitwise_and.Tensor
-    bitwise_not.default bmm.default cat.default clamp.default clone.default conv1d.default conv2d.default conv2d.padding
-    conv3d.default cos.default cumsum.default div.Tensor dropout.default embedding.default eq.Scalar eq.Tensor
-    erf.default exp.default flatten.using_ints ge.Scalar ge.Tensor group_norm.default gt.Scalar gt.Tensor
-    index_select.default instance_norm.default layer_norm.default le.Scalar le.Tensor log.default logical_and.default
-    logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor matmul.default mean.default mean.dim
-    mm.default mul.Tensor ne.Scalar ne.Tensor neg.default permute.default pow.Tensor_Scalar pow.Tensor_Tensor
-    reciprocal.default relu.default reshape.default rms_norm.default rsqrt.default select.int sigmoid.default
-    sin.default softmax.int sqrt.default square.default squeeze.default squeeze.dim stack.default sub.Tensor
-    sum.default sum.dim_IntList t.default tanh.default transpose.int tril.default triu.default unsqueeze.default
-    where.self
+    bitwise_not.default bmm.default cat.default clamp.default clone.default conv1d.default conv2d.default
+    conv2d.padding conv3d.default cos.default cumsum.default detach.default diff.default div.Tensor dropout.default
+    embedding.default eq.Scalar eq.Tensor erf.default exp.default flatten.using_ints ge.Scalar ge.Tensor
+    group_norm.default gt.Scalar gt.Tensor index_select.default instance_norm.default layer_norm.default le.Scalar
+    le.Tensor log.default logical_and.default logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar
+    masked_fill.Tensor matmul.default mean.default mean.dim mm.default mul.Tensor ne.Scalar ne.Tensor neg.default
+    permute.default pow.Tensor_Scalar pow.Tensor_Tensor reciprocal.default relu.default reshape.default
+    rms_norm.default rsqrt.default select.int sigmoid.default sin.default softmax.int sqrt.default square.default
+    squeeze.default squeeze.dim stack.default sub.Tensor sum.default sum.dim_IntList t.default tanh.default
+    transpose.int tril.default triu.default unsqueeze.default where.self
 """
 _METHODS = """
-    add_.Tensor contiguous.default copy_.default expand.default index_copy_.default mul_.Tensor repeat.default
-    sub_.Tensor to.dtype type_as.default unfold.default view.default view_as.default
+    __and__.Tensor add_.Tensor contiguous.default copy_.default expand.default index_copy_.default mul_.Tensor
+    repeat.default sub_.Tensor to.dtype type_as.default unfold.default view.default view_as.default
 """
 _NN_FUNCTIONS = """
     adaptive_avg_pool2d.default avg_pool2d.default elu.default gelu.default hardsigmoid.default hardswish.default
