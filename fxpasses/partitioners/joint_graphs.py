@@ -84,4 +84,4 @@ def _leads_to(node: Node, wanted: Collection[Node], later: Iterable[Node]) -> bo
     for other in later:
         if not reached.isdisjoint(other.all_input_nodes):
             reached.add(other)
-    return not reached.isdisjoint(wanted)
+    return not (reached - {node}).isdisjoint(wanted)
