@@ -65,6 +65,7 @@ class LoweredModule(GraphModule):
             or self._backward_hooks
             or self._backward_pre_hooks
             or self._compiled_call_impl is not None
+            or "forward" in self.__dict__  # somebody put another one in its place
             or "forward" in vars(self)
         )
 

@@ -58,6 +58,7 @@ class _Part:
             self.siblings.get(self.name) is module
             and module._code is self.code
             and module._compiled_call_impl is None
+            and "forward" not in module.__dict__
             and not has_hooks(module)
         )
 
@@ -69,6 +70,7 @@ class _Prepared:
     owner: weakref.ref[GraphModule]
     code: str
     parts: Sequence[_Part]
+    inputs: int
     function: Callable[..., Any] | None
     source: str
 
@@ -107,7 +109,9 @@ class DirectRun:
         prepared = self._prepared
         if prepared is None or not prepared.is_current(module):
             prepared = self._prepared = _prepare(module)
-        return OTHERWISE if prepared.function is None else prepared.function(module, leaves, OTHERWISE)
+        if prepared.function is None or len(leaves) != prepared.inputs:
+            return OTHERWISE
+        return prepared.function(module, leaves, OTHERWISE)
 
     def source(self, module: GraphModule) -> str | None:
         """The direct code as text; None where there is none."""
@@ -121,9 +125,10 @@ def _prepare(module: GraphModule) -> _Prepared:
     try:
         written = write_direct_code(module)
     except Unwritable:
-        return _Prepared(owner, module._code, (), None, "")
+        return _Prepared(owner, module._code, (), 0, None, "")
     parts = _watched(module, written.written_out)
-    return _Prepared(owner, module._code, parts, _function(written, module), written.source)
+    inputs = len(module.graph.find_nodes(op="placeholder"))
+    return _Prepared(owner, module._code, parts, inputs, _function(written, module), written.source)
 
 
 def _watched(module: GraphModule, written_out: Any) -> tuple[_Part, ...]:
