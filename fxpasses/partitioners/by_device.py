@@ -17,7 +17,13 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_reasons import does_not_fit, reasons_of, refuse_impossible, replica_reason
+from fxpasses.partitioners.device_reasons import (
+    alone_reason,
+    does_not_fit,
+    reasons_of,
+    refuse_impossible,
+    replica_reason,
+)
 from fxpasses.partitioners.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.device_times import predict_times
@@ -104,8 +110,9 @@ def place_by_device(
         objective: ``latency`` (one sample from its first operator to its last), ``throughput`` (the busiest device),
             ``memory`` (the fullest device) or ``devices`` (as few as hold it).
         contiguity: ``pipeline`` (each device has one turn), ``convex`` or ``free`` (a device may have several). By
-            default a pipeline, for latency the fastest device alone where it holds everything; where some device cannot
-            run everything, the better of ``pipeline`` and ``free``.
+            default a pipeline; where some device cannot run everything, the better of ``pipeline`` and ``free``. For
+            latency by default the fastest device that holds everything takes it alone: several devices are quicker only
+            where branches run side by side, and are tried if a contiguity is given.
         supports: Whether a device can run a node; by default each device answers for itself.
         pinned: The device of a node, or of all operators of a module, given by its path.
         forbidden: The devices that a node or a module must not be on.
@@ -151,10 +158,18 @@ def place_by_device(
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
     alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
     if alone is not None and everywhere:
-        return _as_placement(figures, wish, alone)
+        return _on_one(figures, wish, alone)
     found = _best(figures, wish, kinds if contiguity is None else (contiguity,), alone)
     again = add_device_replicas(figures, wish, found, replicate)
     return _as_placement(figures, wish, found) if again is None else _with_replicas(wish, again)
+
+
+def _on_one(figures: GraphFigures, wish: Wish, alone: Found) -> DevicePlacement:
+    """Nothing is sent then, and nothing waits; that parts on several devices may still win is said in the reason."""
+    placement = _as_placement(figures, wish, alone)
+    ((part, device),) = placement.device_of.items()
+    others = len(wish.topology.devices) - 1
+    return attrs.evolve(placement, reasons={part: alone_reason(device, others, placement.bound, placement.is_optimal)})
 
 
 def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:

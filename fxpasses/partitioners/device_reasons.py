@@ -10,9 +10,9 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.graph_figures import GraphFigures, Support, value_bytes
-from fxpasses.units import format_bytes
+from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
+__all__ = ["alone_reason", "does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
 
 
 def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Support | None) -> bool:
@@ -69,6 +69,19 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
         f"{what} keeps every budget; give one device more memory. {cause}".rstrip(),
         missing_bytes=cause.missing_bytes,
         reason="no placement keeps every budget",
+    )
+
+
+def alone_reason(device: Device, others: int, bound: float, is_optimal: bool) -> str:
+    """Why a device runs a whole model alone, for latency, without a search."""
+    if not others:
+        return f"the whole model fits {device.name}, the only device"
+    fits = f"the whole model fits {device.name}, the fastest device that holds it"
+    if is_optimal:
+        return f"{fits}, and no other choice has a smaller latency"
+    return (
+        f"{fits}; parts on several devices were not tried: they are quicker only where branches run side by side, in "
+        f'{format_seconds(bound)} at best; contiguity="free" tries them'
     )
 
 

@@ -13,7 +13,7 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError
 from fxpasses.partitioners.assignment import Assignment
 
-__all__ = ["Runs", "runs_of"]
+__all__ = ["Runs", "runs_in_turns", "runs_of"]
 
 
 @attrs.frozen
@@ -48,8 +48,21 @@ def runs_of(
     try:
         whole = Assignment.of(graph_module, device_of, dependencies=dependencies)
         return Runs(whole, {str(part): str(part) for part in whole.order})
-    except CycleError:
-        pass  # values flow back to a device: it takes several turns
+    except CycleError:  # values flow back to a device: it takes several turns
+        return runs_in_turns(graph_module, device_of, dependencies, start)
+
+
+def runs_in_turns(
+    graph_module: GraphModule | Graph,
+    device_of: Mapping[Node, str],
+    dependencies: Dependencies | None = None,
+    start: Mapping[Any, float] | None = None,
+) -> Runs:
+    """Cut a placement into parts wherever a device has to wait for another one, so that branches run side by side.
+
+    The arguments are those of :func:`runs_of`.
+    """
+    dependencies = dependencies or Dependencies.of(graph_module)
     names: dict[int, str] = {}
     homes: dict[str, str] = {}
     partition_of: dict[Node, str] = {}

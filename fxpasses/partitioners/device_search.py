@@ -21,7 +21,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.budget_checks import TrainingStep, check_budgets
 from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_runs import Runs, runs_of
+from fxpasses.partitioners.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
@@ -34,6 +34,9 @@ __all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"
 MAX_ROUNDS = 8
 ROUNDS_MORE = 3
 """How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
+
+QUICKER = 0.99
+"""More parts have to take less than this share of the time of fewer: each is called on its own."""
 
 Objective = Literal["latency", "throughput", "memory", "devices"]
 Contiguity = Literal["pipeline", "convex", "free"]
@@ -113,6 +116,8 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
             seen = check_budgets(figures, wish.topology, runs, wish.training)
             if not seen.over:
                 found = _found(figures, wish, contiguity, runs, solution.objective_value, bound)
+                if wish.objective == "latency" and contiguity == "free":
+                    found = _side_by_side(figures, wish, solution, found)
                 return found if along is None else min(found, along, key=lambda each: each.value)
         if not round_:
             along = _along_own_order(figures, wish, contiguity, bound)
@@ -145,6 +150,16 @@ def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs
     if wish.objective == "latency":
         value = _makespan(figures, wish.topology, runs)
     return Found(runs, contiguity, value, min(bound, value))
+
+
+def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:
+    """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
+    runs = runs_in_turns(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+    if len(runs.device_of) <= len(found.runs.device_of):
+        return found
+    other = _found(figures, wish, found.contiguity, runs, found.value, found.bound)
+    is_quicker = other.value < QUICKER * found.value
+    return other if is_quicker and not check_budgets(figures, wish.topology, runs, wish.training).over else found
 
 
 def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:

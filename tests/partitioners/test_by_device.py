@@ -88,7 +88,40 @@ def test_the_fastest_device_runs_everything_when_it_fits() -> None:
     placement = place_by_device(graph_module, fake_devices(3, flops=[1e9, 1e12, 1e10]))
 
     assert ["device1"] == list(placement.device_of)
-    assert "the whole model fits device1" in placement.reasons["device1"]
+    assert (
+        "the whole model fits device1, the fastest device that holds it, and no other choice has a smaller latency"
+        == placement.reasons["device1"]
+    )
+    slower = place_by_device(graph_module, [Device("small", 20 * KiB, flops=1e12), *fake_devices(2, flops=[1e9, 1e11])])
+    assert ["device1"] == list(slower.device_of)
+
+
+def test_one_device_alone_says_that_several_were_not_tried() -> None:
+    """Two branches may run side by side: the bound says what that could give, and a contiguity tries it."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ways = nn.ModuleList(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.ways[0](x) + self.ways[1](x)
+
+    graph_module = module_of(Branches(), torch.randn(64, 64))
+    devices = fake_devices(2, flops=1e8)
+
+    alone = place_by_device(graph_module, devices)
+    together = place_by_device(graph_module, devices, contiguity="free")
+
+    assert together.objective_value < 0.6 * alone.objective_value
+    assert alone.bound <= together.objective_value
+    assert alone.reasons["device0"].startswith(
+        "the whole model fits device0, the fastest device that holds it; parts on several devices were not tried: they "
+        "are quicker only where branches run side by side, in "
+    )
+    assert alone.reasons["device0"].endswith('at best; contiguity="free" tries them')
+    (reason,) = place_by_device(graph_module, devices[:1]).reasons.values()
+    assert "the whole model fits device0, the only device" == reason
 
 
 def test_a_reason_says_what_did_not_fit_and_what_crosses() -> None:
