@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from lowering_models import KeyValueCache, Mlp, Tied
 from torch import nn
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fxpasses import Device, LoweredModule, lower
@@ -109,6 +111,62 @@ def test_a_tied_weight_on_both_is_trained_once() -> None:
 
     assert len(list(model.parameters())) == len(list(lowered.parameters()))
     assert_gradients_close(model, lowered)
+
+
+def test_two_names_of_one_gpu_copy_nothing_between_them() -> None:
+    """Complaint 28: logical devices on one GPU share its memory."""
+    model, args, kwargs = demo_llama(4)
+    devices = [Device("gpu", torch_device="cuda:0"), Device("host", torch_device="cuda:0")]
+    lowered = lower(model, args, kwargs, devices=devices, device_map=halves(4))
+
+    with torch.no_grad():
+        assert_close(model(*args, **kwargs), lowered(*args, **kwargs))
+    assert "_to_copy" not in (lowered.direct_code or "")
+
+
+def test_the_graphs_own_code_gives_the_same() -> None:
+    """Somebody who looks meets the graph; to the last bit, with gradients."""
+    model, args, kwargs = demo_llama(4)
+    lowered = lower(model, args, kwargs, devices=gpu_and_cpu(), device_map=halves(4))
+
+    def outcome() -> list[torch.Tensor]:
+        lowered.zero_grad()
+        logits = lowered(*args, **kwargs).logits
+        logits.sum().backward()
+        return [logits.detach(), *(p.grad.clone() for p in lowered.parameters() if p.grad is not None)]
+
+    direct = outcome()
+    with BaseTorchFunctionMode():
+        by_graph = outcome()
+
+    for one, other in zip(direct, by_graph, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_callers_stream_is_kept() -> None:
+    """Another current stream than the default one, with work on it that makes the inputs."""
+    model = Mlp(6, 512)
+    device_map = {"layers.0": "host", "": "gpu"}
+    lowered = lower(model, (torch.randn(64, 512),), devices=gpu_and_cpu(), device_map=device_map)
+    stream = torch.cuda.Stream()
+
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(10):
+            x = torch.randn(64, 512)
+            assert_close(model(x), lowered(x))
+            assert stream == torch.cuda.current_stream()
+
+
+def test_training_a_tied_weight_warns_of_nothing() -> None:
+    """Autograd meets each leaf first on the stream of the operators, not on that of the copies."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    device_map = {"embed": "gpu", "middle": "gpu", "head": "host"}
+    lowered = lower(model, (ids,), devices=gpu_and_cpu(), device_map=device_map)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            lowered(ids).sum().backward()
 
 
 def offloaded(layers: int = 8, width: int = 2048) -> tuple[nn.Module, torch.Tensor, LoweredModule, int]:
