@@ -31,15 +31,23 @@ from fxpasses.simulation.advice import Placed, what_helps
 __all__ = ["Planned", "Wishes", "place"]
 
 
+def _copy(entries: Mapping[Selector, Any] | None) -> dict[Selector, Any]:
+    return dict(entries or {})
+
+
+def _tuples(groups: Iterable[Iterable[Selector]]) -> tuple[tuple[Selector, ...], ...]:
+    return tuple(tuple(group) for group in groups)
+
+
 @attrs.frozen(eq=False)
 class Wishes:
     """What a search is asked for, beside devices; the fields are those of :func:`place`."""
 
     objective: Objective = "latency"
     contiguity: Contiguity | None = None
-    pinned: Mapping[Selector, str] = attrs.field(factory=dict)
-    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
-    colocate: Sequence[Sequence[Selector]] = ()
+    pinned: Mapping[Selector, str] | None = attrs.field(default=None, converter=_copy)
+    forbidden: Mapping[Selector, Collection[str]] | None = attrs.field(default=None, converter=_copy)
+    colocate: Iterable[Iterable[Selector]] = attrs.field(default=(), converter=_tuples)
     time_budget: float = 0.5
     seed: int = 0
     replicate: Replicate = "cheaper"
@@ -199,44 +207,55 @@ def place(
     )
     with clock.step("place"):
         if plan is not None:
-            followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
-            planned = _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
-            _refuse_unkept(planned)
-            return planned
-        wishes = Wishes(
-            objective,
-            contiguity,
-            dict(pinned or {}),
-            dict(forbidden or {}),
-            [tuple(group) for group in colocate],
-            time_budget,
-            seed,
-            replicate,
-        )
-        found = propose(
-            prepared.graph_module,
-            topology,
-            objective,
-            device_map=device_map,
-            modules=prepared.modules,
-            offload=offload,
-            options=wishes.options,
-        )
-        placement = found.placement
-        made = Plan.of(
-            name or _name_of(model),
-            objective,
-            topology,
-            placement.assignment,
-            placement.device_of,
-            offloaded=found.offloaded,
-            pipeline=prepared.pipeline,
-            contiguity=placement.contiguity,
-        )
-        asked = wishes if device_map is None and not found.offloaded else None
-        places = {part: device.name for part, device in placement.device_of.items()}
-        written = with_replicas(prepared.graph_module, placement.assignment, places)
-        return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
+            return _followed(plan, topology, prepared, clock)
+        wishes = Wishes(objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate)
+        called = name or _name_of(model)
+        return _found(called, topology, prepared, wishes, clock, device_map=device_map, offload=offload)
+
+
+def _followed(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:
+    """What a plan that is given says about a model; refused where it cannot be kept."""
+    followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
+    planned = _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
+    _refuse_unkept(planned)
+    return planned
+
+
+def _found(
+    name: str,
+    topology: Topology,
+    prepared: Prepared,
+    wishes: Wishes,
+    clock: Clock,
+    *,
+    device_map: DeviceMap | None,
+    offload: str | None,
+) -> Planned:
+    """What a search finds, or what a device map says."""
+    found = propose(
+        prepared.graph_module,
+        topology,
+        wishes.objective,
+        device_map=device_map,
+        modules=prepared.modules,
+        offload=offload,
+        options=wishes.options,
+    )
+    placement = found.placement
+    made = Plan.of(
+        name,
+        wishes.objective,
+        topology,
+        placement.assignment,
+        placement.device_of,
+        offloaded=found.offloaded,
+        pipeline=prepared.pipeline,
+        contiguity=placement.contiguity,
+    )
+    asked = wishes if device_map is None and not found.offloaded else None
+    places = {part: device.name for part, device in placement.device_of.items()}
+    written = with_replicas(prepared.graph_module, placement.assignment, places)
+    return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
 
 
 def _refuse_unkept(planned: Planned) -> None:
