@@ -92,7 +92,7 @@ def _block(make: Builder, name: str, last: str, mask: str, width: int, tokens: i
 def convolutional(stages: Sequence[int] = (3, 4, 6, 3), *, batch: int = 32) -> Graph:
     """A residual net: bottleneck blocks of convolution, norm and activation, with a projection where sizes change."""
     make, pixels, channels = Builder(), 56, 64
-    last = _convolution(make, "stem", batch, 112, 3, 64, 7, ("image",))
+    last = convolution(make, "stem", batch, 112, 3, 64, 7, ("image",))
     last = make.op("pool", last, output=2 * batch * 56**2 * 64)
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
@@ -100,10 +100,10 @@ def convolutional(stages: Sequence[int] = (3, 4, 6, 3), *, batch: int = 32) -> G
             side = last
             if block == 0:
                 pixels = pixels if stage == 0 else pixels // 2
-                side = _convolution(make, f"{name}.side", batch, pixels, channels, wide, 1, (last,), relu=False)
-            one = _convolution(make, f"{name}.one", batch, pixels, channels, wide // 4, 1, (last,))
-            two = _convolution(make, f"{name}.two", batch, pixels, wide // 4, wide // 4, 3, (one,))
-            three = _convolution(make, f"{name}.three", batch, pixels, wide // 4, wide, 1, (two,), relu=False)
+                side = convolution(make, f"{name}.side", batch, pixels, channels, wide, 1, (last,), relu=False)
+            one = convolution(make, f"{name}.one", batch, pixels, channels, wide // 4, 1, (last,))
+            two = convolution(make, f"{name}.two", batch, pixels, wide // 4, wide // 4, 3, (one,))
+            three = convolution(make, f"{name}.three", batch, pixels, wide // 4, wide, 1, (two,), relu=False)
             added = make.op(f"{name}.add", three, side, output=2 * batch * pixels**2 * wide)
             last = make.op(f"{name}.relu", added, output=2 * batch * pixels**2 * wide)
             channels = wide
@@ -112,7 +112,7 @@ def convolutional(stages: Sequence[int] = (3, 4, 6, 3), *, batch: int = 32) -> G
     return make.graph
 
 
-def _convolution(
+def convolution(
     make: Builder,
     name: str,
     batch: int,
@@ -124,6 +124,7 @@ def _convolution(
     *,
     relu: bool = True,
 ) -> str:
+    """A convolution, its norm and its activation; the name of the last of them."""
     size = 2 * batch * pixels**2 * outside
     known = [need for need in needs if need in make.graph]
     weights = kernel**2 * inside * outside
@@ -135,7 +136,7 @@ def _convolution(
 def inception(blocks: int = 9, *, batch: int = 32) -> Graph:
     """A wide net: in each block four branches of one to three convolutions, joined by their channels."""
     make = Builder()
-    last, channels = _convolution(make, "stem", batch, 35, 3, 192, 3, ()), 192
+    last, channels = convolution(make, "stem", batch, 35, 3, 192, 3, ()), 192
     for block in range(blocks):
         pixels = 35 if block < blocks // 3 else 17
         ends = []
@@ -145,7 +146,7 @@ def inception(blocks: int = 9, *, batch: int = 32) -> Graph:
                 end = make.op(f"{block}.pool", end, output=2 * batch * pixels**2 * channels)
             for step, kernel in enumerate(kernels):
                 outside = 64 + 32 * step
-                end = _convolution(make, f"{block}.{branch}.{step}", batch, pixels, inside, outside, kernel, (end,))
+                end = convolution(make, f"{block}.{branch}.{step}", batch, pixels, inside, outside, kernel, (end,))
                 inside = outside
             ends.append(end)
         channels = 64 + 96 + 128 + 64
@@ -245,9 +246,8 @@ def place(
     sizes = dict.fromkeys(names)
     if memory is not None:
         shares = {name: 0.75 if name in slow else 1.0 for name in names}
-        need = _bytes(graph) * memory
-        spare = max(_alone(facts) for _node, facts in graph.nodes(data=True))
-        sizes = {name: int(need * share / sum(shares.values())) + spare for name, share in shares.items()}
+        need, spare = needed_bytes(graph)
+        sizes = {name: int(need * memory * share / sum(shares.values())) + spare for name, share in shares.items()}
     links = [Link(a, b, LINK, 10e-6) for index, a in enumerate(names) for b in names[index + 1 :]]
     return PlacementProblem(graph, [Device(name, size) for name, size in sizes.items()], links, **options)
 
@@ -257,11 +257,13 @@ def _alone(facts: dict[str, Any]) -> int:
     return facts.get("live_bytes", 0) + sum(facts.get("shared_bytes", {}).values())
 
 
-def _bytes(graph: Graph) -> int:
+def needed_bytes(graph: Graph) -> tuple[int, int]:
+    """What all nodes keep together, and the most that no cut can divide."""
     shared: dict[str, int] = {}
     for _node, facts in graph.nodes(data=True):
         shared |= facts.get("shared_bytes", {})
-    return sum(facts.get("kept_bytes", 0) for _node, facts in graph.nodes(data=True)) + sum(shared.values())
+    kept = sum(facts.get("kept_bytes", 0) for _node, facts in graph.nodes(data=True)) + sum(shared.values())
+    return kept, max(_alone(facts) for _node, facts in graph.nodes(data=True))
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {

@@ -23,9 +23,10 @@ from fxpasses.partitioners.solvers.tables import Ints
 __all__ = ["Covers", "Decision"]
 
 SLACK = 1e-9
+ROUNDING = 1e-12
 BLOCK = 128
 COLUMNS = 8192
-PAIR = 40
+PAIR = 30
 """Steps that one pair of ideals costs."""
 
 Bools = NDArray[np.bool_]
@@ -109,6 +110,7 @@ class Decision:
         spans = Spans.of(self.units, family, self.classes, self.credit)
         covers = Covers.of(self.units, family, self.absorbed)
         allowed = self._windows(spans)
+        self._finishing(spans, allowed, below)
         return self._layers(spans, covers, allowed, below, steps)
 
     def _windows(self, spans: Spans) -> list[Bools]:
@@ -121,6 +123,16 @@ class Decision:
             (position >= low) & (position <= high) & (kept >= least) & (kept <= most)
             for low, high, least, most in zip(*by_price, *by_bytes, strict=True)
         ]
+
+    def _finishing(self, spans: Spans, allowed: list[Bools], below: float) -> None:
+        """Where one device is left, keep the ideals whose rest it can run."""
+        whole = np.array([spans.family.count - 1])
+        left = self.states.used.max(axis=0) - self.states.used
+        for first in range(0, spans.family.count - 1, BLOCK):
+            rows = np.arange(first, min(first + BLOCK, spans.family.count - 1))
+            fine = [own[:, 0] for own in spans.under(rows, whole, below * (1 + ROUNDING))]
+            for state in np.flatnonzero(left.sum(axis=1) == 1).tolist():
+                allowed[state][rows] &= fine[int(left[state].argmax())]
 
     def _layers(self, spans: Spans, covers: Covers, allowed: list[Bools], below: float, steps: float) -> Outcome:
         devices = self.states.used.sum(axis=1)
@@ -199,8 +211,7 @@ class Decision:
         ideals: dict[int, Bools],
         below: float,
     ) -> None:
-        loads = spans.loads(block, columns, below)
-        packed = [np.packbits(load < np.inf, axis=1) for load in loads]
+        packed = [np.packbits(fine, axis=1) for fine in spans.under(block, columns, below)]
         for row, state in enumerate(layer):
             own = np.flatnonzero(member[row, block])
             if not own.size:
@@ -233,7 +244,7 @@ class Decision:
             rows = ideals[ideals < ideal]
             if not kinds or not rows.size:
                 continue
-            loads = spans.loads(rows, np.array([ideal]), below)
+            loads = spans.loads(rows, np.array([ideal]), below * (1 + ROUNDING))
             for kind in kinds:
                 best = int(np.argmin(loads[kind][:, 0]))
                 if loads[kind][best, 0] < found[0]:

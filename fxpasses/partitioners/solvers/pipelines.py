@@ -22,10 +22,12 @@ from fxpasses.partitioners.solvers.searching import (
     BETTER,
     FEW_STATES,
     LONG,
+    STEPS_A_SECOND,
     Answer,
     Search,
     every_ideal,
     improved,
+    improved_far,
     limits,
     smallest,
 )
@@ -57,7 +59,10 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
     if problem.objective == "devices":
         best, bound = _fewest(search)
     else:
-        first = _first_answer(search.ordered(bound), bound)
+        ordered = search.ordered(bound)
+        first = _first_answer(ordered, bound)
+        if first is not None and ordered.order is not None and units.size <= LONG:
+            first = improved_far(ordered, first, STEPS_A_SECOND)
         best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
         bound = max(bound, proven)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
@@ -125,14 +130,14 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
     budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
-    found, proven = smallest(search, bound, goal, budget)
+    found, proven = smallest(search, bound, goal, budget, best)
     if found is None and proven == math.inf:
         raise _none(search)
     answers = [answer for answer in (found, best) if answer is not None]
     if not answers:
         raise why_not(search)
     best = min(answers, key=Answer.by_rank)
-    if found is None and proven < goal and States.count(search.classes) > FEW_STATES:
+    if proven < best.rank[0] * BETTER and States.count(search.classes) > FEW_STATES:
         _found, relaxed = smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
         proven = max(proven, relaxed)
     return best, min(proven / BETTER, best.rank[0])

@@ -21,7 +21,18 @@ from fxpasses.partitioners.solvers.spans import DeviceClass
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints, evaluate
 
-__all__ = ["BETTER", "FEW_STATES", "LONG", "Answer", "Search", "every_ideal", "improved", "limits", "smallest"]
+__all__ = [
+    "BETTER",
+    "FEW_STATES",
+    "LONG",
+    "Answer",
+    "Search",
+    "every_ideal",
+    "improved",
+    "improved_far",
+    "limits",
+    "smallest",
+]
 
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 600e6
@@ -36,6 +47,10 @@ LONG = 2000
 """Units from which on few linear orders are cut, coarsely first."""
 MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
+FIRST_SHARE, LAST_SHARE = 0.02, 0.001
+"""How much better an answer is asked for around the cuts of one."""
+CALL = 10e6
+"""Steps that it takes to prepare such a question."""
 MANY = 3000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
@@ -172,21 +187,46 @@ class Answer:
 
 
 def improved(search: Search, best: Answer) -> Answer:
-    """Look at the ideals around the cuts of an answer, more of them once that does not help any more."""
-    for limit in NEAR:
-        while True:
-            cuts = search.cuts(best.pipeline)
-            words = ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
-            pipeline = search.run(words, best.goal(search) * BETTER, steps=STEPS_A_SECOND).pipeline
-            found = None if pipeline is None else Answer.of(search, pipeline)
-            if found is None or found.rank >= best.rank:
+    """Look at the ideals around the cuts of an answer as long as that helps."""
+    while True:
+        words = _near_cuts(search, best, NEAR[0])
+        pipeline = search.run(words, best.goal(search) * BETTER, steps=STEPS_A_SECOND).pipeline
+        found = None if pipeline is None else Answer.of(search, pipeline)
+        if found is None or found.rank >= best.rank:
+            return best
+        best = found
+
+
+def improved_far(search: Search, best: Answer, steps: float) -> Answer:
+    """Ask for something better among many ideals around the cuts: 2 % better first, in the end anything."""
+    share = FIRST_SHARE
+    while steps > 0:
+        words = _near_cuts(search, best, NEAR[1])
+        outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
+        steps -= outcome.steps + CALL
+        if outcome.pipeline is not None:
+            found = improved(search, Answer.of(search, outcome.pipeline))
+            if found.by_value() >= best.by_value():
                 break
             best = found
+        elif share:
+            share = share / 4 if share > LAST_SHARE else 0.0
+        else:
+            break
     return best
 
 
-def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[Answer | None, float]:
+def _near_cuts(search: Search, best: Answer, limit: int) -> Words:
+    cuts = search.cuts(best.pipeline)
+    return ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
+
+
+def smallest(
+    search: Search, bound: float, goal: float, budget: float, known: Answer | None = None
+) -> tuple[Answer | None, float]:
     """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
+
+    ``known`` is an answer of the search that reaches the goal, if there is one.
 
     The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
     all was looked at and nothing found.
@@ -195,7 +235,7 @@ def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
         if words is None or len(words) > MANY:
-            return _decided(search, proven, goal, steps, limit)
+            return _decided(search, proven, goal, (steps, limit), known)
         outcome = search.run(words, below, steps=steps)
         steps -= outcome.steps
         if outcome.pipeline is not None:
@@ -206,9 +246,14 @@ def smallest(search: Search, bound: float, goal: float, budget: float) -> tuple[
     return None, proven
 
 
-def _decided(search: Search, proven: float, goal: float, steps: float, limit: int) -> tuple[Answer | None, float]:
+def _decided(
+    search: Search, proven: float, goal: float, budget: tuple[float, int], best: Answer | None
+) -> tuple[Answer | None, float]:
     """The same from above: ask for something better until there is nothing."""
-    best = None
+    steps, limit = budget
+    if best is not None and States.count(search.classes) <= FEW_STATES:
+        best = improved_far(search, best, STEPS_A_SECOND / 2)
+        goal = min(goal, best.by_value() * BETTER)
     while (words := every_ideal(search, goal, limit)) is not None:
         outcome = search.decide(words, goal, steps)
         steps -= outcome.steps
@@ -216,7 +261,7 @@ def _decided(search: Search, proven: float, goal: float, steps: float, limit: in
             return best, goal if outcome.finished else proven
         found = Answer.of(search, outcome.pipeline)
         best = min(found, improved(search, found), key=Answer.by_value)
-        goal = best.pipeline.value * BETTER
+        goal = best.by_value() * BETTER
     return best, proven
 
 

@@ -8,6 +8,8 @@ of a block of pairs are one matrix product, over the few values that are open in
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +99,8 @@ class Spans:
     after: Floats
     by_live: Bools | None
     live: Floats
+    ends: tuple[Floats, ...]
+    starts: tuple[Floats, ...]
 
     @classmethod
     def of(
@@ -130,6 +134,7 @@ class Spans:
             _largest(None if rows is None else ~rows, live, family.count),
             rows,
             live,
+            *_charges(classes, values.open, values.back),
         )
 
     def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
@@ -142,7 +147,7 @@ class Spans:
         for kind, group in enumerate(self.classes):
             key = (group.leaving.tobytes(), group.entering.tobytes())
             if key not in crossing:
-                crossing[key] = self._crossing(group, rows, columns)
+                crossing[key] = self._crossing(kind, rows, columns)
             load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
             np.maximum(load, 0.0, out=load)
             legal = (load < below) & nested
@@ -156,6 +161,28 @@ class Spans:
             size = self._bytes(rows, columns, needed, least, largest)
             for load, group in zip(found, self.classes, strict=True):
                 load[size > group.memory] = np.inf
+        return found
+
+    def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:
+        """For each class, which pairs are legal and stay under a threshold (up to rounding): less work than loads."""
+        if self.credit is not None:
+            return [np.isfinite(load) for load in self.loads(rows, columns, below)]
+        nested, found = self._nested(rows, columns), []
+        crossing: dict[tuple[bytes, bytes], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            key = (group.leaving.tobytes(), group.entering.tobytes())
+            if key not in crossing:
+                crossing[key] = self._crossing(kind, rows, columns)
+            fine = crossing[key] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
+            fine &= nested
+            if (banned := self.banned[kind]) is not None:
+                fine &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(fine)
+        if self.is_tight:
+            memory = [group.memory for group in self.classes]
+            size = self._bytes(rows, columns, np.logical_or.reduce(found), min(memory), max(memory))
+            for fine, most in zip(found, memory, strict=True):
+                fine &= size <= most
         return found
 
     @property
@@ -190,27 +217,25 @@ class Spans:
                 held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
         return held
 
-    def _crossing(self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints) -> Floats:
+    def _crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
         """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
-        leaving, entering, values = group.leaving, group.entering, self.values
+        group, values = self.classes[kind], self.values
+        leaving, entering = group.leaving, group.entering
         opened = self.open[:, rows]
         active = np.flatnonzero(opened.any(axis=1))
-        once = values.users[active] == 1
-        total: Floats = leaving @ self.open[:, columns] + (entering @ opened)[:, None]
-        scale = leaving[active] + np.where(once, entering[active], 0.0)
-        left, right = [opened[active].T * scale], [self.open[active][:, columns]]
-        several = active[~once]
-        value, held = _counts(values.count[several][:, rows], opened[several])
-        left.append(
-            ((values.count[several[value]][:, rows] == held[:, None]) & opened[several[value]]).T
-            * entering[several[value]]
-        )
-        right.append(values.count[several[value]][:, columns] == held[:, None])
+        held = _cells(values.count, active, rows)
+        last = held == values.users[active][:, None] - 1  # only one user is left: none is used where it stays open
+        scale = leaving[active][:, None] + last * entering[active][:, None]
+        left, right = [(opened[active] * scale).T], [_cells(self.open, active, columns)]
+        value, counted = _counts(held, opened[active] & ~last)
+        unused = (held[value] == counted[:, None]) & opened[active[value]]
+        left.append(unused.T * entering[active[value]])
+        right.append(_cells(values.count, active[value], columns) == counted[:, None])
         if self.back.any():
-            total += (entering @ self.back[:, columns])[None, :]
             self._going_back(group, rows, columns, left, right)
         saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
-        return total - saved
+        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
+        return charged - saved
 
     def _going_back(
         self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
@@ -220,12 +245,13 @@ class Spans:
         back = self.back[:, rows]
         active = np.flatnonzero(back.any(axis=1))
         left.append(back[active].T * -group.leaving[active])
-        whole = values.made[active][:, columns] & (values.count[active][:, columns] == values.users[active][:, None])
+        used = _cells(values.count, active, columns) == values.users[active][:, None]
+        whole = _cells(values.made, active, columns) & used
         right.append(whole)
-        value, held = _counts(values.count[active][:, rows], back[active])
+        value, held = _counts(_cells(values.count, active, rows), back[active])
         chosen = active[value]
-        left.append(((values.count[chosen][:, rows] == held[:, None]) & back[chosen]).T * group.entering[chosen])
-        right.append((values.count[chosen][:, columns] == held[:, None]) & ~values.made[chosen][:, columns])
+        left.append(((_cells(values.count, chosen, rows) == held[:, None]) & back[chosen]).T * group.entering[chosen])
+        right.append((_cells(values.count, chosen, columns) == held[:, None]) & ~_cells(values.made, chosen, columns))
 
     def _bytes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, least: float, largest: float) -> Floats:
         """Bytes of each pair; only right about ``least`` and ``largest`` and between them, where needed."""
@@ -234,8 +260,8 @@ class Spans:
             shared, each = self.shared, self.units.shared.astype(np.float64)
             opened = shared.open[:, rows]
             value, held = _counts(shared.count[:, rows], opened)
-            left = ((shared.count[value][:, rows] == held[:, None]) & opened[value]).T * each[value]
-            right = (shared.count[value][:, columns] == held[:, None]).astype(np.float64)
+            left = ((_cells(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
+            right = (_cells(shared.count, value, columns) == held[:, None]).astype(np.float64)
             size = size + (each @ opened)[:, None] - left @ right
         if self.by_live is None:
             return size
@@ -252,11 +278,32 @@ class Spans:
         return size + live
 
 
+def _charges(
+    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools
+) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+    """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
+    known: dict[tuple[bytes, bytes], tuple[Floats, Floats]] = {}
+    found = []
+    for group in classes:
+        key = (group.leaving.tobytes(), group.entering.tobytes())
+        if key not in known:
+            end, start = group.leaving @ opened, group.entering @ opened
+            known[key] = (end + group.entering @ back if back.any() else end), start
+        found.append(known[key])
+    return tuple(end for end, _start in found), tuple(start for _end, start in found)
+
+
 def _largest(rows: Bools | None, live: Floats, count: int) -> Floats:
     """The most bytes alive over the units of each row; the columns fall in these bytes."""
     if rows is None:
         return np.zeros(count)
     return np.where(rows.any(axis=1), live[rows.argmax(axis=1)], 0.0)
+
+
+def _cells(table: NDArray[Any], rows: Ints, columns: slice | Ints) -> NDArray[Any]:
+    """Some rows and columns of a table, without a copy of whole rows."""
+    cells: NDArray[Any] = table[:, columns][rows] if isinstance(columns, slice) else table[rows[:, None], columns]
+    return cells
 
 
 def _counts(count: NDArray[np.int16], chosen: Bools) -> tuple[Ints, NDArray[np.int16]]:
