@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
 import subprocess
 import sys
 
@@ -20,8 +21,12 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers import free
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
+from fxpasses.partitioners.solvers.bounds import prices_of
+from fxpasses.partitioners.solvers.choosing import distinct_sets
 from fxpasses.partitioners.solvers.coarsening import clustered
+from fxpasses.partitioners.solvers.covering import covering_bound
 from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.packing import Packing
 from fxpasses.partitioners.solvers.reducing import reduce_problem
 from fxpasses.partitioners.solvers.tables import tables_of
 
@@ -70,6 +75,121 @@ def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pyte
     assert solution.objective_value <= best * 1.01
 
 
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 5))
+def test_on_the_fewest_devices_the_busiest_has_the_least_to_do(seed: int) -> None:
+    """Of all placements on the fewest devices none has a smaller largest load."""
+    problem = random_problem(3 * seed + 1, objective="devices", contiguity="free", time_budget=0.1)
+    every = [placed for placed in every_placement(problem) if is_legal(problem, placed)]
+    if not every:
+        return
+    best = min((len(set(placed.values())), max(loads(problem, placed).values())) for placed in every)
+
+    solution = solve_placement(problem)
+
+    assert best == (solution.objective_value, pytest.approx(max(solution.load.values())))
+    assert solution.is_optimal
+
+
+def test_every_set_of_unequal_devices_is_tried_for_the_fewest() -> None:
+    """Ten bytes and a node that only two slow, small devices run: the largest two devices are no answer."""
+    graph = nx.DiGraph()
+    for node in range(6):
+        graph.add_node(node, seconds={f"d{i}": 1.0 + i for i in range(8)}, kept_bytes=10)
+    graph.add_node("odd", seconds={"d6": 1.0, "d7": 1.0}, kept_bytes=5)
+    sizes = [40, 40, 40, 39, 39, 39, 30, 25]
+    devices = [Device(f"d{index}", size) for index, size in enumerate(sizes)]
+
+    solution = solve_placement(PlacementProblem(graph, devices, objective="devices", contiguity="free", time_budget=0))
+
+    assert 2 == solution.objective_value == solution.bound
+    assert {"d0", "d6"} == set(solution.order)
+
+
+def test_devices_that_are_alike_make_one_set() -> None:
+    graph = nx.DiGraph([("a", "b")])
+    nx.set_node_attributes(graph, 1.0, "seconds")
+    devices = [*(Device(name, 8) for name in "abcd"), Device("x", 4)]
+    problem = PlacementProblem(graph, devices, [Link("a", "b", 1e9, 1e-6)], contiguity="free")
+    tables = tables_of(problem)
+
+    sets = list(distinct_sets(tables, reduce_problem(problem, tables), 2))
+
+    assert [(0, 1), (0, 2), (2, 3), (0, 4), (2, 4)] == sorted(sets, key=lambda chosen: (4 in chosen, chosen))
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_packing_units_that_are_alike_is_the_same_as_packing_each(seed: int) -> None:
+    """The fullest device, the fewest devices and what is missing, with shared and live bytes."""
+    draw = random.Random(seed)
+    graph = nx.DiGraph()
+    for node in range(7):
+        facts = {"kept_bytes": draw.choice([4, 4, 9]), "live_bytes": draw.choice([0, 3]), "seconds": 1.0}
+        graph.add_node(node, **facts, shared_bytes=draw.choice([{}, {"w": 6}]))
+    devices = [Device(name, draw.choice([14, 22, 30])) for name in "abc"]
+    model = model_of(PlacementProblem(graph, devices, contiguity="free"), "memory")
+    homes = np.array(list(itertools.product(range(3), repeat=7)))
+    needs = model.needs(homes)
+    missing = max(0.0, float((needs - model.memory).max(axis=1).min()))
+    packing = Packing.of(model, nodes=2000)
+
+    assert packing.model.size <= model.size
+    assert pytest.approx(missing, abs=1e-4) == packing.missing_bytes().bound
+    if missing:
+        assert math.isinf(packing.fewest_devices().bound)
+        return
+    legal = homes[model.legal(homes)]
+    fewest, least = packing.fewest_devices(), packing.least_bytes(below=math.inf)
+    assert min(len(set(home)) for home in legal.tolist()) == fewest.bound == len(set(fewest.home.tolist()))
+    assert pytest.approx(model.needs(legal).max(axis=1).min(), rel=1e-5) == least.bound
+    assert model.legal(np.stack([fewest.home, least.home])).all()
+    assert pytest.approx(least.bound, rel=1e-5) == model.needs(least.home[None]).max()
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_no_placement_is_below_the_covering_bound(seed: int) -> None:
+    """Unequal devices, links and budgets: the bound is at most the best of all assignments."""
+    problem = random_problem(seed, contiguity="free")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    best = min(cost(problem, placed) for placed in every_placement(problem))
+    if math.isinf(best):
+        return
+    prices = prices_of(units, tables.memory, "throughput")
+
+    bound = covering_bound(LoadModel.of(units, tables), prices, 1.5 * best + 1.0, 1.0)
+
+    assert bound <= best * (1 + 1e-9)
+
+
+def test_the_covering_bound_knows_what_has_to_be_sent() -> None:
+    """A chain of eight nodes on two devices, dear to cut: each device sends or receives one value."""
+    graph = nx.path_graph(8, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.5)
+    problem = PlacementProblem(graph, [Device("a"), Device("b")], contiguity="free")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    prices = prices_of(units, tables.memory, "throughput")
+
+    assert 4.0 == pytest.approx(prices.bound)
+    assert 4.5 == covering_bound(LoadModel.of(units, tables), prices, 5.0, 1.0)
+
+
+def test_a_graph_of_ten_thousand_nodes_is_no_worse_than_its_pipeline() -> None:
+    """Free and convex placements of a large graph end, too, and keep the budgets."""
+    graph = nx.path_graph(10_000, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0 + node % 7, kept_bytes=1 + node % 3, output_seconds=0.1)
+    problem = PlacementProblem(graph, [Device(name, 7000) for name in "abcd"])
+
+    pipeline = solve_placement(problem)
+    free, convex = (solve_placement(attrs.evolve(problem, contiguity=each)) for each in ("free", "convex"))
+
+    for solution in (free, convex):
+        assert solution.bound <= solution.objective_value <= pipeline.objective_value
+        assert all(size <= 7000 for size in solution.kept_bytes.values())
+
+
 def grid(rows: int, columns: int, **facts: object) -> nx.DiGraph:
     """A net of cells, each of which needs the one above and the one before; seconds vary."""
     graph = nx.DiGraph()
@@ -81,9 +201,9 @@ def grid(rows: int, columns: int, **facts: object) -> nx.DiGraph:
     return graph
 
 
-def model_of(problem: PlacementProblem) -> LoadModel:
+def model_of(problem: PlacementProblem, objective: str = "throughput") -> LoadModel:
     tables = tables_of(problem)
-    return LoadModel.of(reduce_problem(problem, tables), tables)
+    return LoadModel.of(reduce_problem(problem, tables), tables, objective)
 
 
 def test_free_beats_the_best_pipeline_where_operators_are_coarse() -> None:
@@ -196,15 +316,32 @@ def test_too_little_memory_is_proven_with_bytes_and_node(objective: str, contigu
     assert "is the first node that does not fit." in str(caught.value)
 
 
-def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> None:
-    """Sixty blocks of 7 in bins of 20 and 1 byte to spare: no integer program is asked for so many."""
+def test_units_that_are_alike_are_counted_where_nothing_fits() -> None:
+    """Three hundred blocks of 7 bytes, of which 37 fit each of eight devices: one byte each is missing."""
     graph = nx.DiGraph()
     for node in range(300):
         graph.add_node(node, seconds=1.0, kept_bytes=7)
     problem = PlacementProblem(graph, [Device(f"d{i}", 265) for i in range(8)], contiguity="free", time_budget=0.0)
 
-    with pytest.raises(PlacementError, match=r"raise time_budget \(it is 0 s\) or the memory of a device"):
+    with pytest.raises(InfeasibleError, match="the one that comes nearest needs 1 bytes more on 'd") as caught:
         solve_placement(problem)
+
+    assert 1 == caught.value.missing_bytes
+
+
+def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> None:
+    """Three hundred sizes that differ, and not a byte to spare: no integer program is asked for so many."""
+    graph = nx.DiGraph()
+    sizes = [1_000_003 + 7919 * node**2 % 999_983 for node in range(300)]
+    for node, size in enumerate(sizes):
+        graph.add_node(node, seconds=1.0, kept_bytes=size)
+    devices = [Device(f"d{index}", sum(sizes) // 8 + 1) for index in range(8)]
+    problem = PlacementProblem(graph, devices, contiguity="free", time_budget=0.0)
+
+    with pytest.raises(PlacementError, match=r"raise time_budget \(it is 0 s\) or the memory of a device") as caught:
+        solve_placement(problem)
+
+    assert not isinstance(caught.value, InfeasibleError)
 
 
 def test_answers_are_the_same_in_every_process() -> None:

@@ -17,6 +17,8 @@ from fxpasses.partitioners.solvers.tables import Floats, Ints
 
 __all__ = ["Annealer", "Best"]
 
+STAYS = 8.0
+"""A unit does not move alone whose values then cost so many times the temperature."""
 PENALTY = 2.0
 """What a device that needs twice its budget adds to the energy."""
 
@@ -60,8 +62,9 @@ class Annealer:
         self.near = _neighbourhoods(model)
         self.has_live = bool(model.live.any())
         room = np.where(np.isfinite(model.memory), np.maximum(model.memory, 1.0), 1.0)
-        self.per_byte = PENALTY / room
+        self.hard_per_byte = self.per_byte = PENALTY / room
         self.tight = bool(np.isfinite(model.memory).any())
+        self.alone = _alone(model)
         self._restart()
 
     def _restart(self) -> None:
@@ -75,17 +78,34 @@ class Annealer:
         self.live = np.zeros_like(self.load)
         np.maximum.at(self.live, (rows, self.homes), np.broadcast_to(model.live, self.homes.shape))
 
-    def sweep(self, temperature: float, best: Best) -> None:
-        """One step for each unit, in a random order."""
-        model = self.model
-        shape = (model.size, len(self.rows), model.devices)
-        noise = self.draw.gumbel(size=shape) * (-temperature)
-        for unit in self.draw.permutation(model.size).tolist():
-            self._step(unit, noise[unit])
-            if not unit % 4:
+    def sweep(self, temperature: float, best: Best, hard: float = 1.0) -> int:
+        """One step for each unit that may well move, in a random order, and how many there were.
+
+        What passes a budget costs a share of its full penalty.
+        """
+        self.per_byte = hard * self.hard_per_byte
+        units = self.draw.permutation(np.flatnonzero(self._mobile(temperature)))
+        noise = self.draw.gumbel(size=(len(units), len(self.rows), self.model.devices)) * (-temperature)
+        for step, unit in enumerate(units.tolist()):
+            self._step(unit, noise[step])
+            if not step % 4:
                 self._offer(best)
         self._restart()  # sums of floats round
         self._offer(best)
+        return len(units)
+
+    def _mobile(self, temperature: float) -> NDArray[np.bool_]:
+        """Units with a neighbour on another device in some assignment, and those whose values cost little to send.
+
+        Others do not move at low temperatures, and are most of a large graph (as in refinement on the boundary only:
+        Karypis & Kumar 1998).
+        """
+        model = self.model
+        mobile: NDArray[np.bool_] = self.alone <= STAYS * temperature * self.scale
+        maker, user = model.source[model.uses[:, 0]], model.uses[:, 1]
+        apart = (self.homes[:, maker] != self.homes[:, user]).any(axis=0)
+        mobile[maker[apart]] = mobile[user[apart]] = True
+        return mobile
 
     def _offer(self, best: Best) -> None:
         figures = self.bytes + self.live if self.model.by_bytes else self.load
@@ -224,6 +244,17 @@ def _with_each(without: Floats, there: Floats) -> Floats:
     """The sum over devices when one of them, each in turn, has the other figure."""
     total: Floats = np.maximum(without.sum(axis=1, keepdims=True) - without, 0.0) + there
     return total
+
+
+def _alone(model: LoadModel) -> Floats:
+    """Seconds that a device pays at least for the values of each unit when it is there alone, ``(m,)``."""
+    if model.devices < 2 or not len(model.source):
+        return np.zeros(model.size)
+    least = np.where(np.eye(model.devices, dtype=bool), np.inf, model.send).min(axis=(1, 2))
+    alone: Floats = np.zeros(model.size)
+    np.add.at(alone, model.source, least)
+    np.add.at(alone, model.uses[:, 1], least[model.uses[:, 0]])
+    return alone
 
 
 def _neighbourhoods(model: LoadModel) -> list[_Near]:

@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.bounds import load_bound
+from fxpasses.partitioners.solvers.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.choosing import distinct_sets
+from fxpasses.partitioners.solvers.covering import covering_bound
 from fxpasses.partitioners.solvers.free import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.packing import Packing
@@ -58,10 +59,13 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
             "search among free placements; join nodes with `colocate`."
         )
     model = LoadModel.of(units, tables, problem.objective)
+    prices = prices_of(units, tables.memory, problem.objective)
+    for home in starts:
+        bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
     answer = FreeSearch(model, bound, problem.time_budget, problem.seed).run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
-    return answer.home, answer.bound
+    return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
 
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
