@@ -29,11 +29,16 @@ SEARCH_FIRST = 0.03
 MANY_LOOKS = (20_000, 300)
 """For so many looks at each node there is one more start; for pipelines, which moves do not change as much, sooner."""
 MOST_STARTS = (2, 12)
-FIRST = (0.35, 0.3)
-LATER = ((0.25, 0.03), (0.2, 0.1), (0.2, 0.03))
+FIRST = (0.3, 0.3)
+LATER = ((0.2, 0.03),)
 """Shares of the work, and temperatures at which they begin, in seconds of a usual node."""
 COLD = 0.002
-"""The temperature at which each of them ends."""
+"""The temperature at which each annealing ends."""
+WINDOWS, WINDOW = 0.5, 64
+"""The share of the work for nodes that start one after the other, annealed alone, and how many these are."""
+LOOKS = (300, 4000)
+"""How often each of them is looked at, at least and at most."""
+WINDOW_HOT = (0.3, 0.1, 0.03)
 
 
 @attrs.frozen(eq=False)
@@ -82,15 +87,40 @@ class LatencySearch:
         for share, hot in LATER:
             if best.value > self.goal:
                 best = min(self._once(best.home, best.order, share * work, hot, draw), best, key=_value)
+        return self._by_windows(best, WINDOWS * work, draw)
+
+    def _by_windows(self, best: Found, work: float, draw: random.Random) -> Found:
+        """Anneal nodes that run at about the same time, now here, now there, as deep graphs allow."""
+        count = len(self.level.unit_of)
+        size = min(count, WINDOW)
+        each = size * min(max(LOOKS[0], work / (4 * count)), LOOKS[1])
+        for number in range(int(work / each)):
+            if best.value <= self.goal:
+                break
+            first = draw.randrange(count - size + 1)
+            hot = WINDOW_HOT[number % len(WINDOW_HOT)]
+            nodes = best.order[first : first + size]
+            best = min(self._once(best.home, best.order, each, hot, draw, nodes), best, key=_value)
         return best
 
-    def _once(self, home: list[int], order: list[int], work: float, hot: float, draw: random.Random) -> Found:
+    def _once(
+        self,
+        home: list[int],
+        order: list[int],
+        work: float,
+        hot: float,
+        draw: random.Random,
+        nodes: Sequence[int] | None = None,
+    ) -> Found:
         level = self.level
         wide = np.array(home, dtype=np.int64)[level.unit_of].tolist()
         pairs = None if level.flow is None else level.flow.pairs
         timeline, rooms = Timeline(level.network, wide, order), Rooms(level.model, pairs, home)
         shifting = Shifting(timeline, rooms, level.unit_of.tolist(), draw)
-        shifting.push()
+        if nodes is None:
+            shifting.push()
+        else:
+            shifting.only(nodes)
         return shifting.run(work, level.usual * hot, level.usual * COLD, self.goal)
 
 

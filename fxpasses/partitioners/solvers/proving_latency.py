@@ -65,17 +65,22 @@ class LatencyProgram:
         slowest = float(seconds.max(axis=1).sum() + self.scheduler.send.max(axis=(1, 2)).sum())
         horizon = min(below, slowest) / scale * (1 + ROUNDING)
         program, runs = add_assignments(self.model, whole=whole)
-        start, top = program.add(len(unit_of), 0.0, horizon), program.add(1, 0.0, horizon)
+        low = np.minimum(self.heads.head.min(axis=1) / scale * (1 - ROUNDING), horizon)
+        start, top = program.add(len(unit_of), low, horizon), program.add(1, 0.0, horizon)
         add_budgets(program, self.model, runs)
-        taken = (seconds / scale, runs[unit_of])  # (n, k): what each node takes
-        program.at_most(
-            np.zeros(len(unit_of)), taken, (1.0, start[:, None]), (-1.0, np.broadcast_to(top, (len(unit_of), 1)))
-        )
+        none = np.zeros(len(unit_of))
+        behind = (seconds + self.heads.tail) / scale * (1 - ROUNDING)  # (n, k): what each node takes, and then the rest
+        last = np.broadcast_to(top, (len(unit_of), 1))
+        program.at_most(none, (behind, runs[unit_of]), (1.0, start[:, None]), (-1.0, last))
+        program.at_most(none, (self.heads.head / scale * (1 - ROUNDING), runs[unit_of]), (-1.0, start[:, None]))
         each = np.broadcast_to(top, self.model.devices)
         program.at_most(np.zeros(self.model.devices), (seconds.T / scale, runs[unit_of].T), (-1.0, each))
         self._edges(program, runs, start, scale, crossing=whole)
         if whole:
             self._one_at_a_time(program, runs, start, scale, horizon)
+            if self._alike() and self.model.devices > 1:  # which device is called the first does not matter
+                heaviest = int(np.argmax(self.model.weight[:, 0]))
+                program.at_most(0.0, (1.0, runs[heaviest, None, 1:]))
         if whole and self.flow is not None:
             self._pipeline(program, runs, self.flow)
         return program, runs, start, top, scale
@@ -119,6 +124,8 @@ class LatencyProgram:
 
     def _one_at_a_time(self, program: Program, runs: Ints, start: Ints, scale: float, horizon: float) -> None:
         pairs = np.array(self._unrelated(), dtype=np.int64).reshape(-1, 2)
+        first, last = self._windows(scale, horizon)
+        pairs = pairs[(last[pairs] > first[pairs[:, ::-1]]).all(axis=1)]
         if not len(pairs):
             return
         goes_first = program.add(len(pairs), 0.0, 1.0, whole=True)
@@ -129,13 +136,26 @@ class LatencyProgram:
                 both = np.stack([runs[self.unit_of[early], device], runs[self.unit_of[late], device]], axis=1)
                 relevant = np.flatnonzero((taken > 0) & (self.scheduler.seconds[late, device] > 0))
                 if relevant.size:
+                    most = np.maximum(last[early[relevant]] - first[late[relevant]], 0.0)  # how much later it can end
                     program.at_most(
-                        right * horizon - taken[relevant],
+                        right * most - taken[relevant],
                         (1.0, start[early[relevant]]),
                         (-1.0, start[late[relevant]]),
-                        (horizon, both[relevant]),
-                        (sign * horizon, goes_first[relevant]),
+                        (most[:, None], both[relevant]),
+                        (sign * most, goes_first[relevant]),
                     )
+
+    def _alike(self) -> bool:
+        """Whether nothing sees which device it is on, and which link it takes."""
+        model, apart = self.model, ~np.eye(self.model.devices, dtype=bool)
+        seconds, send = self.scheduler.seconds, self.scheduler.send[:, apart]
+        same = (seconds == seconds[:, :1]).all() and (model.memory == model.memory[0]).all()
+        return bool(same and not model.banned.any() and (send == send[:, :1]).all())
+
+    def _windows(self, scale: float, horizon: float) -> tuple[Floats, Floats]:
+        """When each node can start at the earliest, and has to end at the latest."""
+        head, tail = self.heads.head.min(axis=1), self.heads.tail.min(axis=1)
+        return head / scale * (1 - ROUNDING), horizon - tail / scale * (1 - ROUNDING)
 
     def _pipeline(self, program: Program, runs: Ints, flow: Ints) -> None:
         """Devices stand in an order, and no value flows against it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import attrs
 
@@ -53,7 +54,12 @@ class Shifting:
         self.near = [[*network.makers[node], *network.users[node]] for node in range(len(unit_of))]
         self.kinds = len(timeline.runs)
         self.path: list[int] = []
+        self.among: Sequence[int] = range(len(unit_of))
         self.best = self._found()
+
+    def only(self, nodes: Sequence[int]) -> None:
+        """Let changes begin at some nodes only."""
+        self.among = nodes
 
     def run(self, work: float, hot: float, cold: float, goal: float = 0.0) -> Found:
         """Anneal from one temperature to another for so many looks at a node; stop early at the goal."""
@@ -65,7 +71,7 @@ class Shifting:
             if not trials % ROUND:
                 done = (timeline.work - begin + TRY * trials) / work
                 temperature = hot * math.exp(ratio * min(done, 1.0))
-                self.path = timeline.critical()
+                self.path = self._critical()
             if trials % PUSH == PUSH - 1:
                 self.push()
             trials += 1
@@ -93,6 +99,13 @@ class Shifting:
         elif timeline.makespan < self.best.value:
             self.best = self._found()
 
+    def _critical(self) -> list[int]:
+        found = self.timeline.critical()
+        if len(self.among) == len(self.unit_of):
+            return found
+        among = set(self.among)
+        return [node for node in found if node in among]
+
     def _found(self) -> Found:
         return Found(list(self.rooms.home), self.timeline.order(), self.timeline.makespan)
 
@@ -103,7 +116,7 @@ class Shifting:
         if draw.random() < 0.6 and path:
             node = path[int(draw.random() * len(path))]
         else:
-            node = int(draw.random() * len(self.unit_of))
+            node = self.among[int(draw.random() * len(self.among))]
         kind = draw.random() if self.kinds > 1 else 1.0
         if kind < 0.35:
             return self._one(node)
@@ -148,7 +161,7 @@ class Shifting:
         rooms.move(unit, device)
         if not rooms.fits():
             rooms.revert()
-            return False
+            return self._exchange(node, device)
         timeline = self.timeline
         for member in self.members[unit]:
             timeline.move(member, device, self._when_ready(member, device))
@@ -181,13 +194,25 @@ class Shifting:
         return low + (high - low) * (0.25 + 0.5 * self.draw.random())
 
     def _swap(self, node: int) -> bool:
-        other = int(self.draw.random() * len(self.unit_of))
+        other = self.among[int(self.draw.random() * len(self.among))]
         first, second = self.timeline.home[node], self.timeline.home[other]
         if first == second:
             return False
         self._put(self.unit_of[node], second)
         self._put(self.unit_of[other], first)
         return self._legal()
+
+    def _exchange(self, node: int, device: int) -> bool:
+        """A node goes where there is no room, and one from there comes here."""
+        home = self.timeline.home
+        own = home[node]
+        for _ in range(TRY):
+            other = self.among[int(self.draw.random() * len(self.among))]
+            if home[other] == device:
+                self._put(self.unit_of[node], device)
+                self._put(self.unit_of[other], own)
+                return self._legal()
+        return False
 
     def _run(self, node: int) -> bool:
         """Nodes of one device that edges connect go together: a path through the node, or what lies around it."""

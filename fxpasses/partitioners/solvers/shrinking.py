@@ -26,7 +26,7 @@ def is_large(tables: CostTables) -> bool:
 
 def shrunk(level: Level, topological: Ints, starts: Sequence[Ints]) -> tuple[Level, Joined]:
     """Join nodes that no start keeps apart, until there are about 2,000 groups, or fewer on many devices."""
-    homes = [column.tobytes() for column in np.stack(starts).T] if starts else [b""] * level.model.size
+    homes: list[bytes] = [column.tobytes() for column in np.stack(starts).T] if starts else [b""] * level.model.size
     goal = max(200, min(GROUPS, MAX_SENDING // level.model.devices**2))
 
     def apart(one: int, other: int) -> bool:

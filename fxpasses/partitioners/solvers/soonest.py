@@ -42,7 +42,9 @@ ORDERS = 3
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
-VARIABLES_A_SECOND = 80_000
+SEARCH = 0.3
+"""The share of the seconds that the search takes before it."""
+VARIABLES_A_SECOND = 150_000
 """How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
 
 
@@ -106,8 +108,10 @@ def _node_by_node(
     program = LatencyProgram(model, level.scheduler, level.unit_of, flow, heads)
     if problem.time_budget and model.size * model.devices <= RELAXED:
         bound = max(bound, program.relaxed() * (1 - ROUNDING))
-    search = LatencySearch(level, bound, problem.time_budget, problem.seed)
-    return _proven(problem, search, program, search.run(starts))
+    small = model.size * model.devices <= SMALL and program.size <= SMALL
+    search = LatencySearch(level, bound, problem.time_budget * (SEARCH if small else 1), problem.seed)
+    answer = search.run(starts)
+    return _proven(problem, search, program, answer) if small else (answer, min(bound, answer.value))
 
 
 def _in_groups(
@@ -181,16 +185,14 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
 def _proven(
     problem: PlacementProblem, search: LatencySearch, program: LatencyProgram, answer: LatencyAnswer
 ) -> tuple[LatencyAnswer, float]:
-    """What the integer program adds when it is small: a better answer, a better bound."""
-    bound = search.bound
-    if answer.value <= bound * (1 + 1e-9):
-        return answer, bound
-    if program.model.size * program.model.devices <= SMALL and program.size <= SMALL:
-        nodes = int(VARIABLES_A_SECOND * (2 + problem.time_budget / 2) / (1 + program.size))
-        home, start, proven = program.solve(answer.value, nodes=nodes)
-        if home is not None and start is not None:
-            answer = min(answer, search.level.started(home, start), key=lambda each: each.value)
-        if proven >= answer.value * (1 - ROUNDING):
-            return answer, answer.value
-        bound = max(bound, proven * (1 - ROUNDING))
+    """What the integer program adds: a better answer, a better bound."""
+    if answer.value <= search.goal:
+        return answer, search.bound
+    nodes = int(VARIABLES_A_SECOND * (1 + problem.time_budget * (1 - SEARCH)) / (1 + program.size))
+    home, start, proven = program.solve(answer.value, nodes=nodes)
+    if home is not None and start is not None:
+        answer = min(answer, search.level.started(home, start), key=lambda each: each.value)
+    if proven >= answer.value * (1 - ROUNDING):
+        return answer, answer.value
+    bound = max(search.bound, proven * (1 - ROUNDING))
     return answer, min(bound, answer.value)
