@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from fxpasses.cli.options import (
-    devices_option,
-    links_option,
-    make_console,
-    no_color_option,
-    objective_option,
-    pipeline_option,
-    replicate_option,
-    show_progress,
-    topology_of,
-)
+from fxpasses.cli.options import show_progress
+from fxpasses.cli.requests import FILE, Request, takes_request
 from fxpasses.errors import InputError, PlanError
 
 if TYPE_CHECKING:
@@ -31,8 +22,6 @@ if TYPE_CHECKING:
     from fxpasses.plan import Plan, Violation
 
 __all__ = ["place_command"]
-
-FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @attrs.frozen
@@ -53,10 +42,7 @@ class _Files:
 
 
 @click.command("place")
-@click.argument("model", required=False)
-@devices_option
-@links_option
-@objective_option
+@takes_request
 @click.option(
     "--contiguity",
     type=click.Choice(["pipeline", "convex", "free"]),
@@ -64,12 +50,8 @@ class _Files:
 )
 @click.option("--pin", "pins", multiple=True, metavar="MODULE=DEVICE", help="Where a module has to run; repeat.")
 @click.option("--device-map", type=FILE, help="Follow a device map (JSON) instead of searching.")
-@click.option("--plan", "plan_file", type=FILE, help="Follow a plan instead of searching.")
-@click.option("--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small.")
 @click.option("--time-budget", type=float, default=0.5, show_default=True, help="Seconds for the search, about.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For what the search draws.")
-@pipeline_option
-@replicate_option
 @click.option("--samples", type=int, default=1, show_default=True, help="How many samples --trace and --svg show.")
 @click.option("--out", type=FILE, help="Write the plan to this file.")
 @click.option("--device-map-out", type=FILE, help="Write the plan as a device map.")
@@ -80,30 +62,13 @@ class _Files:
 @click.option("--check", "check_file", type=FILE, help="Only check this plan: exit code 1 if it no longer fits.")
 @click.option("--on-this-machine", is_flag=True, help="With --check: the plan's torch devices must be here.")
 @click.option("--no-advice", is_flag=True, help="Do not try what would help most.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@no_color_option
-def place_command(
-    model: str | None,
-    devices: tuple[str, ...],
-    links: tuple[str, ...],
-    pipeline: str | None,
-    check_file: Path | None,
-    on_this_machine: bool,
-    as_json: bool,
-    no_color: bool,
-    **options: Any,
-) -> None:
-    """Plan on which device each operator of MODEL runs; no device needs to be there.
-
-    MODEL is a saved .pt2 file, or package.module:function or file.py:function that returns (model, args) or
-    (model, args, kwargs). Without MODEL it is the demo's: a small Llama decoder with random weights.
-    """
-    console = make_console(as_json=as_json, no_color=no_color)
+def place_command(request: Request, *, check_file: Path | None, on_this_machine: bool, **options: Any) -> None:
+    """Plan on which device each operator of MODEL runs; no device needs to be there."""
     if check_file is not None:
-        _refuse_beside_check(options)
-        _check(model, check_file, devices, links, pipeline, console, here=on_this_machine, as_json=as_json)
+        _refuse_beside_check({**options, "plan_file": request.plan_file})
+        _check(request, check_file, here=on_this_machine)
     else:
-        _place(model, devices, links, pipeline, console, as_json=as_json, options=options)
+        _place(request, options)
 
 
 def _refuse_beside_check(options: Mapping[str, Any]) -> None:
@@ -113,16 +78,7 @@ def _refuse_beside_check(options: Mapping[str, Any]) -> None:
             raise InputError(f"--check only checks; leave --{flag} out, or use --plan to follow a plan.")
 
 
-def _place(
-    model: str | None,
-    devices: tuple[str, ...],
-    links: tuple[str, ...],
-    pipeline: str | None,
-    console: Console,
-    *,
-    as_json: bool,
-    options: Mapping[str, Any],
-) -> None:
+def _place(request: Request, options: Mapping[str, Any]) -> None:
     from fxpasses.cli.model_source import find_model
     from fxpasses.lowering.planning import place
     from fxpasses.plan import Plan
@@ -132,38 +88,30 @@ def _place(
     files.refuse_unwritable()
     if options["samples"] < 1:
         raise InputError(f"A simulation takes 1 sample or more, not {options['samples']}.")
-    plan = Plan.load(options["plan_file"]) if options["plan_file"] is not None else None
+    plan = request.plan()
     other = Plan.load(options["diff_file"]) if options["diff_file"] is not None else None
     device_map = _read_map(options["device_map"]) if options["device_map"] is not None else None
-    given = bool(devices) or (plan is None and device_map is None)
-    topology = topology_of(devices, links, model) if given else None
+    topology = request.topology(needed=plan is None and device_map is None)
+    console = request.console()
     with show_progress(console) as progress:
         progress("read the model")
-        source = find_model(model)
         planned = place(
-            source.model,
-            source.args,
-            source.kwargs,
             devices=topology,
-            objective=options["objective"],
+            plan=plan,
             contiguity=options["contiguity"],
             device_map=device_map,
-            plan=plan,
-            offload=options["offload"],
             pinned=_pins(options["pins"]),
             time_budget=options["time_budget"],
             seed=options["seed"],
-            replicate=options["replicate"],
-            pipeline=pipeline,
-            name=source.name,
             progress=progress,
+            **request.arguments(find_model(request.model)),
         )
         if not options["no_advice"]:
             progress("try what would help")
         summary = planned.report(advice=not options["no_advice"])
         written = _write(files, planned, summary, options["samples"])
     difference = other.diff(planned.plan, planned.prepared.graph_module) if other is not None else None
-    if as_json:
+    if request.as_json:
         facts = {**summary.to_json(), "plan": planned.plan.to_json(), "files": [str(file) for file in written]}
         click.echo(
             json.dumps({**facts, **({"diff": difference.to_json()} if difference is not None else {})}, indent=2)
@@ -236,27 +184,18 @@ def _map_of(plan: Plan) -> dict[str, str]:
         return plan.device_map(strict=False)
 
 
-def _check(
-    model: str | None,
-    check_file: Path,
-    devices: tuple[str, ...],
-    links: tuple[str, ...],
-    pipeline: str | None,
-    console: Console,
-    *,
-    here: bool,
-    as_json: bool,
-) -> None:
+def _check(request: Request, check_file: Path, *, here: bool) -> None:
     from fxpasses.cli.model_source import find_model
     from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, prepare
     from fxpasses.plan import Plan
 
     plan = Plan.load(check_file)
-    topology = topology_of(devices, links, model) if devices else None
-    chosen = pipeline if pipeline is not None else plan.pipeline
+    topology = request.topology(needed=False)
+    chosen = request.pipeline if request.pipeline is not None else plan.pipeline
+    console = request.console()
     with show_progress(console) as progress:
         progress("read the model")
-        source = find_model(model)
+        source = find_model(request.model)
         prepared = prepare(
             source.model,
             source.args,
@@ -266,7 +205,7 @@ def _check(
         )
         progress("check")
         found = plan.check(prepared.graph_module, devices=topology, on_this_machine=here)
-    if as_json:
+    if request.as_json:
         facts = {"ok": not found, "model": plan.model, "violations": [violation.to_json() for violation in found]}
         click.echo(json.dumps(facts, indent=2))
     else:
