@@ -245,17 +245,50 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]
-    read = sum(map(tensor_bytes, operands))
-    constants = _attribute_bytes(node)
-    if node.op == "call_module":
-        constants = _state_bytes(node)
-        read += constants
+    constants = _state_bytes(node) if node.op == "call_module" else _attribute_bytes(node)
+    read, traffic = _traffic(node, operands, written)
     dtype = _computing_dtype([*operands, *tensors_in(output)])
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         body = _higher_order_cost(node, inputs, sizes)
         read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
         return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
-    return NodeCost(_flops(node, inputs, output, sizes), read, written, written, constants, dtype)
+    return NodeCost(_flops(node, inputs, output, sizes), read, traffic, written, constants, dtype)
+
+
+_LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
+_BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+_WRITES_ROWS = ("index_copy_", "index_put_", "scatter_")
+_OVERWRITES = ("copy_", "fill_", "zero_")
+
+
+def _traffic(node: Node, operands: Sequence[torch.Tensor], written: int) -> tuple[int, int]:
+    """Bytes that a node reads and writes: of a table that it looks rows up in, and of one it writes to, only these."""
+    sizes = [min(tensor_bytes(tensor), storage_bytes(tensor)) for tensor in operands]
+    name = _name_of(node.target)
+    if node.op == "call_module":
+        state = _state_bytes(node)
+        return sum(sizes) + (min(state, written) if _is_table(node) else state), written
+    if name in (*_LOOKUPS, *_BAGS) and sizes:
+        table = max(sizes)
+        looked_up = written if name in _LOOKUPS else _rows_looked_up(operands)[1]
+        return sum(sizes) - table + min(table, looked_up), written
+    if name in _WRITES_ROWS and len(sizes) > 1:
+        return sum(sizes[1:]), sizes[-1]
+    return sum(sizes[1:] if name in _OVERWRITES else sizes), written
+
+
+def _rows_looked_up(operands: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Elements and bytes of the rows that a bag adds up: as many as there are indices."""
+    rows = max((math.prod(_shape(each)) for each in operands if not each.is_floating_point()), default=0)
+    table = max(operands, key=tensor_bytes)
+    elements = rows * (_shape(table)[-1] if table.dim() else 1)
+    return elements, elements * table.element_size()
+
+
+def _is_table(node: Node) -> bool:
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else None
+    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
 
 
 def _operands(inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -281,10 +314,18 @@ def _computing_dtype(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _flops(node: Node, inputs: Sequence[Any], output: Any, sizes: Sizes) -> int:
-    counter = _COUNTERS.get(_name_of(node.target))
+    name = _name_of(node.target)
+    counter = _COUNTERS.get(name)
     if node.op == "call_module":
         return int(_module_flops(node, output, sizes))
-    if counter is not None and len(_operands(inputs)) >= 2:
+    operands = _operands(inputs)
+    if name in _LOOKUPS:
+        return sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
+    if name in _BAGS and operands:
+        return _rows_looked_up(operands)[0]
+    if name in _WRITES_ROWS and len(operands) > 1:
+        return math.prod(_shape(operands[-1]))
+    if counter is not None and len(operands) >= 2:
         return int(counter(inputs, output))
     return int(_fallback_flops(node, inputs, output))
 

@@ -101,7 +101,7 @@ def _described(leaf: Any) -> Hashable:
         return _Like(shape, stride, value.dtype, value.device)
     if isinstance(value, torch.SymInt):
         return concrete_size(value)
-    return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value  # type: ignore[no-any-return]
+    return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value
 
 
 @lru_cache(maxsize=4096)
@@ -123,11 +123,11 @@ def _made(leaf: Hashable) -> Any:
     return [_made(each) for each in leaf] if isinstance(leaf, tuple) else leaf
 
 
-class _Followed(TorchDispatchMode):
+class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say
     """Follows the storages that operators make, until they are freed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.known: set[int] = set()
         self.peak = 0
@@ -135,10 +135,13 @@ class _Followed(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.known.update(storage._cdata for storage in _storages(args) if storage._cdata not in self.alive)
         result = func(*args, **(kwargs or {}))
-        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
+        gone = [key for key, (reference, _) in self.alive.items() if reference.expired()]  # type: ignore[no-untyped-call]
+        for key in gone:
+            del self.alive[key]
         for storage in _storages(result):
             if storage._cdata not in self.known:
-                self.alive[storage._cdata] = (StorageWeakRef(storage), concrete_size(storage.nbytes()))
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
+                self.alive[storage._cdata] = (reference, concrete_size(storage.nbytes()))
         self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
         return result
 

@@ -137,7 +137,8 @@ class GraphFigures:
         for storage, start in first.items():
             change[start] += self.sizes[storage]
             change[last[storage] + 1] -= self.sizes[storage]
-        live: NDArray[np.int64] = np.cumsum(change)[:end] + [workspace_bytes(node) for node in self.nodes]
+        inside = np.array([workspace_bytes(node) for node in self.nodes], dtype=np.int64)
+        live: NDArray[np.int64] = np.cumsum(change)[:end] + inside
         return live
 
     def held(self, index: int) -> dict[int, int]:

@@ -46,7 +46,7 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
             source = homes[node.all_input_nodes[0]]
             index = node.args[1]
             picked = isinstance(index, int) and len(source) > 1
-            homes[node] = (source[index],) if picked else source  # type: ignore[index]  # picked saw a number
+            homes[node] = (source[index],) if picked else source
             continue
         aliases = effects.call(node).aliases if node.op not in ("placeholder", "get_attr", "output") else ()
         viewed = [homes[operands[0]] if operands else () for operands in aliases]

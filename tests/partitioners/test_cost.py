@@ -86,6 +86,32 @@ def test_what_may_be_a_view_costs_its_traffic_where_it_copies() -> None:
     assert NodeCost(output_bytes=48) == views["aten::reshape"]
 
 
+def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
+    """A vocabulary of 128,000 words is not read for one word, nor a cache written for one position."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(1000, 8)
+            self.bag = nn.EmbeddingBag(1000, 8, mode="sum")
+            self.register_buffer("cache", torch.zeros(100, 8))
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+            found = self.words(ids)
+            self.cache.index_copy_(0, ids, found)
+            return self.bag(ids.view(1, -1)), found[ids]
+
+    ids = torch.tensor([1, 2, 0])
+    costs = costs_by_name(torch.export.export(Tables(), (ids,)).graph_module)
+    rows = 3 * 8 * 4
+
+    assert NodeCost(24, rows + 24, rows, rows, 0, "float32") == costs["aten::embedding"]
+    assert (rows + 24, rows) == (costs["aten::index_copy_"].bytes_read, costs["aten::index_copy_"].bytes_written)
+    assert 24 == costs["aten::embedding_bag.padding_idx"].flops
+    assert costs["aten::embedding_bag.padding_idx"].bytes_read < 2 * rows
+    assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
+
+
 def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
     module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
 
