@@ -269,22 +269,7 @@ def call_alone(pass_: Any, subject: Any) -> PassResult:
     module, program = unpack(subject)
     if not has_targets(pass_, graphs_in(module) if reaches_nested(pass_) else [module]):
         return result_of(module, False, program)
-    snapshot = Snapshot.take(program if program is not None else module)
-    failed = True
-    try:
-        with deferred_recompile() as queue:
-            queue.hold(module)
-            outcome = apply_pass(pass_, module, program, queue=queue)
-            modified = is_modified(snapshot, module, outcome.graph_module)
-            if modified:
-                mark_changed(queue, module, snapshot, outcome.graph_module)
-                program = None if program is None else sync_program(program, outcome.graph_module)
-        failed = False
-    except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
-        raise as_pass_error(error, pass_) from cause_of(error)
-    finally:
-        if failed:
-            snapshot.restore()
+    outcome, modified, program = _run_alone(pass_, module, program)
     return result_of(outcome.graph_module, modified, program)
 
 
@@ -293,23 +278,33 @@ def call_program_pass_alone(pass_: ExportedProgramPassBase, program: ExportedPro
     module, given = unpack(program)
     if given is not None and not has_targets(pass_, graphs_in(module)):
         return ExportedProgramPassResult(given, False)
-    snapshot = Snapshot.take(program)
+    outcome, changed, _given = _run_alone(pass_, module, given)
+    after = cast("ExportedProgram", outcome.program)
+    return ExportedProgramPassResult(after, changed or (after is not given and bool(outcome.claimed)))
+
+
+def _run_alone(
+    pass_: Any, module: GraphModule, program: ExportedProgram | None
+) -> tuple[Outcome, bool, ExportedProgram | None]:
+    """What a pass returned, whether it changed anything, and the program in step with a graph that it changed."""
+    snapshot = Snapshot.take(module if program is None else program)
     failed = True
     try:
         with deferred_recompile() as queue:
             queue.hold(module)
-            outcome = apply_pass(pass_, module, given, queue=queue)
-            changed = is_modified(snapshot, module, outcome.graph_module)
-            if changed:
+            outcome = apply_pass(pass_, module, program, queue=queue)
+            modified = is_modified(snapshot, module, outcome.graph_module)
+            if modified:
                 mark_changed(queue, module, snapshot, outcome.graph_module)
+                if program is not None and not is_program_pass(pass_):
+                    program = sync_program(program, outcome.graph_module)
         failed = False
     except Exception as error:  # a pass may raise anything; all of it is reported as one PassError
         raise as_pass_error(error, pass_) from cause_of(error)
     finally:
         if failed:
             snapshot.restore()
-    after = cast("ExportedProgram", outcome.program)
-    return ExportedProgramPassResult(after, changed or (after is not given and bool(outcome.claimed)))
+    return outcome, modified, program
 
 
 def is_modified(snapshot: Snapshot, before: GraphModule, after: GraphModule) -> bool:
