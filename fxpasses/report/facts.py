@@ -98,10 +98,11 @@ def _replica_rows(
 ) -> Iterator[ReplicaRow]:
     places = {part: device.name for part, device in device_of.items()}
     saved = bytes_saved(assignment, places, value_bytes)
+    rank = {key: index for index, key in enumerate(keys.values())}
     for part in map(str, assignment.order):
         again = [node for node in assignment.partitions[part] if REPLICA_OF.has(node)]
         if again:
-            ops = tuple(keys[node].rpartition("@")[0] for node in again)
+            ops = tuple(sorted((keys[node].rpartition("@")[0] for node in again), key=rank.__getitem__))
             milliseconds = sum(taken[node] for node in again) * 1e3
             yield ReplicaRow(part, places[part], ops, milliseconds, saved.get(part, 0))
 

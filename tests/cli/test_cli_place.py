@@ -38,6 +38,18 @@ def longer():
 def renamed():
     return build(4, name="blocks")
 
+def masked():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+        def forward(self, x):
+            mask = torch.arange(256)[:, None] >= torch.arange(64)[None]
+            for layer in self.layers:
+                x = layer(x) * mask
+            return x
+    return Net().eval(), (torch.randn(256, 64),)
+
 def other():
     return torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.GELU()).eval(), (torch.randn(1, 1, 9),)
 """
@@ -87,6 +99,29 @@ def test_the_plan_says_which_passes_ran_and_what_is_predicted(plan_file: Path) -
     assert {"seconds", "objective_value", "devices"} <= plan.predicted.keys()
     assert all(device["peak_bytes"] <= 40 * 1024 for device in plan.predicted["devices"].values())
     assert plan.copies
+
+
+def test_what_is_computed_again_is_asked_for_planned_and_run(source: str, tmp_path: Path) -> None:
+    pins = ["--pin", "layers.1=left", "--pin", "layers.2=right", "--link", "left:right=0.1GiB/s"]
+    devices = ["--device", "left=cpu", "--device", "right=cpu"]
+    plan = str(tmp_path / "plan.json")
+    rows = {}
+    for how in ("never", "cheaper"):
+        result = run(f"{source}:masked", *devices, *pins, "--replicate", how, "--json", "--no-advice", "--out", plan)
+        rows[how] = json.loads(result.stdout)["replicas"]
+    told = run(f"{source}:masked", "--plan", plan, "--no-advice", columns=200)
+    lowered = CliRunner().invoke(main, ["lower", f"{source}:masked", "--plan", plan, "--check", "--json"])
+
+    assert [] == rows["never"]
+    (row,) = rows["cheaper"]
+    assert 256 * 64 == row["saved_bytes"]
+    assert "/arange#0" in row["ops"]
+    assert "right on right computes /arange#0" in told.output
+    assert "so that 16.0 KiB less are sent there." in told.output
+    assert rows["cheaper"] == json.loads(lowered.stdout)["replicas"]
+    assert json.loads(lowered.stdout)["check"]["exact"]
+    assert 0 == run(f"{source}:masked", "--check", plan).exit_code
+    assert 2 == run(f"{source}:masked", *devices, "--replicate", "often").exit_code
 
 
 def test_json_is_for_machines(source: str, plan_file: Path) -> None:
