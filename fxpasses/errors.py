@@ -210,7 +210,8 @@ def user_line(node: Node) -> str | None:
     frames = [position for position, line in enumerate(lines) if line.startswith("File ")]
     if not frames:
         return None
-    position = ([frame for frame in frames if "/site-packages/torch/" not in lines[frame]] or frames)[-1]
+    written = [frame for frame in frames if "<eval_with_key>" not in lines[frame]] or frames  # not generated code
+    position = ([frame for frame in written if "/site-packages/torch/" not in lines[frame]] or written)[-1]
     where = lines[position].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ")
     code = lines[position + 1] if position + 1 < len(lines) else ""
     return f"{where}: {code}" if code else where

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses.editing import extract_submodule, inline_submodule
-from fxpasses.errors import GraphError, MissingMetadataError
+from fxpasses.errors import GraphError, MissingMetadataError, user_line
 from fxpasses.metadata import (
     MetaKey,
     copy_metadata,
@@ -291,3 +291,14 @@ def test_typed_entries_go_where_their_nodes_go(transform) -> None:
     }
 
     assert want == found
+
+
+def test_the_users_line_is_not_one_of_generated_code() -> None:
+    """The trace of a conditional ends in code that torch made."""
+    node = torch.fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = (
+        'File "/home/me/model.py", line 7, in forward\n    x = torch.cond(p, f, g, (x,))\n'
+        '  File "<eval_with_key>.5", line 13, in forward\n    cond = torch.ops.higher_order.cond(l_x_, true_0)\n'
+    )
+
+    assert "/home/me/model.py:7 in forward: x = torch.cond(p, f, g, (x,))" == user_line(node)
