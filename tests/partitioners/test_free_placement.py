@@ -23,7 +23,7 @@ from fxpasses.partitioners.solvers import free
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.bounds import prices_of
 from fxpasses.partitioners.solvers.choosing import distinct_sets
-from fxpasses.partitioners.solvers.coarsening import clustered
+from fxpasses.partitioners.solvers.coarsening import chopped, clustered
 from fxpasses.partitioners.solvers.covering import covering_bound
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.packing import Packing
@@ -273,6 +273,17 @@ def test_clusters_keep_given_assignments_possible() -> None:
     np.testing.assert_array_equal(homes, homes[:, first][:, cluster])
     np.testing.assert_allclose(model.loads(homes), model.merged(cluster).loads(homes[:, first]))
     assert 8.0 >= model.merged(cluster).weight[:, 0].max()
+
+
+def test_a_sequence_is_chopped_where_little_crosses() -> None:
+    """A chain with a cheap value after every fifth node."""
+    graph = nx.path_graph(20, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.01 if node % 5 == 4 else 1.0)
+
+    runs = chopped(model_of(PlacementProblem(graph, [Device("a"), Device("b")])), 4, np.random.default_rng(0))
+
+    assert [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 == runs.tolist()
 
 
 def test_nodes_on_a_cycle_stay_together_in_a_free_placement_too() -> None:

@@ -7,12 +7,14 @@ of them is an assignment of the clusters too (multilevel partitioning with cycle
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.tables import Floats, Ints
 
-__all__ = ["clustered"]
+__all__ = ["chopped", "clustered"]
 
 
 def clustered(model: LoadModel, homes: Ints, count: int, largest: float, draw: np.random.Generator) -> Ints:
@@ -34,6 +36,36 @@ def clustered(model: LoadModel, homes: Ints, count: int, largest: float, draw: n
         cluster = joined
         if after + 1 <= count or after >= 0.97 * before:
             return cluster
+
+
+def chopped(model: LoadModel, count: int, draw: np.random.Generator) -> Ints:
+    """Number the runs of units, ``(m,)``, when their sequence is cut at about so many places where few seconds cross.
+
+    Units are numbered along the graph, so a run is what a pipeline would keep together; the places are shaken, and not
+    too near each other. Time O(uses + units log units).
+    """
+    values = len(model.source)
+    low, high = model.source.copy(), model.source.copy()
+    np.minimum.at(low, model.uses[:, 0], model.uses[:, 1])
+    np.maximum.at(high, model.uses[:, 0], model.uses[:, 1])
+    seconds = model.send.mean(axis=(1, 2)) if values else np.zeros(0)
+    steps = np.zeros(model.size + 1)
+    np.add.at(steps, low + 1, seconds)
+    np.add.at(steps, high + 1, -seconds)
+    crossing = np.cumsum(steps)[1:-1]  # between each unit and the next
+    before = np.cumsum(model.weight.mean(axis=1))
+    apart = float(before[-1]) / (3 * count)
+    shaken = (crossing + 1e-3 * float(crossing.max(initial=0.0))) * draw.uniform(0.6, 1.6, len(crossing))
+    stops: list[float] = [0.0, float(before[-1])]
+    cuts: list[int] = []
+    for place in np.argsort(shaken, kind="stable").tolist():
+        if len(cuts) >= count - 1:
+            break
+        near = bisect.bisect(stops, before[place])
+        if before[place] - stops[near - 1] >= apart and stops[min(near, len(stops) - 1)] - before[place] >= apart:
+            stops.insert(near, float(before[place]))
+            cuts.append(place + 1)
+    return np.searchsorted(np.sort(np.array(cuts, dtype=np.int64)), np.arange(model.size), side="right")
 
 
 def _edges(model: LoadModel, homes: Ints) -> tuple[Ints, Floats]:

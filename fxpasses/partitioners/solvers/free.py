@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.annealing import Annealer, Best
-from fxpasses.partitioners.solvers.coarsening import clustered
+from fxpasses.partitioners.solvers.coarsening import chopped, clustered
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.packing import Packing
 from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
@@ -52,6 +52,8 @@ INTENSE = 0.25
 """The share of the budget in which cycles only start from the best; then come others, too."""
 FRESH, COMBINED = 0.3, 0.3
 """How often a cycle starts from nothing, and from two assignments."""
+FLAT = 0.3
+"""How often such a cycle has no clusters."""
 LONG, LONG_SWEEPS = 0.2, 100
 """The share of the budget that a cycle from nothing takes, or so many sweeps, whichever is longer."""
 SETUP = 3e-5
@@ -181,24 +183,20 @@ class FreeSearch:
         return attrs.evolve(cycle, kept=np.stack([first, second]))
 
     def _from_nothing(self, draw: np.random.Generator, seconds: float) -> _Cycle:
-        """The units from a great heat; or few clusters of units that talk to each other, then more, then the units."""
+        """From a great heat: the units; or few clusters of units, or runs of them, then ever smaller ones."""
         nothing = np.zeros((1, self.model.size), dtype=np.int64)
-        few = min(1.0, draw.uniform(4.0, 12.0) * self.model.devices / self.model.size)
+        few = min(1.0, draw.uniform(2.0, 12.0) * self.model.devices / self.model.size)
         hot = math.exp(draw.uniform(math.log(GREAT[0]), math.log(GREAT[1])))
-        flat = (_Level(1.0, hot, 0.0003, seconds),)
-        levels = (
+        levels: tuple[_Level, ...] = (
             _Level(few, hot, 0.002, 0.3 * seconds),
             _Level(math.sqrt(few), hot / 4, 0.001, 0.3 * seconds),
             _Level(1.0, hot / 10, 0.0003, 0.4 * seconds),
         )
-        return _Cycle(
-            self.greedy(),
-            nothing,
-            flat if draw.random() < 0.5 else levels,
-            MANY_SWEEPS,
-            int(draw.integers(3, 6)),
-            _soft(draw),
-        )
+        way = draw.random()
+        if way < FLAT:
+            levels = (_Level(1.0, hot, 0.0003, seconds),)
+        squarings, is_chopped = int(draw.integers(3, 6)), way >= (1 + FLAT) / 2
+        return _Cycle(self.greedy(), nothing, levels, MANY_SWEEPS, squarings, _soft(draw), is_chopped)
 
 
 def _soft(draw: np.random.Generator) -> float:
@@ -226,6 +224,7 @@ class _Cycle:
         sweeps: Temperatures of each, at most.
         squarings: The norm is of order ``2 ** squarings``.
         soft: What passing a budget costs at first.
+        is_chopped: Whether the first clusters are runs of units.
     """
 
     home: Ints
@@ -234,6 +233,7 @@ class _Cycle:
     sweeps: int
     squarings: int
     soft: float
+    is_chopped: bool = False
 
     def run(self, model: LoadModel, scale: float, draw: np.random.Generator) -> tuple[Ints, float]:
         """The assignment at the end, and about how many seconds it took."""
@@ -243,7 +243,9 @@ class _Cycle:
         for level in self.levels:
             count = max(2 * model.devices, int(level.share * model.size))
             cluster = np.arange(model.size)
-            if count < model.size:
+            if is_free and self.is_chopped:
+                cluster = chopped(model, count, draw)
+            elif count < model.size:
                 cluster = clustered(model, kept, count, average * draw.uniform(0.1, 0.7), draw)
             small = model.merged(cluster)
             first = np.unique(cluster, return_index=True)[1]
@@ -316,4 +318,5 @@ def _annealed(annealer: Annealer, level: _Level, soft: float, sweeps: int) -> tu
 
 def _step_seconds(model: LoadModel) -> float:
     """About how long one step takes."""
-    return 60e-6 + ROWS * model.devices**2 * 40e-9
+    counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
+    return (100e-6 if counts_bytes else 60e-6) + ROWS * model.devices**2 * 40e-9
