@@ -91,7 +91,7 @@ class Dependencies:
         program = graph if isinstance(graph, ExportedProgram) else None
         root = graph.graph_module if isinstance(graph, ExportedProgram) else graph
         if effects is None:
-            from fxpasses.effects import analyze_effects  # here: only callers that want order edges pay for it
+            from fxpasses.effects.analysis import analyze_effects  # here: only callers that want order edges pay for it
 
             effects = analyze_effects(root, program=program)
         nodes = list(root.graph.nodes if isinstance(root, GraphModule) else root.nodes)

@@ -437,7 +437,7 @@ def _path(start: Node, end: Node) -> list[Node]:
 
 def _check_order(graph: Graph, moving: Sequence[Node], first: Node) -> None:
     """Refuse to move nodes up past something that must run before them."""
-    from fxpasses.effects import analyze_effects
+    from fxpasses.effects.analysis import analyze_effects
 
     going = set(moving)
     effects = analyze_effects(graph.owning_module or graph)

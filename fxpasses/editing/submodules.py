@@ -214,7 +214,7 @@ def _nodes_behind(graph_module: GraphModule, chosen: Sequence[Node]) -> list[Nod
 
 
 def _predecessors(graph_module: GraphModule, nodes: set[Node]) -> tuple[dict[Node, list[Node]], Any]:
-    from fxpasses.effects import analyze_effects
+    from fxpasses.effects.analysis import analyze_effects
 
     effects = analyze_effects(graph_module)
     before = {node: list(node.all_input_nodes) for node in nodes}

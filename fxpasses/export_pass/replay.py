@@ -521,7 +521,7 @@ class Walk:
 
     def _remove_dead_code(self) -> None:
         """Erase what the rewrite left without users; code that was dead before stays."""
-        from fxpasses.effects import is_impure  # effects looks at whole graphs; no need to load it for a no-op
+        from fxpasses.effects.analysis import is_impure  # effects looks at whole graphs; no need to load it for a no-op
 
         waiting = list(self._dead)
         while waiting:

@@ -244,7 +244,7 @@ def sync_program(program: ExportedProgram, module: GraphModule) -> ExportedProgr
     A module that was edited in place stays the graph of the very program it came from, which is brought up to date; a
     new module makes a new program, and the given one is left alone.
     """
-    from fxpasses.programs import with_graph_module
+    from fxpasses.programs.edits import with_graph_module
 
     signature = program.graph_signature
     for specs in ("input_specs", "output_specs"):

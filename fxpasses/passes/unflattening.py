@@ -109,7 +109,7 @@ def unflatten(
 
 
 def _without_partitions(program: ExportedProgram) -> ExportedProgram:
-    from fxpasses.editing import inline_submodule
+    from fxpasses.editing.submodules import inline_submodule
 
     program = copy.copy(program)
     program._graph_module = copy.deepcopy(program.graph_module)
