@@ -59,7 +59,9 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
     if need > have:
         return InfeasibleError(
             f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
-            f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing.",
+            f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
+            f"{cause}".rstrip(),
+            node=cause.node,
             missing_bytes=int(need - have),
             reason="the model is too large for all devices together",
         )
@@ -67,6 +69,7 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
     return InfeasibleError(
         f"The model needs {format_bytes(need)} and all devices together have {format_bytes(have)} ({budgets}), but no "
         f"{what} keeps every budget; give one device more memory. {cause}".rstrip(),
+        node=cause.node,
         missing_bytes=cause.missing_bytes,
         reason="no placement keeps every budget",
     )

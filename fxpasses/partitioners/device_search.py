@@ -16,6 +16,7 @@ from typing import Literal
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
@@ -25,6 +26,7 @@ from fxpasses.partitioners.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.graph_problems import homes_of, placement_problem
+from fxpasses.partitioners.least_memory import least_missing
 from fxpasses.partitioners.own_order import OwnOrder
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
@@ -121,6 +123,8 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
                 return found if along is None else min(found, along, key=lambda each: each.value)
         if not round_:
             along = _along_own_order(figures, wish, contiguity, bound)
+            if along is None:
+                _refuse_if_proven(figures, wish, contiguity)
         if seen is None or round_ == ROUNDS_MORE:
             break
         wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_))
@@ -203,19 +207,36 @@ def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
     return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured, sent=figures.sent)
 
 
-def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
-    order = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs)))
-    cut = order.nearest()
-    where = ""
-    if cut is not None and cut.first_over is not None:
-        node = cut.first_over
-        where = (
-            f": the nearest one lacks {format_bytes(int(cut.value))} on {cut.over_on}, where {node.name} "
-            f"({node.target}) is the first operator that does not fit"
+def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> None:
+    if contiguity != "pipeline" or wish.training is not None:
+        return
+    least = least_missing(figures, wish.problem(figures, contiguity, figures.needs))
+    if least:
+        missing, where, node = _nearest(figures, wish, contiguity)
+        raise InfeasibleError(
+            f"Each placement lacks {format_bytes(least)} or more on some device{where}.",
+            node=node,
+            missing_bytes=max(least, missing),
         )
+
+
+def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
+    _missing, where, node = _nearest(figures, wish, contiguity)
     return PlacementError(
         f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
         "memory, or raise time_budget.",
-        node=None if cut is None else cut.first_over,
+        node=node,
         reason="no placement was found",
     )
+
+
+def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
+    """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
+    cut = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs))).nearest()
+    if cut is None or cut.first_over is None:
+        return 0, "", None
+    clause = (
+        f"; the nearest one along the graph's own order lacks {format_bytes(int(cut.value))} on {cut.over_on}, where "
+        f"{cut.first_over.name} ({cut.first_over.target}) is the first operator that does not fit"
+    )
+    return int(cut.value), clause, cut.first_over

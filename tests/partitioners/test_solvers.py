@@ -207,12 +207,12 @@ def test_no_placement_is_an_error_that_says_how_many_bytes_and_which_node(
 
 
 def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> None:
-    """One of 14 nodes fits a device, there are 9: too many ideals for a proof, but the nearest answer is told."""
+    """One of 25 nodes fits a device, there are 20: too many ideals for a proof, but the nearest answer is told."""
     graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from((f"n{index}" for index in range(14)), kept_bytes=3)
+    graph.add_nodes_from((f"n{index}" for index in range(25)), kept_bytes=3)
 
     with pytest.raises(PlacementError) as caught:
-        solve_placement(PlacementProblem(graph, devices(9, 5), time_budget=0))
+        solve_placement(PlacementProblem(graph, devices(20, 5), time_budget=0))
 
     assert not isinstance(caught.value, InfeasibleError)
     assert (

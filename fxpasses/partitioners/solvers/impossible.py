@@ -3,9 +3,14 @@
 That is the dynamic program over ideals with bytes alone: a row of yes and no for each set of devices (or each number of
 devices of each class), so a step for a class is one product of matrices for all sets at once. A set that has not enough
 room for an ideal, or leaves too little for what is left, is no step on the way.
+
+Where there are too many ideals, only the heaviest units are asked about, in the order that all units leave them: a
+pipeline of all units is one of these, too, and needs no fewer bytes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
@@ -16,11 +21,12 @@ from fxpasses.partitioners.solvers.reducing import Units
 from fxpasses.partitioners.solvers.spans import DeviceClass, Spans
 from fxpasses.partitioners.solvers.tables import Floats, Ints
 
-__all__ = ["Fits"]
+__all__ = ["Fits", "ancestors", "only", "pair_bytes"]
 
 Bools = NDArray[np.bool_]
 
 MAX_IDEALS = 2000
+MOST_CHOSEN = 300
 BLOCK = 256
 
 
@@ -33,28 +39,38 @@ class Fits:
         legal: For each class, whether it can run what lies between, or None where it can run everything.
         left: Bytes of what is outside of each ideal, ``(f,)``.
         classes: The devices.
+        family: The ideals.
+        chosen: The units that count; all of them where there are few ideals.
+        is_whole: Whether all units count.
     """
 
     size: Floats
     legal: tuple[Bools | None, ...]
     left: Floats
     classes: tuple[DeviceClass, ...]
+    family: CutFamily
+    chosen: Ints
+    is_whole: bool = True
 
     @classmethod
-    def of(cls, units: Units, classes: tuple[DeviceClass, ...]) -> Fits | None:
-        """Prepare the pairs; None if there are too many. Time O(ideals² × shared keys)."""
-        words = all_ideals(units, MAX_IDEALS)
-        if words is None:
-            return None
-        family = CutFamily.of(words, np.ones(units.size))
-        spans = Spans.of(_without_values(units), family, (_anything(units),), (0.0,))
-        rows = [slice(first, first + BLOCK) for first in range(0, family.count, BLOCK)]
-        size = np.concatenate([spans.loads(row, slice(0, family.count), np.inf)[0] for row in rows])
+    def of(cls, units: Units, classes: tuple[DeviceClass, ...], limit: int = MAX_IDEALS) -> Fits | None:
+        """Prepare the pairs; None if even a few units have more than ``limit``. Time O(ideals² × shared keys)."""
+        for chosen in _choices(units):
+            own = units if len(chosen) == units.size else only(units, chosen)
+            words = all_ideals(own, limit)
+            if words is not None:
+                return cls._over(own, classes, CutFamily.of(words, np.ones(own.size)), chosen, units.size)
+        return None
+
+    @classmethod
+    def _over(cls, units: Units, classes: tuple[DeviceClass, ...], family: CutFamily, chosen: Ints, count: int) -> Fits:
+        size = pair_bytes(units, family)
         legal = []
         for group in classes:
-            banned = group.banned.astype(np.float64) @ family.inside
-            legal.append(banned[None, :] == banned[:, None] if group.banned.any() else None)
-        return cls(size, tuple(legal), np.append(size[:-1, -1], 0.0), classes)
+            banned = group.banned[chosen].astype(np.float64) @ family.inside
+            legal.append(banned[None, :] == banned[:, None] if group.banned[chosen].any() else None)
+        left = np.append(size[:-1, -1], 0.0)
+        return cls(size, tuple(legal), left, classes, family, chosen, len(chosen) == count)
 
     def decide(self, more: float, steps: float) -> tuple[bool | None, float]:
         """Whether the ideals lead to the whole graph when each device has some bytes more.
@@ -64,7 +80,7 @@ class Fits:
             steps: How many multiplications it may take.
 
         Returns:
-            None when it took too many; and how many it took.
+            None when it took too many, or where only some units were asked about; and how many it took.
         """
         fits = [self._pairs(kind, more) for kind in range(len(self.classes))]
         sizes = np.array([len(group.devices) + 1 for group in self.classes])
@@ -81,7 +97,7 @@ class Fits:
             used, reached = self._one_more(used, reached, fits, sizes, stride)
             reached &= self.left <= _room(sizes - 1 - used, memory)[:, None]
             if reached[:, -1].any():
-                return True, spent
+                return (True if self.is_whole else None), spent
             alive = reached.any(axis=1)
             used, reached = used[alive], reached[alive]
             if not len(used):
@@ -106,6 +122,58 @@ class Fits:
             place = np.searchsorted(codes, own[rows] + stride[kind])
             there[place] |= reached[rows].astype(np.float32) @ fits[kind] > 0
         return codes[:, None] // stride % sizes, there
+
+
+def pair_bytes(units: Units, family: CutFamily) -> Floats:
+    """Bytes between each two ideals, ``inf`` where the second does not hold the first, ``(f, f)``."""
+    spans = Spans.of(_without_values(units), family, (_anything(units),), (0.0,))
+    rows = [slice(first, first + BLOCK) for first in range(0, family.count, BLOCK)]
+    return np.concatenate([spans.loads(row, slice(0, family.count), np.inf)[0] for row in rows])
+
+
+def _choices(units: Units) -> Iterator[Ints]:
+    """All units, then ever fewer of the heaviest."""
+    yield np.arange(units.size)
+    heavy = (units.kept + units.live).astype(np.float64)
+    np.add.at(heavy, units.shares[:, 1], units.shared[units.shares[:, 0]])
+    order = np.argsort(-heavy, kind="stable")
+    count = min(MOST_CHOSEN, units.size - 1)
+    while count >= 2:
+        yield np.sort(order[:count])
+        count = count * 4 // 5
+
+
+def only(units: Units, chosen: Ints) -> Units:
+    """Some units, in the order that all of them leave these."""
+    place = np.full(units.size, -1, dtype=np.int64)
+    place[chosen] = np.arange(len(chosen))
+    above = ancestors(units)
+    pairs = [
+        (int(place[other]), int(place[unit]))
+        for unit in chosen.tolist()
+        for other in chosen.tolist()
+        if other != unit and above[unit] >> other & 1
+    ]
+    shares = units.shares[place[units.shares[:, 1]] >= 0]
+    shares = np.stack([shares[:, 0], place[shares[:, 1]]], axis=1)
+    return attrs.evolve(
+        _without_values(units),
+        unit_of=np.arange(len(chosen)),
+        seconds=units.seconds[chosen],
+        kept=units.kept[chosen],
+        live=units.live[chosen],
+        shares=shares,
+        before=np.array(pairs, dtype=np.int64).reshape(-1, 2),
+    )
+
+
+def ancestors(units: Units) -> list[int]:
+    """For each unit the bits of those that must not be on a later device, itself included."""
+    above = [1 << unit for unit in range(units.size)]
+    for unit, predecessors in enumerate(units.predecessors):
+        for before in predecessors:
+            above[unit] |= above[before]
+    return above
 
 
 def _room(free: Ints, memory: Floats) -> Floats:

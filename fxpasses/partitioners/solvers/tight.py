@@ -78,13 +78,9 @@ def _nearest(fits: Fits, filling: Filling, runs: Runs, steps: float) -> tuple[Ru
         middle = (low + high) // 2
         decided, spent = fits.decide(middle, steps)
         steps -= spent
-        if decided is None:
-            break
-        if not decided:
+        if decided is False:
             low = middle
             continue
-        found = attrs.evolve(filling, memory=filling.memory + middle).beam(300, 8, filling.seed)
-        if found is None:  # it exists, but the search does not see it
-            break
-        runs, high = found, int(filling.lacking(found))
+        found = attrs.evolve(filling, memory=filling.memory + middle).beam(300, 8, filling.seed) if decided else None
+        runs, high = (runs, middle) if found is None else (found, int(filling.lacking(found)))
     return runs, low + 1
