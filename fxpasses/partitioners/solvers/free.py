@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.annealing import Annealer, Best
-from fxpasses.partitioners.solvers.coarsening import chopped, clustered
+from fxpasses.partitioners.solvers.annealing import Best
+from fxpasses.partitioners.solvers.cycling import SETUP, Cycle, Level, Pool, step_seconds
 from fxpasses.partitioners.solvers.loads import LoadModel
 from fxpasses.partitioners.solvers.packing import Packing
 from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
@@ -26,12 +26,10 @@ from fxpasses.partitioners.solvers.tables import Ints
 
 __all__ = ["FreeAnswer", "FreeSearch"]
 
-ROWS = 16
-"""Assignments that are annealed together."""
 SWEEPS = 20
 """Temperatures of one annealing, at most."""
 HOT = (0.0007, 0.015)
-"""Where the first temperature lies, as a share of the bound; the last is a tenth of it."""
+"""Where the first temperature lies, as a share of the best load; the last is a tenth of it."""
 GREAT = (0.01, 0.15)
 """Where the first temperature lies when a cycle starts from nothing."""
 SOFT = (0.03, 1.0)
@@ -46,8 +44,6 @@ SEARCH_FIRST = 0.05
 """Seconds of search before the integer program is asked, and whatever the budget."""
 SEARCH_SHARE = 0.8
 """The share of the budget that the search gets; the rest is for the first pipeline, bounds, and the program."""
-WORSE = 1.003
-"""How much worse than the best an assignment may be that a cycle starts from."""
 INTENSE = 0.25
 """The share of the budget in which cycles only start from the best; then come others, too."""
 FRESH, COMBINED = 0.3, 0.3
@@ -56,12 +52,8 @@ FLAT = 0.3
 """How often such a cycle has no clusters."""
 LONG, LONG_SWEEPS = 0.2, 100
 """The share of the budget that a cycle from nothing takes, or so many sweeps, whichever is longer."""
-SETUP = 3e-5
-"""Seconds of preparing one annealing, for each unit."""
 MANY_SWEEPS = 400
 """Temperatures of one annealing from nothing, at most."""
-POOL, ALIKE = 6, 0.02
-"""Good assignments that are kept; those are alike that differ in fewer units."""
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +89,7 @@ class FreeSearch:
         best.offer(self.model.figures(first), self.model.legal(first), first)
         if math.isinf(best.value):
             first = self._packed(best, first)
-        pool, bound = _Pool(self.model, first), self.bound
+        pool, bound = Pool(self.model, first), self.bound
         least, more, most = SMALL_PROGRAM
         size = Packing.of(self.model, nodes=0).size if self.model.by_bytes else program_size(self.model)
         if size <= min(least + more * self.budget, most):
@@ -147,7 +139,7 @@ class FreeSearch:
             best.offer(self.model.figures(found), self.model.legal(found), found)
         return best.value if proof.bound >= best.value * (1 - ROUNDING) else max(proof.bound * (1 - ROUNDING), 0.0)
 
-    def _cycles(self, best: Best, pool: _Pool, draw: np.random.Generator, seconds: float) -> None:
+    def _cycles(self, best: Best, pool: Pool, draw: np.random.Generator, seconds: float) -> None:
         """Intensify at first; then also from nothing, and from what two good assignments have in common."""
         spent = 0.0
         while spent + 3 * self.model.size * SETUP < seconds and best.value > self.bound * (1 + 1e-9):
@@ -167,156 +159,37 @@ class FreeSearch:
 
     def _long(self) -> float:
         """Seconds of so many sweeps that a great heat can cool slowly."""
-        return LONG_SWEEPS * self.model.size * _step_seconds(self.model)
+        return LONG_SWEEPS * self.model.size * step_seconds(self.model)
 
-    def _around(self, home: Ints, draw: np.random.Generator, seconds: float) -> _Cycle:
+    def _around(self, home: Ints, draw: np.random.Generator, seconds: float) -> Cycle:
         """Clusters of two sizes, then the units; none cuts what ``home`` keeps together; little heat."""
         hot = math.exp(draw.uniform(math.log(HOT[0]), math.log(HOT[1])))
         shares = np.sort(np.exp(draw.uniform(math.log(0.08), 0.0, 2))).tolist()
-        levels = [_Level(share, hot, hot / 10, seconds / 6) for share in (*shares, 1.0)]
-        return _Cycle(home, home[None], tuple(levels), SWEEPS, int(draw.integers(3, 7)), _soft(draw))
+        levels = [Level(share, hot, hot / 10, seconds / 6) for share in (*shares, 1.0)]
+        return Cycle(home, home[None], tuple(levels), SWEEPS, int(draw.integers(3, 7)), _soft(draw))
 
-    def _common(self, pool: _Pool, draw: np.random.Generator, seconds: float) -> _Cycle:
+    def _common(self, pool: Pool, draw: np.random.Generator, seconds: float) -> Cycle:
         """Clusters that neither of two assignments cuts, as in :meth:`_around`."""
         first, second = pool.two(draw)
         cycle = self._around(first, draw, seconds)
         return attrs.evolve(cycle, kept=np.stack([first, second]))
 
-    def _from_nothing(self, draw: np.random.Generator, seconds: float) -> _Cycle:
+    def _from_nothing(self, draw: np.random.Generator, seconds: float) -> Cycle:
         """From a great heat: the units; or few clusters of units, or runs of them, then ever smaller ones."""
         nothing = np.zeros((1, self.model.size), dtype=np.int64)
         few = min(1.0, draw.uniform(2.0, 12.0) * self.model.devices / self.model.size)
         hot = math.exp(draw.uniform(math.log(GREAT[0]), math.log(GREAT[1])))
-        levels: tuple[_Level, ...] = (
-            _Level(few, hot, 0.002, 0.3 * seconds),
-            _Level(math.sqrt(few), hot / 4, 0.001, 0.3 * seconds),
-            _Level(1.0, hot / 10, 0.0003, 0.4 * seconds),
+        levels: tuple[Level, ...] = (
+            Level(few, hot, 0.002, 0.3 * seconds),
+            Level(math.sqrt(few), hot / 4, 0.001, 0.3 * seconds),
+            Level(1.0, hot / 10, 0.0003, 0.4 * seconds),
         )
         way = draw.random()
         if way < FLAT:
-            levels = (_Level(1.0, hot, 0.0003, seconds),)
+            levels = (Level(1.0, hot, 0.0003, seconds),)
         squarings, is_chopped = int(draw.integers(3, 6)), way >= (1 + FLAT) / 2
-        return _Cycle(self.greedy(), nothing, levels, MANY_SWEEPS, squarings, _soft(draw), is_chopped)
+        return Cycle(self.greedy(), nothing, levels, MANY_SWEEPS, squarings, _soft(draw), is_chopped)
 
 
 def _soft(draw: np.random.Generator) -> float:
     return math.exp(draw.uniform(math.log(SOFT[0]), math.log(SOFT[1])))
-
-
-@attrs.frozen
-class _Level:
-    """One annealing: of how many clusters, as a share of the units; from and to which temperature; for how long."""
-
-    share: float
-    hot: float
-    cold: float
-    seconds: float
-
-
-@attrs.frozen(eq=False)
-class _Cycle:
-    """Annealings from clusters to units.
-
-    Args:
-        home: Where it starts.
-        kept: Assignments that no cluster of the first level cuts, ``(p, m)``; those of the next keep what was found.
-        levels: The annealings.
-        sweeps: Temperatures of each, at most.
-        squarings: The norm is of order ``2 ** squarings``.
-        soft: What passing a budget costs at first.
-        is_chopped: Whether the first clusters are runs of units.
-    """
-
-    home: Ints
-    kept: Ints
-    levels: tuple[_Level, ...]
-    sweeps: int
-    squarings: int
-    soft: float
-    is_chopped: bool = False
-
-    def run(self, model: LoadModel, scale: float, draw: np.random.Generator) -> tuple[Ints, float]:
-        """The assignment at the end, and about how many seconds it took."""
-        home, kept, spent = self.home, self.kept, 0.0
-        average = float(model.weight.mean(axis=1).sum()) / model.devices
-        is_free = not kept.any()
-        for level in self.levels:
-            count = max(2 * model.devices, int(level.share * model.size))
-            cluster = np.arange(model.size)
-            if is_free and self.is_chopped:
-                cluster = chopped(model, count, draw)
-            elif count < model.size:
-                cluster = clustered(model, kept, count, average * draw.uniform(0.1, 0.7), draw)
-            small = model.merged(cluster)
-            first = np.unique(cluster, return_index=True)[1]
-            homes = (
-                draw.integers(0, model.devices, (ROWS, len(first))) if is_free else home[first][None].repeat(ROWS, 0)
-            )
-            annealer = Annealer(small, homes, scale=scale, squarings=self.squarings, draw=draw)
-            found, steps = _annealed(annealer, level, self.soft, self.sweeps)
-            home = found[cluster]
-            spent += steps * _step_seconds(small) + model.size * SETUP
-            kept, is_free = home[None], False
-        return home, spent
-
-
-class _Pool:
-    """A few good assignments that differ."""
-
-    def __init__(self, model: LoadModel, homes: Ints) -> None:
-        self.model = model
-        self.homes: list[Ints] = []
-        self.ranks: list[tuple[float, float]] = []
-        for home in homes:
-            self.take(home)
-
-    def take(self, home: Ints) -> None:
-        """Put one in, in place of the one that is like it, or of the worst."""
-        over = np.maximum(self.model.needs(home[None])[0] / np.maximum(self.model.memory, 1.0) - 1.0, 0.0)
-        banned = self.model.banned[np.arange(self.model.size), home].sum()
-        rank = (float(over.sum() + banned), float(self.model.figures(home[None]).max()))
-        near = [place for place, known in enumerate(self.homes) if (known != home).mean() < ALIKE]
-        place = (
-            near[0]
-            if near
-            else (int(np.lexsort(np.array(self.ranks).T[::-1])[-1]) if len(self.homes) == POOL else None)
-        )
-        if place is None:
-            self.homes.append(home)
-            self.ranks.append(rank)
-        elif rank < self.ranks[place]:
-            self.homes[place], self.ranks[place] = home, rank
-
-    def any(self, draw: np.random.Generator, best: Best) -> Ints:
-        """The best, or one of the others that is near it."""
-        if not math.isfinite(best.value):
-            return self.homes[self.ranks.index(min(self.ranks))]
-        near = [home for home, rank in zip(self.homes, self.ranks, strict=True) if rank <= (0.0, best.value * WORSE)]
-        return near[int(draw.integers(len(near)))] if near and draw.random() < 0.5 else best.home
-
-    def two(self, draw: np.random.Generator) -> tuple[Ints, Ints]:
-        """Two of them, the better one first."""
-        first, second = np.sort(draw.permutation(len(self.homes))[:2]).tolist()
-        if self.ranks[second] < self.ranks[first]:
-            first, second = second, first
-        return self.homes[first], self.homes[second]
-
-
-def _annealed(annealer: Annealer, level: _Level, soft: float, sweeps: int) -> tuple[Ints, int]:
-    """The best legal assignment of one annealing, or the one of the least energy where none is legal; and its steps."""
-    best, steps = Best(math.inf, annealer.homes[0]), 0
-    most = level.seconds / _step_seconds(annealer.model)
-    for sweep in range(sweeps):
-        done = max(sweep / (sweeps - 1), steps / most)
-        if done > 1 and sweep > 1:
-            break
-        hard = min(1.0, soft * (1.5 / soft) ** done)
-        steps += annealer.sweep(level.hot * (level.cold / level.hot) ** min(done, 1.0), best, hard)
-        annealer.resample(0.1)
-    return best.home if math.isfinite(best.value) else annealer.homes[int(np.argmin(annealer.energy()))], steps
-
-
-def _step_seconds(model: LoadModel) -> float:
-    """About how long one step takes."""
-    counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
-    return (100e-6 if counts_bytes else 60e-6) + ROWS * model.devices**2 * 40e-9
