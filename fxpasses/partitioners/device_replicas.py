@@ -16,10 +16,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.editing.attributes import find_attribute
+from fxpasses.errors import CycleError, PartitionError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.budget_checks import TrainingStep, check_budgets, training_figures
-from fxpasses.partitioners.colocation import backward_partners, select
+from fxpasses.partitioners.colocation import backward_partners, must_share, select
 from fxpasses.partitioners.cost import tensors_in
 from fxpasses.partitioners.device_runs import Runs
 from fxpasses.partitioners.device_search import Found, Wish
@@ -72,7 +73,15 @@ def add_device_replicas(figures: GraphFigures, wish: Wish, found: Found, how: Re
     """
     if how == "never" or len(dict.fromkeys(found.runs.device_of.values())) < 2:
         return None
-    choice = _Choice.of(figures, wish, found.runs, how)
+    try:
+        return _best(figures, wish, found, _Choice.of(figures, wish, found.runs, how), how)
+    except (CycleError, PartitionError):  # what only asserts is kept in order with other assertions, replicas included
+        choice = _Choice.of(figures, wish, found.runs, how, only_pure=True)
+    return _best(figures, wish, found, choice, how)
+
+
+def _best(figures: GraphFigures, wish: Wish, found: Found, choice: _Choice, how: Replicate) -> Replicated | None:
+    """The replicas of all devices, or of those for which they pay, one after the other."""
     devices = [device for device, made in choice.made.items() if made]
     if not devices:
         return None
@@ -90,20 +99,26 @@ def add_device_replicas(figures: GraphFigures, wish: Wish, found: Found, how: Re
 
 @attrs.frozen(eq=False)
 class _Choice:
-    """What each device had better make itself."""
+    """What each device had better make itself; what must share a device with others keeps its home."""
 
     figures: GraphFigures
     runs: Runs
     home: Mapping[Node, str]
     made: Mapping[str, Mapping[Node, None]]
+    glued: frozenset[Node]
 
     @classmethod
-    def of(cls, figures: GraphFigures, wish: Wish, runs: Runs, how: Replicate) -> _Choice:
+    def of(cls, figures: GraphFigures, wish: Wish, runs: Runs, how: Replicate, *, only_pure: bool = False) -> _Choice:
         """One minimum cut for each device."""
         home = {node: runs.device_of[str(part)] for node, part in runs.assignment.partition_of.items()}
-        prices = _Prices(figures, wish.topology, home, how, _banned(figures, wish))
+        banned = _banned(figures, wish)
+        if only_pure:
+            banned.update({node: None for node in figures.nodes if not figures.effects.of(node).is_pure})
+        prices = _Prices(figures, wish.topology, home, how, banned)
         names = dict.fromkeys(runs.device_of.values())
-        return cls(figures, runs, home, {name: dict.fromkeys(prices.made_on(wish.topology[name])) for name in names})
+        made = {name: dict.fromkeys(prices.made_on(wish.topology[name])) for name in names}
+        glued = frozenset(node for group in must_share(figures) for node in group)
+        return cls(figures, runs, home, made, glued)
 
     def applied(self, devices: Iterable[str]) -> Assignment:
         """The placement with the replicas of some devices; a node that only these use moves to the first of them."""
@@ -139,11 +154,15 @@ class _Choice:
                 using += [parts[user, device] for user in node.users if (user, device) in parts]
                 if using:
                     parts[node, device] = min(using, key=rank.__getitem__)
-            at_home[node] = not again or any(
-                not is_compute(user)
-                or (at_home[user] and node not in chosen.get(self.home[user], ()))
-                or any(user in made and node not in chosen.get(device, ()) for device, made in chosen.items())
-                for user in node.users
+            at_home[node] = (
+                not again
+                or node in self.glued
+                or any(
+                    not is_compute(user)
+                    or (at_home[user] and node not in chosen.get(self.home[user], ()))
+                    or any(user in made and node not in chosen.get(device, ()) for device, made in chosen.items())
+                    for user in node.users
+                )
             )
         return at_home, parts
 

@@ -10,6 +10,9 @@ from typing import Any
 import pipeline_models
 import pytest
 import torch
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -21,13 +24,18 @@ from fxpasses import (
     PartitionError,
     PlacementError,
     PlanError,
+    Topology,
     fake_devices,
     lower,
     place,
 )
 from fxpasses.lowering import lower_with_plan
 from fxpasses.partitioners import DevicePlacement, Training, place_by_device
-from fxpasses.partitioners.graph_figures import value_bytes
+from fxpasses.partitioners.colocation import must_share
+from fxpasses.partitioners.device_replicas import add_device_replicas
+from fxpasses.partitioners.device_runs import runs_of
+from fxpasses.partitioners.device_search import Found, Wish
+from fxpasses.partitioners.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.partitioners.replicas import REPLICA_OF, crossing_bytes, with_replicas
 from fxpasses.passes import split
@@ -346,6 +354,52 @@ def test_a_replica_that_nothing_uses_is_not_made() -> None:
         key.rpartition("/")[2].replace("#0", "") for key in stable_keys(twin).values() if "@" in key
     ]
     assert 4 == len(written.partition_of)  # nothing in a uses tanh
+
+
+class Chunked(nn.Module):
+    """Tuples, views, a mask and assertions that torch.export writes down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            table = torch.arange(8).to(x.dtype).cos()
+        left, right = (self.first(x) * 2).chunk(2, -1)
+        mask = table > 0
+        return self.second(left * mask + right.relu()) * table + left
+
+
+CHUNKED, CHUNKED_ARGS = Chunked(), (torch.randn(4, 8),)
+CHUNKED_GRAPH = graph_of(CHUNKED, *CHUNKED_ARGS)
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(st.data())
+def test_wherever_operators_are_replicas_change_no_result(data: st.DataObject) -> None:
+    """Devices with several turns, too; the plan gives the same back."""
+    figures = GraphFigures.of(CHUNKED_GRAPH)
+    homes = {node: data.draw(st.sampled_from(["left", "right"])) for node in figures.nodes}
+    for group in must_share(figures):
+        homes.update(dict.fromkeys(group, homes[group[0]]))
+    topology = Topology.of(two(), SLOW)
+    wish = Wish(topology, data.draw(st.sampled_from(["latency", "throughput", "memory"])))  # type: ignore[arg-type]
+    found = Found(runs_of(CHUNKED_GRAPH, homes), "free", 0.0, 0.0)
+
+    again = add_device_replicas(figures, wish, found, data.draw(st.sampled_from(["cheaper", "always"])))  # type: ignore[arg-type]
+
+    if again is None:
+        return
+    device_of = {part: topology[name] for part, name in again.found.runs.device_of.items()}
+    plan = Plan.of("m", "latency", topology, again.found.runs.assignment, device_of)
+    graph, assignment = Plan.from_json(plan.to_json()).written(CHUNKED_GRAPH)
+    entering = sum(crossing_bytes(assignment, again.found.runs.device_of, value_bytes).values())
+    before = sum(crossing_bytes(found.runs.assignment, found.runs.device_of, value_bytes).values())
+
+    assert [] == plan.check(CHUNKED_GRAPH)
+    assert entering < before
+    assert torch.equal(CHUNKED(*CHUNKED_ARGS), split(graph, assignment)(*CHUNKED_ARGS))
 
 
 def test_an_option_that_does_not_exist_lists_those_that_do() -> None:
