@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from fxpasses.partitioners.colocation import must_share
 from fxpasses.partitioners.graph_figures import GraphFigures
 from fxpasses.passes import split
 from fxpasses.passes.placement import PlaceOnDevices, copies_of
+from fxpasses.passes.placing_parts.direct_run import DirectRun
 
 DEVICES = [Device(name) for name in ("left", "middle", "right")]
 
@@ -46,7 +48,7 @@ def random_parts(
     return Assignment.of(graph_module, part_of, order=list(device_of)), device_of
 
 
-def meaning(module: torch.nn.Module, state: GraphModule, inputs: Any) -> list[torch.Tensor]:
+def meaning(module: Callable[..., Any], state: GraphModule, inputs: Any) -> list[torch.Tensor]:
     """Outputs, written inputs, state and random numbers; the state is as before afterwards."""
     tensors = [*state.parameters(), *state.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
@@ -72,11 +74,14 @@ def check_meaning(seed: int, *, tears: bool) -> None:
     with patch("fxpasses.passes.placement.streams_for", lambda _devices: streams):
         PlaceOnDevices({name: device_of[name] for name in device_of if name in placed._modules})(placed)
     actual = meaning(placed, graph_module, program.inputs)
+    run = DirectRun()
+    directly = meaning(lambda *given: run(placed, given), graph_module, program.inputs)
 
     assert streams is None or 0 == streams.lost
-    assert len(expected) == len(actual)
-    for one, other in zip(expected, actual, strict=True):
+    assert run.source(placed) is not None
+    for one, other, third in zip(expected, actual, directly, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
+        assert torch.equal(one.nan_to_num(), third.nan_to_num())
     if not tears:
         copies = copies_of(placed)
         assert len(copies) == len({(copy.value, copy.target) for copy in copies})
