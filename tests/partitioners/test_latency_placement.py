@@ -10,7 +10,7 @@ import pytest
 from fuzz import examples
 from placement_cases import every_placement, is_legal, is_pipeline, random_problem, seconds_on, sending
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers import soonest
@@ -130,3 +130,88 @@ def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
     assert is_legal(problem, solution.device_of)
     check_schedule(problem, solution)
     assert 12.0 == solution.objective_value == solution.bound
+
+
+def blocks(count: int, **more: float) -> nx.DiGraph:
+    """A chain of blocks: one node, two branches of two, of which one takes no time in places."""
+    graph = nx.DiGraph()
+    for block in range(count):
+        for place in range(5):
+            seconds = 0.0 if (block + place) % 7 == 0 else 0.1 * (1 + (5 * block + place) % 4)
+            graph.add_node((block, place), seconds=seconds, kept_bytes=4, output_bytes=1 << 10, **more)
+        graph.add_edges_from(((block, 0), (block, place)) for place in (1, 2))
+        graph.add_edges_from(((block, place), (block, place + 2)) for place in (1, 2))
+        if block:
+            graph.add_edges_from(((block - 1, place), (block, 0)) for place in (3, 4))
+    return graph
+
+
+@pytest.mark.parametrize("contiguity", ["free", "pipeline"])
+def test_a_graph_of_thousands_of_nodes_is_joined_first(contiguity: str) -> None:
+    """The schedule is that of all nodes, the budgets are kept, and the answer is near the bound."""
+    graph = blocks(900)
+    links = [Link(a, b, 1e7, 1e-5) for a, b in itertools.combinations("abc", 2)]
+    problem = PlacementProblem(
+        graph,
+        [Device(name, 7000) for name in "abc"],
+        links,
+        objective="latency",
+        contiguity=contiguity,
+        time_budget=0.1,
+    )
+
+    solution = solve_placement(problem)
+
+    assert 3 == len(set(solution.device_of.values()))
+    assert is_legal(problem, solution.device_of)
+    assert contiguity == "free" or is_pipeline(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert solution.gap < 0.6  # one device at a time is as good as all branches one after the other
+
+
+def test_a_training_step_is_scheduled_backward_nodes_included() -> None:
+    """A backward node runs on the device of its forward node, after what it needs."""
+    graph = blocks(5, output_seconds=0.02)
+    for node in list(graph):
+        graph.add_node(("backward", *node), seconds=0.2, backward_of=node, output_seconds=0.02)
+    for before, after in list(graph.edges):
+        graph.add_edge(("backward", *after), ("backward", *before))
+    graph.add_edges_from((node, ("backward", *node)) for node in list(graph) if node[0] != "backward")
+    problem = PlacementProblem(
+        graph, [Device("a"), Device("b")], objective="latency", contiguity="free", time_budget=0.1
+    )
+
+    solution = solve_placement(problem)
+
+    check_schedule(problem, solution)
+    assert all(solution.device_of[node] == solution.device_of["backward", *node] for node in blocks(5))
+    assert set(graph) == set(solution.schedule)
+    assert solution.objective_value < 0.9 * sum(facts["seconds"] for _node, facts in graph.nodes(data=True))
+
+
+@pytest.mark.parametrize("contiguity", ["free", "pipeline"])
+def test_the_same_problem_has_the_same_answer(contiguity: str) -> None:
+    """Names of nodes, and so the order of sets of them, change nothing; another seed may."""
+    found = []
+    for name in ("x", "y"):
+        graph = nx.relabel_nodes(blocks(6, output_seconds=0.03), lambda node, name=name: f"{name}{node}")
+        problem = PlacementProblem(
+            graph, [Device(d, 100) for d in "ab"], objective="latency", contiguity=contiguity, time_budget=0.05
+        )
+        solution = solve_placement(problem)
+        found.append((list(solution.device_of.values()), list(solution.schedule.values()), solution.bound))
+
+    assert found[0] == found[1]
+
+
+def test_budgets_that_no_pipeline_keeps_are_kept_freely() -> None:
+    """A large node lies between two that fit beside each other only."""
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    for node, size in enumerate((30, 50, 30)):
+        graph.nodes[node].update(seconds=1.0, kept_bytes=size, output_seconds=0.5)
+    problem = PlacementProblem(graph, [Device("a", 60), Device("b", 60)], objective="latency", contiguity="free")
+
+    solution = solve_placement(problem)
+
+    assert solution.device_of[0] == solution.device_of[2] != solution.device_of[1]
+    assert 4.0 == solution.objective_value
