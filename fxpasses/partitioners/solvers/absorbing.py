@@ -16,47 +16,39 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.reducing import Units
 from fxpasses.partitioners.solvers.spans import DeviceClass
-from fxpasses.partitioners.solvers.tables import Floats, Ints
+from fxpasses.partitioners.solvers.tables import Floats
 
-__all__ = ["absorbed"]
+__all__ = ["absorbed", "ordered"]
+
+Bools = NDArray[np.bool_]
 
 
-def absorbed(units: Units, classes: tuple[DeviceClass, ...]) -> NDArray[np.bool_]:
+def absorbed(units: Units, classes: tuple[DeviceClass, ...]) -> Bools:
     """Which units cost a device nothing when an earlier one runs them, ``(m,)``. Time O((units + uses) × classes)."""
     fine = np.ones(units.size, dtype=bool)
-    ahead = _is_ahead(units)
+    ahead, back = ordered(units, back=False), ordered(units, back=True)
     only = (np.bincount(units.uses[:, 0], minlength=len(units.source)) == 1)[units.uses[:, 0]]
-    back = _is_back(units)
     for group in classes:
-        fine &= _saves(units, group, ahead & only, back, only)
+        fine &= _saves(units, group, ahead, back, only)
     return fine
 
 
-def _is_ahead(units: Units) -> NDArray[np.bool_]:
-    """For each use of a value, whether the maker is on no later device in any case."""
-    return _ordered(units, units.source[units.uses[:, 0]], units.uses[:, 1])
-
-
-def _is_back(units: Units) -> NDArray[np.bool_]:
-    """For each use of a value, whether the user is on no later device in any case."""
-    return _ordered(units, units.uses[:, 1], units.source[units.uses[:, 0]])
-
-
-def _ordered(units: Units, first: Ints, second: Ints) -> NDArray[np.bool_]:
+def ordered(units: Units, *, back: bool) -> Bools:
+    """For each use of a value, whether the maker is on no later device than the user in any case, or the reverse."""
+    maker, user = units.source[units.uses[:, 0]], units.uses[:, 1]
+    first, second = (user, maker) if back else (maker, user)
     pairs = units.before[:, 0] * units.size + units.before[:, 1]
     return np.isin(first * units.size + second, pairs)
 
 
-def _saves(
-    units: Units, group: DeviceClass, ahead: NDArray[np.bool_], back: NDArray[np.bool_], only: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _saves(units: Units, group: DeviceClass, ahead: Bools, back: Bools, only: Bools) -> Bools:
+    """Whether what a device of one class saves with each unit is at least what it pays."""
     value, user = units.uses[:, 0], units.uses[:, 1]
     maker = units.source[value]
-    always_ahead = _is_ahead(units)
-    pays: Floats = np.bincount(units.source, weights=group.entering, minlength=units.size)
-    pays = pays + np.bincount(user[~always_ahead], weights=group.leaving[value[~always_ahead]], minlength=units.size)
+    made = np.bincount(units.source, weights=group.entering, minlength=units.size)
+    pays: Floats = made + np.bincount(user[~ahead], weights=group.leaving[value[~ahead]], minlength=units.size)
     links: dict[tuple[int, int], float] = {}
-    for use in np.flatnonzero(ahead).tolist():
+    for use in np.flatnonzero(ahead & only).tolist():
         pair = int(maker[use]), int(user[use])
         links[pair] = links.get(pair, 0.0) + float(group.entering[value[use]])
     for use in np.flatnonzero(back & only).tolist():

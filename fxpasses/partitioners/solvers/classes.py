@@ -12,14 +12,14 @@ from fxpasses.partitioners.solvers.spans import DeviceClass
 from fxpasses.partitioners.solvers.states import States
 from fxpasses.partitioners.solvers.tables import CostTables, Floats
 
-__all__ = ["device_classes", "linked_classes", "optimistic"]
+__all__ = ["Sending", "device_classes", "linked_classes", "optimistic"]
 
 FEW_STATES = 200
 
 
 def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
     """Group devices that are alike, links at their best. Time O(units × devices + values × kinds of links)."""
-    sending = _Sending(tables, units, {})
+    sending = Sending(tables, units, {})
     groups: dict[tuple[object, ...], DeviceClass] = {}
     for device in range(len(problem.devices)):
         others = [other for other in range(len(problem.devices)) if other != device]
@@ -44,7 +44,7 @@ def linked_classes(
     best link to any later device, from any earlier one, which no pipeline in this order undercuts. Values of backward
     nodes count over the best of all links.
     """
-    sending = _Sending(tables, units, {})
+    sending = Sending(tables, units, {})
     back = np.zeros(len(units.source), dtype=bool)
     back[units.uses[units.uses[:, 1] < units.source[units.uses[:, 0]], 0]] = True
     found = []
@@ -92,7 +92,7 @@ def _as_good_as(first: DeviceClass, second: DeviceClass) -> DeviceClass:
     )
 
 
-class _Sending:
+class Sending:
     """Seconds of each value of the reduced problem over the best of some links, each kind of links once."""
 
     def __init__(self, tables: CostTables, units: Units, known: dict[tuple[tuple[float, float], ...], Floats]) -> None:

@@ -127,12 +127,13 @@ class Decision:
     def _finishing(self, spans: Spans, allowed: list[Bools], below: float) -> None:
         """Where one device is left, keep the ideals whose rest it can run."""
         whole = np.array([spans.family.count - 1])
-        left = self.states.used.max(axis=0) - self.states.used
+        left = self.states.used.sum(axis=1).max() - self.states.used.sum(axis=1)
         for first in range(0, spans.family.count - 1, BLOCK):
             rows = np.arange(first, min(first + BLOCK, spans.family.count - 1))
             fine = [own[:, 0] for own in spans.under(rows, whole, below * (1 + ROUNDING))]
-            for state in np.flatnonzero(left.sum(axis=1) == 1).tolist():
-                allowed[state][rows] &= fine[int(left[state].argmax())]
+            for state in np.flatnonzero(left == 1).tolist():
+                kinds = [kind for kind, _there in self.states.moves[state]]
+                allowed[state][rows] &= np.logical_or.reduce([fine[kind] for kind in kinds], axis=0) if kinds else False
 
     def _layers(self, spans: Spans, covers: Covers, allowed: list[Bools], below: float, steps: float) -> Outcome:
         devices = self.states.used.sum(axis=1)

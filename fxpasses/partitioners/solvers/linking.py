@@ -16,6 +16,7 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.classes import linked_classes
 from fxpasses.partitioners.solvers.cutting import Words, ideals_near, prefixes
+from fxpasses.partitioners.solvers.islands import between_devices
 from fxpasses.partitioners.solvers.orders import linear_orders
 from fxpasses.partitioners.solvers.searching import BETTER, LONG, Answer, Search, limits, smallest
 
@@ -31,11 +32,23 @@ def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]
     if search.units.size > LONG:
         return best, bound
     steps, _limit = limits(search.problem.time_budget)
-    best = _swapped_orders(search, best, bound, steps)
-    if len(search.tables.memory) <= FEW_DEVICES and search.problem.time_budget:
+    found, proven = _between(search, best, bound)
+    bound = max(bound, min(proven, best.rank[0]))
+    answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
+    best = min(answers, key=Answer.by_rank)
+    if best.rank[0] * BETTER > bound and len(search.tables.memory) <= FEW_DEVICES and search.problem.time_budget:
         best, proven = _all_orders(search, best, bound)
         bound = max(bound, proven)
     return best, bound
+
+
+def _between(search: Search, best: Answer, bound: float) -> tuple[Answer | None, float]:
+    """An answer of all orders over all ideals, where devices know the one before and the one after them; a bound."""
+    linked = between_devices(search)
+    if linked is None or not search.problem.time_budget:
+        return None, bound
+    found, proven = smallest(linked, bound, best.rank[0] * BETTER, search.problem.time_budget)
+    return None if found is None else Answer.of(search, found.pipeline), proven / BETTER
 
 
 def _along(search: Search, order: tuple[int, ...], *, adjacent: bool) -> Search:

@@ -72,6 +72,8 @@ class Search:
     prices: Prices
     order: tuple[int, ...] | None = None
     """In which order devices are used, where there are too many states for any order."""
+    given: States | None = None
+    """States that know more than which devices are used."""
 
     @classmethod
     def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> Search:
@@ -109,11 +111,15 @@ class Search:
         fine = absorbed(self.units, self.classes)
         if self.credit is not None or not math.isfinite(below):  # only bytes count
             fine[:] = True
+        elif self.given is not None:  # what comes next and before counts, too
+            fine[:] = False
         search = Decision(self.units, self.classes, self.states(), self.measure(below), fine, self.credit)
         return search.run(words, below, steps)
 
     def states(self) -> States:
         """The numbers of devices of each class, or the first ones in order."""
+        if self.given is not None:
+            return self.given
         return States.of(self.classes) if self.order is None else States.along(self.classes, self.order)
 
     def ordered(self, bound: float) -> Search:
@@ -278,7 +284,7 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
     if (
         not limit
-        or (search.order is None and States.count(search.classes) > MAX_STATES)
+        or (search.order is None and search.given is None and States.count(search.classes) > MAX_STATES)
         or search.units.size > MAX_UNITS
     ):
         return None

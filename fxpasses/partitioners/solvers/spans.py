@@ -35,6 +35,8 @@ class DeviceClass:
         memory: Bytes that each has.
         leaving: What each value adds when it leaves, ``(q,)``.
         entering: What each value adds when it enters, ``(q,)``.
+        to_next: What a value adds beside that when it goes to the device that comes next, ``(q,)``; None for nothing.
+        from_last: What it adds when it comes from the device before.
     """
 
     devices: tuple[int, ...]
@@ -43,6 +45,14 @@ class DeviceClass:
     memory: float
     leaving: Floats
     entering: Floats
+    to_next: Floats | None = None
+    from_last: Floats | None = None
+
+    @property
+    def charges(self) -> tuple[bytes, ...]:
+        """What tells the crossings of two classes apart."""
+        every = (self.leaving, self.entering, self.to_next, self.from_last)
+        return tuple(b"" if each is None else each.tobytes() for each in every)
 
 
 @attrs.frozen(eq=False)
@@ -78,6 +88,27 @@ class _Crossings:
 
 
 @attrs.frozen(eq=False)
+class _Forced:
+    """Values at an ideal that the next part must use, and those that the last part must have made, ``(q, f)``."""
+
+    ahead: Bools
+    behind: Bools
+
+    @classmethod
+    def of(cls, units: Units, inside: Bools, opened: Bools) -> _Forced:
+        """A part that comes next has a unit that is ready, one that came last has a unit that no other one needs."""
+        ready, last = ~inside, inside.copy()
+        for before, after in units.before.tolist():
+            ready[after] &= inside[before]
+            last[before] &= ~inside[after]
+        used = np.zeros(opened.shape, dtype=np.int32)
+        for value, user in units.uses.tolist():
+            used[value] += ready[user]
+        alone = last.sum(axis=0) == 1
+        return cls(opened & (used == ready.sum(axis=0)), opened & last[units.source] & alone)
+
+
+@attrs.frozen(eq=False)
 class Spans:
     """A family of ideals prepared for questions about pairs of them.
 
@@ -101,6 +132,7 @@ class Spans:
     live: Floats
     ends: tuple[Floats, ...]
     starts: tuple[Floats, ...]
+    forced: _Forced | None
 
     @classmethod
     def of(
@@ -117,6 +149,8 @@ class Spans:
         falling = np.argsort(-units.live, kind="stable")
         live = units.live[falling].astype(np.float64)
         has_live = bool(units.live.any())
+        is_linked = any(group.to_next is not None or group.from_last is not None for group in classes)
+        forced = _Forced.of(units, inside, values.open) if is_linked else None
         rows = np.ascontiguousarray(inside[falling].T) if has_live else None
         return cls(
             units,
@@ -134,7 +168,8 @@ class Spans:
             _largest(None if rows is None else ~rows, live, family.count),
             rows,
             live,
-            *_charges(classes, values.open, values.back),
+            *_charges(classes, values.open, values.back, forced),
+            forced,
         )
 
     def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
@@ -143,9 +178,9 @@ class Spans:
         if self.credit is not None:
             return self._by_bytes(rows, columns, nested, self.credit, below)
         found = []
-        crossing: dict[tuple[bytes, bytes], Floats] = {}
+        crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
-            key = (group.leaving.tobytes(), group.entering.tobytes())
+            key = group.charges
             if key not in crossing:
                 crossing[key] = self._crossing(kind, rows, columns)
             load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
@@ -168,9 +203,9 @@ class Spans:
         if self.credit is not None:
             return [np.isfinite(load) for load in self.loads(rows, columns, below)]
         nested, found = self._nested(rows, columns), []
-        crossing: dict[tuple[bytes, bytes], Floats] = {}
+        crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
-            key = (group.leaving.tobytes(), group.entering.tobytes())
+            key = group.charges
             if key not in crossing:
                 crossing[key] = self._crossing(kind, rows, columns)
             fine = crossing[key] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
@@ -231,11 +266,34 @@ class Spans:
         unused = (held[value] == counted[:, None]) & opened[active[value]]
         left.append(unused.T * entering[active[value]])
         right.append(_cells(values.count, active[value], columns) == counted[:, None])
+        if self.forced is not None:
+            self._forced(group, self.forced, rows, columns, left, right)
         if self.back.any():
             self._going_back(group, rows, columns, left, right)
         saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
         charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
         return charged - saved
+
+    def _forced(
+        self,
+        group: DeviceClass,
+        forced: _Forced,
+        rows: slice | Ints,
+        columns: slice | Ints,
+        left: list[Floats],
+        right: list[Bools],
+    ) -> None:
+        """Values that go to the next device are not sent by this one if they were made before."""
+        if group.to_next is not None:
+            opened = self.open[:, rows]
+            active = np.flatnonzero(opened.any(axis=1) & (group.to_next > 0))
+            left.append((opened[active] * group.to_next[active][:, None]).T)
+            right.append(_cells(forced.ahead, active, columns))
+        if group.from_last is not None:
+            own = forced.behind[:, rows]
+            active = np.flatnonzero(own.any(axis=1) & (group.from_last > 0))
+            left.append((own[active] * group.from_last[active][:, None]).T)
+            right.append(_cells(self.values.count, active, columns) == 0)
 
     def _going_back(
         self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
@@ -279,16 +337,22 @@ class Spans:
 
 
 def _charges(
-    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools
+    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: _Forced | None
 ) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
     """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
-    known: dict[tuple[bytes, bytes], tuple[Floats, Floats]] = {}
+    known: dict[tuple[bytes, ...], tuple[Floats, Floats]] = {}
     found = []
     for group in classes:
-        key = (group.leaving.tobytes(), group.entering.tobytes())
+        key = group.charges
         if key not in known:
             end, start = group.leaving @ opened, group.entering @ opened
-            known[key] = (end + group.entering @ back if back.any() else end), start
+            if back.any():
+                end = end + group.entering @ back
+            if forced is not None and group.to_next is not None:
+                end = end + group.to_next @ forced.ahead
+            if forced is not None and group.from_last is not None:
+                start = start + group.from_last @ forced.behind
+            known[key] = end, start
         found.append(known[key])
     return tuple(end for end, _start in found), tuple(start for _end, start in found)
 

@@ -23,12 +23,14 @@ class States:
         moves: For each state, pairs (class of the next device, state after it).
         device: For each state reached by a move: the device that the move uses, by class.
         skips: For each state, the one that leaves the next device out; -1 for none.
+        column: For each class the column of ``used`` in which its devices are counted; None: its own.
     """
 
     used: Ints
     moves: tuple[tuple[tuple[int, int], ...], ...]
     devices: tuple[tuple[int, ...], ...]
     skips: tuple[int, ...]
+    column: tuple[int, ...] | None = None
 
     @staticmethod
     def count(classes: Sequence[DeviceClass]) -> int:
@@ -65,4 +67,5 @@ class States:
 
     def device(self, state: int, kind: int) -> int:
         """The device of a class that is used on the way into a state."""
-        return self.devices[kind][int(self.used[state, kind]) - 1]
+        column = kind if self.column is None else self.column[kind]
+        return self.devices[kind][int(self.used[state, column]) - 1]
