@@ -18,7 +18,7 @@ from fxpasses.partitioners.solvers.tables import Floats, Ints
 __all__ = ["Annealer", "Best"]
 
 STAYS = 8.0
-"""A unit does not move alone whose values then cost so many times the temperature."""
+"""A unit does not move alone whose values then cost so many times the temperature more than it takes."""
 PENALTY = 2.0
 """What a device that needs twice its budget adds to the energy."""
 
@@ -98,10 +98,12 @@ class Annealer:
         """Units with a neighbour on another device in some assignment, and those whose values cost little to send.
 
         Others do not move at low temperatures, and are most of a large graph (as in refinement on the boundary only:
-        Karypis & Kumar 1998).
+        Karypis & Kumar 1998). Where memory has a limit any unit may have to make room.
         """
+        if self.tight:
+            return np.ones(self.model.size, dtype=bool)
         model = self.model
-        mobile: NDArray[np.bool_] = self.alone <= STAYS * temperature * self.scale
+        mobile: NDArray[np.bool_] = self.alone <= model.weight.max(axis=1) + STAYS * temperature * self.scale
         maker, user = model.source[model.uses[:, 0]], model.uses[:, 1]
         apart = (self.homes[:, maker] != self.homes[:, user]).any(axis=0)
         mobile[maker[apart]] = mobile[user[apart]] = True

@@ -30,7 +30,7 @@ SWEEPS = 20
 """Temperatures of one annealing, at most."""
 HOT = (0.0007, 0.015)
 """Where the first temperature lies, as a share of the best load; the last is a tenth of it."""
-GREAT = (0.01, 0.15)
+GREAT = (0.015, 0.2)
 """Where the first temperature lies when a cycle starts from nothing."""
 SOFT = (0.03, 1.0)
 """What passing a budget costs at first, as a share of what it costs in the end: units can change places then."""
@@ -51,7 +51,7 @@ FRESH, COMBINED = 0.3, 0.3
 FLAT = 0.3
 """How often such a cycle has no clusters."""
 LONG, LONG_SWEEPS = 0.2, 100
-"""The share of the budget that a cycle from nothing takes, or so many sweeps, whichever is longer."""
+"""The share of the budget that a cycle from nothing takes at most, and sweeps that it takes at least."""
 MANY_SWEEPS = 400
 """Temperatures of one annealing from nothing, at most."""
 
@@ -146,16 +146,22 @@ class FreeSearch:
             chance = draw.random() if spent > INTENSE * seconds else 1.0
             left = seconds - spent
             if chance < FRESH:
-                cycle = self._from_nothing(draw, min(left / 2, max(LONG * seconds, self._long())))
+                cycle = self._from_nothing(
+                    draw, min(left / 2, max(draw.uniform(0.2, 1.0) * LONG * seconds, self._long()))
+                )
             elif chance < FRESH + COMBINED and len(pool.homes) > 1:
                 cycle = self._common(pool, draw, left)
             else:
                 cycle = self._around(pool.any(draw, best), draw, left)
-            scale = best.value if math.isfinite(best.value) else self.bound
+            scale = best.value if math.isfinite(best.value) else max(self.bound, self._average())
             current, took = cycle.run(self.model, scale or 1.0, draw)
             spent += took
             best.offer(self.model.figures(current[None]), self.model.legal(current[None]), current[None])
             pool.take(current)
+
+    def _average(self) -> float:
+        """The load of each device if all were as fast as they are on average, transfers left out."""
+        return float(self.model.weight.mean(axis=1).sum()) / self.model.devices
 
     def _long(self) -> float:
         """Seconds of so many sweeps that a great heat can cool slowly."""
