@@ -66,7 +66,6 @@ class LoweredModule(GraphModule):
             or self._backward_pre_hooks
             or self._compiled_call_impl is not None
             or "forward" in self.__dict__  # somebody put another one in its place
-            or "forward" in vars(self)
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:
