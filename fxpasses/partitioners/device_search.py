@@ -108,7 +108,10 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
         PlacementError: none was found that does.
     """
     live = figures.needs
-    solution = _first(wish.problem(figures, contiguity, live), solve)
+    try:
+        solution = _first(wish.problem(figures, contiguity, live), solve)
+    except InfeasibleError as error:
+        raise _told_more(figures, wish, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
     along = None
     for round_ in range(ROUNDS_MORE + 1):
@@ -218,6 +221,17 @@ def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity)
             node=node,
             missing_bytes=max(least, missing),
         )
+
+
+def _told_more(figures: GraphFigures, wish: Wish, contiguity: Contiguity, error: InfeasibleError) -> InfeasibleError:
+    """The same proof; it counts only what operators need in any case, so a real placement lacks more."""
+    if wish.training is not None or error.missing_bytes is None:
+        return error
+    missing, where, node = _nearest(figures, wish, contiguity)
+    if missing <= error.missing_bytes:
+        return error
+    message = f"{str(error).removesuffix('.')}, counting only what each operator needs in any case{where}."
+    return InfeasibleError(message, node=node, missing_bytes=missing)
 
 
 def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
