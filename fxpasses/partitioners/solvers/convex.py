@@ -33,6 +33,8 @@ __all__ = ["solve_convex"]
 
 SMALL = 1500
 """Variables up to which the integer program is asked."""
+ROWS = 5000
+"""Rows that keep sets convex up to which the program is asked once there is a pipeline."""
 NODES = 100
 """Branch-and-bound nodes of the program, and ten times as many more for each second of the budget."""
 MOVES_A_SECOND = 5_000
@@ -62,7 +64,8 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
     home = _pipeline(problem, tables, units)
     if home is not None:
         home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
-    if program_size(model) <= SMALL and (home is None or search.value(home) > bound * (1 + ROUNDING)):
+    is_small = program_size(model) <= SMALL and (home is None or search.row_count <= ROWS)
+    if is_small and (home is None or search.value(home) > bound * (1 + ROUNDING)):
         proof = search.proven(math.inf if home is None else search.value(home))
         found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
         home = min(found, key=search.rank, default=None)
@@ -173,6 +176,11 @@ class _Search:
             return least_load(self.model, below=below, nodes=self.nodes, extra=self.rows)
         packing = Packing.of(self.model, nodes=self.nodes, extra=self.rows)
         return packing.fewest_devices() if self.objective == "devices" else packing.least_bytes(below=below)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows :meth:`rows` adds."""
+        return len(self.reach.triples()) * self.model.devices
 
     def rows(self, program: Program, runs: Ints) -> None:
         """Whoever holds a unit and one that a path leads to holds the next one on that path."""
