@@ -5,12 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 
+import attrs
 import numpy as np
 import pytest
 from fuzz import examples
 from placement_cases import random_problem
 
+from fxpasses.partitioners.solvers.latency import LatencySearch
+from fxpasses.partitioners.solvers.levels import Level
+from fxpasses.partitioners.solvers.loads import LoadModel
+from fxpasses.partitioners.solvers.reducing import reduce_problem
+from fxpasses.partitioners.solvers.rooms import Rooms
 from fxpasses.partitioners.solvers.scheduling import Scheduler
+from fxpasses.partitioners.solvers.shifting import Shifting
 from fxpasses.partitioners.solvers.tables import tables_of
 from fxpasses.partitioners.solvers.timelines import Network, Timeline
 
@@ -87,3 +94,24 @@ def test_pushing_late_and_back_is_never_worse(seed: int) -> None:
         spans.append(timeline.makespan)
 
     assert all(after <= before + 1e-9 for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("seed", range(examples(6)))
+def test_what_annealing_finds_is_what_a_new_schedule_gives(seed: int) -> None:
+    """After tens of thousands of changes; no two nodes of a device share a place, though keys are drawn."""
+    problem = random_problem(seed, [(40, 3)], contiguity="free", colocate=[], pinned={}, forbidden={})
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    model = attrs.evolve(LoadModel.of(units, tables), memory=np.full(3, np.inf))
+    level = Level(tables, model, units.unit_of, None)
+    home = [max(row) for row in Rooms(model, None, [0] * model.size).may]
+    order = level.scheduler.topological.tolist()
+    timeline = Timeline(level.network, [home[unit] for unit in units.unit_of.tolist()], order)
+    shifting = Shifting(timeline, Rooms(model, None, home), units.unit_of.tolist(), random.Random(seed))
+
+    found = shifting.run(100_000, level.usual, 0.01 * level.usual)
+
+    assert level.scheduled(np.array(found.home), np.array(found.order)).value == pytest.approx(found.value)
+    assert all(a < b for run in timeline.runs for a, b in itertools.pairwise(timeline.key[node] for node in run))
+    answer = LatencySearch(level, 0.0, 0.05, seed).run([np.array(home)])
+    assert answer.value <= found.value * 1.2

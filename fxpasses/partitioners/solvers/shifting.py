@@ -190,8 +190,10 @@ class Shifting:
             high = key[after]
         if high - low < 1e-7:
             return key[node]
-        low, high = max(low, high - 2), min(high, low + 2)
-        return low + (high - low) * (0.25 + 0.5 * self.draw.random())
+        share = 0.25 + 0.5 * self.draw.random()
+        if before < 0 <= after:  # beside the node after it
+            return max(low, high - 2) + (high - max(low, high - 2)) * share
+        return low + (min(high, low + 2) - low) * share
 
     def _swap(self, node: int) -> bool:
         other = self.among[int(self.draw.random() * len(self.among))]
