@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import attrs
 import numpy as np
 import pytest
 from fuzz import examples
 from random_placements import EveryPlacement, every_placement, random_problem
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.partitioners.solvers import pipelines, searching
 
 RANDOM_GRAPHS = examples(300)
 
@@ -53,6 +57,46 @@ def test_brute_force_over_all_assignments_finds_nothing_better(seed: int) -> Non
     if counts_links_exactly(problem):
         assert pytest.approx(values[0]) == solution.objective_value
         assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_the_question_for_something_better_ends_at_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide graphs are searched, from no answer at all: units cost more than their values, so most are absorbed."""
+    monkeypatch.setattr(searching, "MANY", -1)
+    monkeypatch.setattr(pipelines, "_first_answer", lambda *_given: None)
+    draw, problem = random.Random(seed), random_problem(seed, training=seed % 3 == 0, objective="throughput")
+    graph = problem.graph.copy()
+    for _node, facts in graph.nodes(data=True):
+        facts |= {"seconds": draw.uniform(0.5, 3.0), "output_bytes": 0, "output_seconds": draw.choice([0, 0.3, 1.0])}
+    problem = attrs.evolve(problem, graph=graph)
+    every = every_placement(problem)
+    values = every.values(problem)
+    if not len(values):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+
+    solution = solve_placement(problem)
+
+    assert pytest.approx(values[0]) == solution.objective_value
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_the_bound_holds_on_islands_of_fast_links(seed: int) -> None:
+    """Devices that are alike, fast links inside two islands and slow ones between them; often it is the optimum."""
+    problem = random_problem(seed, training=seed % 3 == 0, objective="throughput", pinned={}, forbidden={})
+    names = [device.name for device in problem.devices]
+    island = {name: place // 2 for place, name in enumerate(names)}
+    links = [Link(a, b, 256.0 if island[a] == island[b] else 8.0) for a, b in itertools.combinations(names, 2)]
+    problem = attrs.evolve(problem, devices=[Device(name) for name in names], links=links)
+    values = every_placement(problem).values(problem)
+    if not len(values):
+        return
+
+    solution = solve_placement(problem)
+
+    assert solution.bound <= values[0] * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))

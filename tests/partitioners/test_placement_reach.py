@@ -105,6 +105,26 @@ def test_links_that_differ_are_used_where_they_are_fast() -> None:
     assert pytest.approx(1.2) == solution.objective_value == solution.bound
 
 
+def test_a_wide_grid_of_cells_has_a_certificate() -> None:
+    """An unrolled recurrent net on unequal devices with tight memory."""
+    solution = solve_placement(place(recurrent(4, 12), 6, equal=False, memory=1.3, time_budget=20))
+
+    assert solution.is_optimal
+
+
+def test_a_residual_net_on_two_islands_has_a_certificate() -> None:
+    """What goes from one island to the other is charged over the slow link, and a residual beside it, too."""
+    problem = place(convolutional(), 4, time_budget=5)
+    pairs = [("d0", "d1"), ("d2", "d3")]
+    links = [
+        attrs.evolve(link, bandwidth=200e9 if (link.first, link.second) in pairs else 12e9) for link in problem.links
+    ]
+
+    solution = solve_placement(attrs.evolve(problem, links=links))
+
+    assert solution.is_optimal
+
+
 @pytest.mark.parametrize("count", [5_000, 30_000])
 def test_long_graphs_come_near_the_compute_bound(count: int) -> None:
     solution = solve_placement(place(chain(count), 16))
