@@ -45,8 +45,9 @@ def _saves(units: Units, group: DeviceClass, ahead: Bools, back: Bools, only: Bo
     """Whether what a device of one class saves with each unit is at least what it pays."""
     value, user = units.uses[:, 0], units.uses[:, 1]
     maker = units.source[value]
-    made = np.bincount(units.source, weights=group.entering, minlength=units.size)
-    pays: Floats = made + np.bincount(user[~ahead], weights=group.leaving[value[~ahead]], minlength=units.size)
+    pays: Floats = np.zeros(units.size)
+    pays += np.bincount(units.source, weights=group.entering, minlength=units.size)
+    pays += np.bincount(user[~ahead], weights=group.leaving[value[~ahead]], minlength=units.size)
     links: dict[tuple[int, int], float] = {}
     for use in np.flatnonzero(ahead & only).tolist():
         pair = int(maker[use]), int(user[use])
