@@ -36,8 +36,8 @@ SOFT = (0.03, 1.0)
 """What passing a budget costs at first, as a share of what it costs in the end: units can change places then."""
 SMALL_PROGRAM = (250, 150, 1000)
 """Variables up to which the integer program is asked: always, more for each second of the budget, and the most."""
-VARIABLES_A_SECOND = 80_000
-"""How many variables it takes to its branch-and-bound nodes in a second, times their number."""
+NODES = 20_000_000
+"""Branch-and-bound nodes of the program, times the square of its variables: a node takes longer in a large one."""
 PACKING_SIZE, PACKING_NODES = 2000, 200
 """Variables up to which a program says what fits at all, and its branch-and-bound nodes."""
 SEARCH_FIRST = 0.05
@@ -127,7 +127,7 @@ class FreeSearch:
         """What the integer program proves; it may find a better assignment, too."""
         if best.value <= self.bound * (1 + 1e-9):
             return 0.0
-        nodes = int(VARIABLES_A_SECOND * (1 + self.budget / 8) / (1 + program_size(self.model)))
+        nodes = int(NODES * (1 + self.budget / 8) / (1 + program_size(self.model) ** 2))
         if self.model.by_bytes:
             return self.settle(Packing.of(self.model, nodes=nodes).least_bytes(below=best.value), best)
         return self.settle(least_load(self.model, below=best.value, nodes=nodes), best)
