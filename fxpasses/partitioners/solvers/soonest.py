@@ -64,7 +64,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
-    starts, error = _starts(problem, tables, units, every=is_pipeline or large)
+    starts, error = _starts(problem, tables, units, every=is_pipeline and not large)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
     if is_pipeline and not large:
@@ -144,10 +144,11 @@ def _starts(
     error: PlacementError | None = None
     if (cheapest := in_turn(problem, tables)) is not None:
         found.append(_of_units(cheapest, units))
+    budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
     for objective in ("throughput", "devices"):
         if found and not every:
             break
-        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=problem.time_budget / 8)
+        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=budget)
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
             found.append(_of_units(device_of, units))
