@@ -19,8 +19,8 @@ __all__ = ["Annealer", "Best"]
 
 STAYS = 8.0
 """A unit does not move alone whose values then cost so many times the temperature more than it takes."""
-MAKE_ROOM = 50
-"""Units in a sweep, at least, that are drawn among the others where memory has a limit."""
+MAKE_ROOM = 400
+"""Units that are drawn among the others for each sweep where memory has a limit."""
 PENALTY = 2.0
 """What a device that needs twice its budget adds to the energy."""
 
@@ -100,7 +100,7 @@ class Annealer:
         """Units with a neighbour on another device in some assignment, and those whose values cost little to send.
 
         Others do not move at low temperatures, and are most of a large graph (as in refinement on the boundary only:
-        Karypis & Kumar 1998). Where memory has a limit any unit may have to make room: as many others are drawn.
+        Karypis & Kumar 1998). Where memory has a limit any unit may have to make room, so some others are drawn.
         """
         model = self.model
         mobile: NDArray[np.bool_] = self.alone <= model.weight.max(axis=1) + STAYS * temperature * self.scale
@@ -109,7 +109,7 @@ class Annealer:
         mobile[maker[apart]] = mobile[user[apart]] = True
         if self.tight:
             others = self.draw.permutation(np.flatnonzero(~mobile))
-            mobile[others[: max(MAKE_ROOM, int(mobile.sum()))]] = True
+            mobile[others[:MAKE_ROOM]] = True
         return mobile
 
     def _offer(self, best: Best) -> None:
