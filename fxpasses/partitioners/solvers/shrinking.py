@@ -21,7 +21,7 @@ GROUPS = 2000
 def is_large(tables: CostTables) -> bool:
     """Whether a graph has to be made smaller."""
     count, kinds = tables.seconds.shape
-    return count > MAX_NODES or count * kinds * kinds > MAX_SENDING
+    return bool(count > MAX_NODES or count * kinds**2 > MAX_SENDING)
 
 
 def shrunk(level: Level, topological: Ints, starts: Sequence[Ints]) -> tuple[Level, Joined]:
