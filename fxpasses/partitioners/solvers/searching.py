@@ -51,7 +51,7 @@ FIRST_SHARE, LAST_SHARE = 0.02, 0.001
 """How much better an answer is asked for around the cuts of one."""
 CALL = 10e6
 """Steps that it takes to prepare such a question."""
-MANY = 3000
+MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
 
