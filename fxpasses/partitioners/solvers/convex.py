@@ -34,9 +34,11 @@ __all__ = ["solve_convex"]
 SMALL = 1500
 """Variables up to which the integer program is asked."""
 ROWS = 5000
-"""Rows that keep sets convex up to which the program is asked once there is a pipeline."""
+"""Rows that keep sets convex up to which the program is asked."""
 NODES = 100
-"""Branch-and-bound nodes of the program, and ten times as many more for each second of the budget."""
+"""Branch-and-bound nodes of the program, and ten times as many more for each second of the budget; fewer with rows."""
+LIGHT = 250
+"""Rows with which a node of the program takes twice as long as with none."""
 MOVES_A_SECOND = 5_000
 BATCH = 64
 MANY = 4_000
@@ -58,13 +60,12 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         device_of, order, _bound_of_pipelines = solve_pipeline(similar, tables, reduce_problem(similar, tables))
         return device_of, order, _bound(problem, tables, units)
     model = LoadModel.of(units, tables, problem.objective)
-    nodes = int(NODES * (1 + 10 * problem.time_budget))
-    search = _Search(model, Reach.of(units.unit_of, tables), problem.objective, nodes)
+    search = _Search(model, Reach.of(units.unit_of, tables), problem.objective, problem.time_budget)
     bound = _bound(problem, tables, units)
     home = _pipeline(problem, tables, units)
     if home is not None:
         home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
-    is_small = program_size(model) <= SMALL and (home is None or search.row_count <= ROWS)
+    is_small = program_size(model) <= SMALL and search.row_count <= ROWS
     if is_small and (home is None or search.value(home) > bound * (1 + ROUNDING)):
         proof = search.proven(math.inf if home is None else search.value(home))
         found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
@@ -73,7 +74,7 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         if home is not None and search.value(home) <= bound * (1 + 3 * ROUNDING):
             bound = search.value(home)
     if home is None:
-        raise refuse(problem, tables, units, model, search.rows)
+        raise refuse(problem, tables, units, model, search.rows if is_small else None)
     device_of = home[units.unit_of]
     return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
 
@@ -103,7 +104,7 @@ class _Search:
     model: LoadModel
     reach: Reach
     objective: str
-    nodes: int
+    budget: float
 
     def value(self, home: Ints) -> float:
         return self.rank(home)[0]
@@ -172,9 +173,10 @@ class _Search:
 
     def proven(self, below: float) -> Proof:
         """What the integer program says; rows keep the sets convex."""
+        nodes = int(NODES * (1 + 10 * self.budget) / (1 + self.row_count / LIGHT))
         if self.objective == "throughput":
-            return least_load(self.model, below=below, nodes=self.nodes, extra=self.rows)
-        packing = Packing.of(self.model, nodes=self.nodes, extra=self.rows)
+            return least_load(self.model, below=below, nodes=nodes, extra=self.rows)
+        packing = Packing.of(self.model, nodes=nodes, extra=self.rows)
         return packing.fewest_devices() if self.objective == "devices" else packing.least_bytes(below=below)
 
     @property
