@@ -14,6 +14,7 @@ from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.device_maps import DeviceMap
+from fxpasses.partitioners.device_reasons import ONE_OPERATOR
 from fxpasses.partitioners.memory import predict_memory
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.units import format_bytes
@@ -76,7 +77,7 @@ def propose(
 
 
 def _with_hint(error: InfeasibleError) -> InfeasibleError:
-    if error.node is None:  # else it is a single operator, which offloading makes no smaller
+    if error.reason != ONE_OPERATOR:  # offloading makes a single operator no smaller
         error.message += ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
     return error
 

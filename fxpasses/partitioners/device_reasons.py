@@ -12,7 +12,10 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["alone_reason", "does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
+__all__ = ["ONE_OPERATOR", "alone_reason", "does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
+
+ONE_OPERATOR = "a single op is too large for every device"
+"""The reason of an error that is about one operator, whatever is done with the others."""
 
 
 def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Support | None) -> bool:
@@ -47,7 +50,7 @@ def _too_large(node: Node, need: int, largest: float) -> InfeasibleError:
         + (f"; it comes from {line}." if line else "."),
         node=node,
         missing_bytes=int(need - largest),
-        reason="a single op is too large for every device",
+        reason=ONE_OPERATOR,
     )
 
 
@@ -57,10 +60,12 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
     have = sum(device.memory for device in topology.devices)
     budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
     if need > have:
+        first = cause.node
+        where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else str(cause)
         return InfeasibleError(
             f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
             f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
-            f"{cause}".rstrip(),
+            f"{where}".rstrip(),
             node=cause.node,
             missing_bytes=int(need - have),
             reason="the model is too large for all devices together",
