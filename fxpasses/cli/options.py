@@ -60,7 +60,7 @@ def objective_option(command: Command) -> Command:
 
 def pipeline_option(command: Command) -> Command:
     """``--pipeline``."""
-    text = "The clean-up passes, such as 'remove-detach,eliminate-dead-code'."
+    text = "The clean-up passes, such as 'remove-no-ops,eliminate-dead-code'."
     return click.option("--pipeline", metavar="TEXT", help=text)(command)
 
 

@@ -123,6 +123,8 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
                 found = _found(figures, wish, contiguity, runs, solution.objective_value, bound)
                 if wish.objective == "latency" and contiguity == "free":
                     found = _side_by_side(figures, wish, solution, found)
+                if wish.objective == "memory":
+                    return _emptiest(figures, wish, found, along or _along_own_order(figures, wish, contiguity, bound))
                 return found if along is None else min(found, along, key=lambda each: each.value)
         if not round_:
             along = _along_own_order(figures, wish, contiguity, bound)
@@ -157,6 +159,14 @@ def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs
     if wish.objective == "latency":
         value = _makespan(figures, wish.topology, runs)
     return Found(runs, contiguity, value, min(bound, value))
+
+
+def _emptiest(figures: GraphFigures, wish: Wish, found: Found, along: Found | None) -> Found:
+    """Whose fullest device holds the least, as memory is predicted; the solvers do not see what is alive."""
+    return min(
+        (each for each in (found, along) if each is not None),
+        key=lambda each: check_budgets(figures, wish.topology, each.runs, wish.training, always=True).fullest,
+    )
 
 
 def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
 from fxpasses.partitioners.by_device import place_by_device, predict_times
+from fxpasses.partitioners.memory import predict_memory
 from fxpasses.units import KiB, MiB
 
 
@@ -155,6 +156,29 @@ def test_what_touches_one_storage_up_to_its_last_write_stays_on_one_device() -> 
         if node in assignment.partition_of and "_" == str(node.target).split(".")[1][-1:]:
             base = node.all_input_nodes[0]
             assert assignment.partition_of[base] == assignment.partition_of[node]
+
+
+def test_no_other_objective_fills_the_fullest_device_less_than_memory() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + torch.relu(layer(x))
+            return x
+
+    graph_module = module_of(Residual(), torch.randn(4, 64))
+    devices = [Device("left", 80 * KiB), Device("right", 60 * KiB)]
+
+    peaks = {}
+    for objective in ("memory", "throughput"):
+        placement = place_by_device(graph_module, devices, objective=objective, contiguity="pipeline")
+        memory = predict_memory(graph_module, placement.assignment, placement.device_of)
+        peaks[objective] = max(held.peak for held in memory.values())
+
+    assert peaks["memory"] <= peaks["throughput"]
 
 
 def test_an_objective_that_does_not_exist_lists_those_that_do() -> None:
