@@ -54,6 +54,10 @@ LONG, LONG_SWEEPS = 0.2, 100
 """The share of the budget that a cycle from nothing takes at most, and sweeps that it takes at least."""
 MANY_SWEEPS = 400
 """Temperatures of one annealing from nothing, at most."""
+COMPILED_FROM, COMPILING = 10.0, 5.5
+"""Budgets from which annealing is compiled, and seconds of it that are left for compiling."""
+BEFORE = 0.05
+"""The share of the budget that cycles get before compiled annealing."""
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +100,7 @@ class FreeSearch:
             self._cycles(best, pool, draw, SEARCH_FIRST)
             bound = max(bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
-            self._cycles(best, pool, draw, SEARCH_FIRST + SEARCH_SHARE * self.budget)
+            self._search(best, pool, draw)
         return FreeAnswer(best.home if math.isfinite(best.value) else None, best.value, min(bound, best.value))
 
     def _packed(self, best: Best, first: Ints) -> Ints:
@@ -158,6 +162,17 @@ class FreeSearch:
             spent += took
             best.offer(self.model.figures(current[None]), self.model.legal(current[None]), current[None])
             pool.take(current)
+
+    def _search(self, best: Best, pool: Pool, draw: np.random.Generator) -> None:
+        """Spend the budget: on cycles, or, where there is time to compile, on annealing that is compiled."""
+        if self.budget < COMPILED_FROM or self.model.by_bytes:
+            self._cycles(best, pool, draw, SEARCH_FIRST + SEARCH_SHARE * self.budget)
+            return
+        self._cycles(best, pool, draw, SEARCH_FIRST + BEFORE * self.budget)
+        if best.value > self.bound * (1 + 1e-9):
+            from fxpasses.partitioners.solvers.moving import search_moves  # numba is heavy
+
+            search_moves(self.model, best, self.bound, (SEARCH_SHARE - BEFORE) * self.budget - COMPILING, draw)
 
     def _average(self) -> float:
         """The load of each device if all were as fast as they are on average, transfers left out."""
