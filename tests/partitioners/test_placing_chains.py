@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpasses import Device, InfeasibleError, PlacementError
-from fxpasses.devices import Link
+from fxpasses.devices import Link, fake_devices
 from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers import searching
 
 Layer = dict[str, object]
 Run = tuple[int, int, int]  # device, start, stop
@@ -123,3 +125,19 @@ def test_an_empty_chain_needs_nothing() -> None:
 def test_a_time_budget_that_is_none_is_refused() -> None:
     with pytest.raises(PlacementError, match=r"^The time budget is a number of seconds"):
         PlacementProblem(nx.DiGraph(), [Device("d")], time_budget=float("nan"))
+
+
+def test_long_graphs_are_not_searched_around_their_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes time in proportion to nodes times devices; long graphs are cut ever finer instead."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a long graph was searched around its cuts")
+
+    monkeypatch.setattr(searching, "improved_far", refuse)
+    graph = nx.path_graph(9_000, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1e-3 * (1 + node % 7), output_seconds=1e-4)
+
+    solution = solve_placement(PlacementProblem(graph, fake_devices(8)))
+
+    assert solution.gap < 0.01

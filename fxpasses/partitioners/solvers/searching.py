@@ -257,7 +257,7 @@ def _decided(
 ) -> tuple[Answer | None, float]:
     """The same from above: ask for something better until there is nothing."""
     steps, limit = budget
-    if best is not None and States.count(search.classes) <= FEW_STATES:
+    if best is not None and search.units.size <= LONG and States.count(search.classes) <= FEW_STATES:
         best = improved_far(search, best, STEPS_A_SECOND / 2)
         goal = min(goal, best.by_value() * BETTER)
     while (words := every_ideal(search, goal, limit)) is not None:
