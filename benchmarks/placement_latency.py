@@ -21,10 +21,10 @@ from benchmarks.harness import Duel, case
 from benchmarks.placement_problems import Builder, convolutional, inception, place, recurrent, training, transformer
 from fxpasses.devices import Link
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.loads import LoadModel
-from fxpasses.partitioners.solvers.reducing import reduce_problem
-from fxpasses.partitioners.solvers.scheduling import Scheduler
-from fxpasses.partitioners.solvers.tables import tables_of
+from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
 __all__ = ["PROBLEMS", "experts", "layered"]
 

@@ -23,10 +23,10 @@ from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, Objective
-from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_maps import DeviceMap
-from fxpasses.partitioners.device_replicas import Replicate
-from fxpasses.partitioners.parameter_loads import LoadedMemory, ParameterUses
+from fxpasses.partitioners.costs.parameter_loads import LoadedMemory, ParameterUses
+from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split
 from fxpasses.plan import Plan

@@ -13,10 +13,10 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
-from fxpasses.partitioners.device_maps import DeviceMap
-from fxpasses.partitioners.device_reasons import ONE_OPERATOR
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
+from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.device_reasons import ONE_OPERATOR
 from fxpasses.units import format_bytes
 
 __all__ = ["check_offload", "module_paths", "propose"]

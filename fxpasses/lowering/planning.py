@@ -17,11 +17,11 @@ from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepa
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import devices_of_map
-from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_maps import DeviceMap
-from fxpasses.partitioners.device_replicas import Replicate
-from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.report.facts import summarize, with_figures
 from fxpasses.report.summary import Summary

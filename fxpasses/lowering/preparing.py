@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
 from fxpasses.lowering.model_placement import module_paths
-from fxpasses.partitioners.cost import COST, cost_of
-from fxpasses.partitioners.graph_figures import is_compute
+from fxpasses.partitioners.costs.graph_figures import is_compute
+from fxpasses.partitioners.costs.node_costs import COST, cost_of
 from fxpasses.pass_manager import PassManager
 from fxpasses.programs.capturing import capture
 from fxpasses.programs.input_contract import InputContract

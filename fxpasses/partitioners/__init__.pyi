@@ -48,18 +48,19 @@ from .by_source import (
     get_source_partitions,
     partition_by_source,
 )
-from .cost import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
+from .costs.memory import DeviceMemory, predict_memory
+from .costs.node_costs import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
+from .costs.training_memory import Training, predict_training_memory
 from .coverage import Coverage, measure_coverage
 from .fusing import constants_by_size, fuse_by_partitions, topo_sort, validate_partition
-from .graph_problems import assignment_of, placement_problem
+from .grouping.proposing import CapabilityOptions
+from .grouping.small_parts import TransferCost
 from .matching import (
     InternalMatch,
     SubgraphMatcher,
     SubgraphMatcherWithNameNodeMap,
 )
-from .memory import DeviceMemory, predict_memory
-from .proposing import CapabilityOptions
-from .small_parts import TransferCost
+from .placing.graph_problems import assignment_of, placement_problem
 from .solvers import PlacementProblem, PlacementSolution, solve_placement
 from .support import (
     OperatorSupport,
@@ -70,7 +71,6 @@ from .support import (
     create_op_support,
     create_pattern_support,
 )
-from .training_memory import Training, predict_training_memory
 
 __all__ = [
     "COST",

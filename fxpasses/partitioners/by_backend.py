@@ -14,14 +14,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
-
-from .assignment import Assignment, group_order
-from .by_capability import check_graph_module
-from .keep_together import element_homes
-from .proposing import CapabilityOptions, draft_around
-from .small_parts import value_bytes
-from .support import CALLS, Verdicts, ask_support, check_support
-from .viewing import view_of
+from fxpasses.partitioners.assignment import Assignment, group_order
+from fxpasses.partitioners.by_capability import check_graph_module
+from fxpasses.partitioners.grouping.keep_together import element_homes
+from fxpasses.partitioners.grouping.proposing import CapabilityOptions, draft_around
+from fxpasses.partitioners.grouping.small_parts import value_bytes
+from fxpasses.partitioners.grouping.viewing import view_of
+from fxpasses.partitioners.support import CALLS, Verdicts, ask_support, check_support
 
 __all__ = ["BackendAssignment", "Transfer", "partition_for_backends"]
 

@@ -1,7 +1,7 @@
 """Cut out what a backend can run, as the fewest and largest groups that make no cycle.
 
 The names, arguments and results are those of ``torch.fx.passes.infra.partitioner``; the groups are the same wherever
-torch's are the fewest possible. How they are found is told in :mod:`fxpasses.partitioners.levels`.
+torch's are the fewest possible. How they are found is told in :mod:`fxpasses.partitioners.grouping.levels`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
 from fxpasses.outlining.outline_plan import Constants
-
-from .assignment import Assignment
-from .fusing import fuse_by_partitions
-from .proposing import CapabilityOptions, Proposal, propose
-from .small_parts import SizeRule
-from .support import AnyOperatorSupport, check_support, function_name
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.fusing import fuse_by_partitions
+from fxpasses.partitioners.grouping.proposing import CapabilityOptions, Proposal, propose
+from fxpasses.partitioners.grouping.small_parts import SizeRule
+from fxpasses.partitioners.support import AnyOperatorSupport, check_support, function_name
 
 __all__ = ["CapabilityBasedPartitioner", "CapabilityOptions", "Partition", "partition_by_capability"]
 

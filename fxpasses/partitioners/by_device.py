@@ -15,21 +15,21 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.budget_checks import check_budgets, training_figures
-from fxpasses.partitioners.colocation import Selector
-from fxpasses.partitioners.device_reasons import (
+from fxpasses.partitioners.costs.device_times import predict_times
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
+from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.device_reasons import (
     alone_reason,
     does_not_fit,
     reasons_of,
     refuse_impossible,
     replica_reason,
 )
-from fxpasses.partitioners.device_replicas import Replicate, Replicated, add_device_replicas
-from fxpasses.partitioners.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
-from fxpasses.partitioners.device_times import predict_times
-from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
+from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.solvers.solving import solve_in_turn
-from fxpasses.partitioners.training_memory import Training
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
@@ -127,7 +127,7 @@ def place_by_device(
             ``assignment.replicas`` says what; budgets and figures count it.
 
     Returns:
-        The proposal, every budget kept as :func:`~fxpasses.partitioners.memory.predict_memory` predicts it (or
+        The proposal, every budget kept as :func:`~fxpasses.partitioners.costs.memory.predict_memory` predicts it (or
         :func:`~fxpasses.partitioners.predict_training_memory`). It never mutates the graph.
 
     Raises:

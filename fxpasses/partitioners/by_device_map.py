@@ -17,10 +17,10 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_times
-from fxpasses.partitioners.colocation import must_share
-from fxpasses.partitioners.device_maps import DeviceMap, covering, holders
-from fxpasses.partitioners.graph_figures import GraphFigures, is_compute
-from fxpasses.partitioners.keep_together import runs_anywhere
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
+from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.placing.colocation import must_share
+from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.support import module_paths
 
 __all__ = ["devices_of_map", "module_of", "place_by_device_map"]

@@ -12,11 +12,10 @@ import attrs
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, PatternError
-
-from .assignment import Assignment
-from .by_capability import CapabilityBasedPartitioner, Partition, check_graph_module
-from .proposing import CapabilityOptions
-from .support import CALLS, AnyOperatorSupport, OperatorSupportBase, any_chain, create_op_support
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_capability import CapabilityBasedPartitioner, Partition, check_graph_module
+from fxpasses.partitioners.grouping.proposing import CapabilityOptions
+from fxpasses.partitioners.support import CALLS, AnyOperatorSupport, OperatorSupportBase, any_chain, create_op_support
 
 __all__ = [
     "GroupBasedPartitioner",
@@ -43,7 +42,7 @@ def match_groups(
     Raises:
         PatternError: A pattern cannot work.
     """
-    from .matching import find_matches  # here: only callers with patterns pay for the matcher
+    from fxpasses.partitioners.matching import find_matches  # here: only callers with patterns pay for the matcher
 
     taken: set[Node] = set()
     groups: list[list[Node]] = []

@@ -15,12 +15,11 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
-
-from .assignment import Assignment
-from .keep_together import form_units, given_groups
-from .sources import MODULE_EQUIVALENTS, Origin, canonical_name, origin_of
-from .support import CALLS, plain_path
-from .viewing import view_of
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.grouping.keep_together import form_units, given_groups
+from fxpasses.partitioners.grouping.viewing import view_of
+from fxpasses.partitioners.sources import MODULE_EQUIVALENTS, Origin, canonical_name, origin_of
+from fxpasses.partitioners.support import CALLS, plain_path
 
 __all__ = [
     "SourcePartition",

@@ -14,14 +14,13 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
-
-from .assignment import Assignment
-from .by_capability import check_graph_module
-from .keep_together import form_units, tuple_followers
-from .levels import alternation_levels, contract
-from .proposing import CapabilityOptions, propose
-from .small_parts import SizeRule, value_bytes
-from .support import CALLS, target_name
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_capability import check_graph_module
+from fxpasses.partitioners.grouping.keep_together import form_units, tuple_followers
+from fxpasses.partitioners.grouping.levels import alternation_levels, contract
+from fxpasses.partitioners.grouping.proposing import CapabilityOptions, propose
+from fxpasses.partitioners.grouping.small_parts import SizeRule, value_bytes
+from fxpasses.partitioners.support import CALLS, target_name
 
 __all__ = ["Coverage", "Cut", "NextOperator", "OperatorCount", "border_bytes", "find_cuts", "measure_coverage"]
 

@@ -15,11 +15,10 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.outlining import outline
 from fxpasses.outlining.outline_plan import Constants, Policy
-
-from .assignment import Assignment
-from .cost import tensor_bytes, tensors_in
-from .small_parts import live_nodes
-from .viewing import view_of
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.grouping.small_parts import live_nodes
+from fxpasses.partitioners.grouping.viewing import view_of
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
 __all__ = ["constants_by_size", "fuse_by_partitions", "topo_sort", "validate_partition"]
 

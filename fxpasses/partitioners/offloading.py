@@ -17,10 +17,10 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
-from fxpasses.partitioners.colocation import uncuttable
-from fxpasses.partitioners.device_times import predict_makespan
-from fxpasses.partitioners.graph_figures import GraphFigures
-from fxpasses.partitioners.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.device_times import predict_makespan
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.placing.colocation import uncuttable
 from fxpasses.units import format_bytes
 
 __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]

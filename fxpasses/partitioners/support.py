@@ -262,7 +262,7 @@ class _PatternSupport(_Explained):
 
     def why_not(self, submodules: Submodules, node: Node) -> str | None:
         if node.graph not in self._matched:
-            from .by_pattern import match_groups
+            from fxpasses.partitioners.by_pattern import match_groups
 
             groups = match_groups(node.graph, self._patterns, ignore_literals=self._ignore_literals)
             self._matched[node.graph] = frozenset(each for group in groups for each in group)

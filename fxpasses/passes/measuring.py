@@ -10,7 +10,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.partitioners.cost import COST, NodeCost, Sizes, measure_node, require_value, storage_bytes, tensors_in
+from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, require_value
+from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.programs.current_program import program_of
 from fxpasses.values import has_value, nested_graph_modules, propagate_values

@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from fxpasses.devices import Device
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
-from fxpasses.partitioners.cost import SECONDS, concrete_value, cost_of, require_value
+from fxpasses.partitioners.costs.node_costs import SECONDS, cost_of, require_value
+from fxpasses.partitioners.tensor_sizes import concrete_value
 from fxpasses.pass_base import PassBase, PassResult
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]

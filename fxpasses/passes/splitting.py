@@ -27,7 +27,7 @@ from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
 from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
-from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.partitioners.placing.replicas import with_replicas
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
 

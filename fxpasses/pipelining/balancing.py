@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
 from fxpasses.partitioners.by_device import DevicePlacement, place_by_device, predict_times
-from fxpasses.partitioners.graph_figures import is_compute
+from fxpasses.partitioners.costs.graph_figures import is_compute
 
 __all__ = ["Balance", "balanced_stages"]
 

@@ -1,9 +1,9 @@
 """Which values a stage computes again rather than have them sent from stage to stage: whichever is cheaper.
 
-For one stage this is a minimum cut (:mod:`fxpasses.partitioners.making_or_sending`). A value that the stage needs is
-either sent, which costs its bytes over all links between here and the last stage that has it; or computed, which costs
-the operator's seconds and needs all its inputs here. Stages are looked at in their order, because what reaches one
-stage has not so far to travel to the next.
+For one stage this is a minimum cut (:mod:`fxpasses.partitioners.placing.making_or_sending`). A value that the stage
+needs is either sent, which costs its bytes over all links between here and the last stage that has it; or computed,
+which costs the operator's seconds and needs all its inputs here. Stages are looked at in their order, because what
+reaches one stage has not so far to travel to the next.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Topology
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.partitioners.cost import measure_node, seconds_on, tensor_bytes, tensors_in
-from fxpasses.partitioners.making_or_sending import NEVER, PICOSECONDS, cheapest
-from fxpasses.partitioners.replicas import why_not_replicable
+from fxpasses.partitioners.costs.node_costs import measure_node, seconds_on
+from fxpasses.partitioners.placing.making_or_sending import NEVER, PICOSECONDS, cheapest
+from fxpasses.partitioners.placing.replicas import why_not_replicable
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 from fxpasses.pipelining.travelling import Traveller
 
 __all__ = ["cheaper_to_compute"]

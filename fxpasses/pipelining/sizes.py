@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import sympy
 from torch import Tensor
 
-from fxpasses.partitioners.cost import concrete_size
+from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = [
     "Size",

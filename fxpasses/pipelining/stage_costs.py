@@ -15,15 +15,9 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PlacementError
-from fxpasses.partitioners.cost import (
-    NodeCost,
-    measure_node,
-    seconds_on,
-    storage_bytes,
-    tensor_bytes,
-    tensors_in,
-)
-from fxpasses.partitioners.training_memory import trace_backward
+from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, seconds_on
+from fxpasses.partitioners.costs.training_memory import trace_backward
+from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe

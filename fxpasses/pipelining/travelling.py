@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.errors import StageError
-from fxpasses.partitioners.cost import concrete_size
+from fxpasses.partitioners.tensor_sizes import concrete_size
 from fxpasses.pipelining.sizes import (
     Size,
     Symbols,

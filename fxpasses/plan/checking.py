@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology, is_here
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.keep_together import runs_anywhere
-from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, not_replicable, torn_apart
 from fxpasses.plan.keys import graph_of, listed, stable_keys
 from fxpasses.units import format_bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fxpasses.devices import Device
-from fxpasses.partitioners.device_maps import holders
+from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.plan.keys import condensed, listed, module_homes, stable_keys
 from fxpasses.units import format_bytes, format_seconds
 

@@ -14,10 +14,10 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.effects import analyze_effects
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.colocation import must_share
-from fxpasses.partitioners.device_maps import holders
-from fxpasses.partitioners.graph_figures import GraphFigures
-from fxpasses.partitioners.replicas import why_not_replicable
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.colocation import must_share
+from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.replicas import why_not_replicable
 from fxpasses.plan.keys import listed
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.partitioners.device_maps import holders
-from fxpasses.partitioners.replicas import REPLICA_OF
+from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.replicas import REPLICA_OF
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

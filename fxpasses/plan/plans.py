@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.device_maps import covering, map_of_operators
-from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.partitioners.replicas import with_replicas
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.placing.device_maps import covering, map_of_operators
+from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.fitting import assignment_of, fit, misfit, not_replicable, renamed_entry, torn_apart
 from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
 from fxpasses.plan.reading import (

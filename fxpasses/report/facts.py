@@ -15,10 +15,11 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import predict_times
-from fxpasses.partitioners.cost import seconds_of, tensors_in
-from fxpasses.partitioners.graph_figures import value_bytes
-from fxpasses.partitioners.parameter_loads import ParameterUses
-from fxpasses.partitioners.replicas import REPLICA_OF, bytes_saved
+from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.node_costs import seconds_of
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.placing.replicas import REPLICA_OF, bytes_saved
+from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
 from fxpasses.simulation import Overlap, Simulation, simulate

@@ -1,7 +1,8 @@
 """Run a placement on paper: which part computes when, which value crosses when, what each device holds meanwhile.
 
-The numbers are those that placing works with (:mod:`fxpasses.partitioners.cost`, :mod:`fxpasses.partitioners.memory`);
-what is added is time: a device does one thing at a time, and nothing starts before its inputs are there.
+The numbers are those that placing works with (:mod:`fxpasses.partitioners.costs.node_costs`,
+:mod:`fxpasses.partitioners.costs.memory`); what is added is time: a device does one thing at a time, and nothing starts
+before its inputs are there.
 
 The names are listed in ``__init__.pyi`` and imported when first used.
 """

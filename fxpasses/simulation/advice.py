@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.cost import seconds_of
-from fxpasses.partitioners.device_times import predict_makespan, predict_times
-from fxpasses.partitioners.graph_figures import value_bytes
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
+from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["Advice", "Placed", "Replace", "what_helps"]

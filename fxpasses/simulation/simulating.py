@@ -12,10 +12,17 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.cost import seconds_of
-from fxpasses.partitioners.memory import Life, MemoryCourse, follow_memory
-from fxpasses.partitioners.parameter_loads import ParameterLoad
-from fxpasses.partitioners.task_lists import Overlap, Task, TaskList, run_as_soon_as_possible, run_one_by_one, tasks_of
+from fxpasses.partitioners.costs.memory import Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.node_costs import seconds_of
+from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.task_lists import (
+    Overlap,
+    Task,
+    TaskList,
+    run_as_soon_as_possible,
+    run_one_by_one,
+    tasks_of,
+)
 from fxpasses.timeline import Flow, MemoryCurve, Span, Timeline
 
 __all__ = [

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fxpasses import Device, FxPassesError, InputError, Link, PlacementError, Plan, PlanError, fake_devices, lower
 from fxpasses.lowering import Planned, place
-from fxpasses.partitioners import cost, measure_node, place_by_device
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners import measure_node, place_by_device
+from fxpasses.partitioners.costs import node_costs as cost
+from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.report.page import render_page
 from fxpasses.report.tables import print_placement
 from fxpasses.units import KiB

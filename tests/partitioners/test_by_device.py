@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
 from fxpasses.partitioners.by_device import place_by_device, predict_times
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.units import KiB, MiB
 
 

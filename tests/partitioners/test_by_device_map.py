@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower
 from fxpasses.cli.demo_model import demo_llama
-from fxpasses.partitioners.device_maps import map_of_operators
+from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
 

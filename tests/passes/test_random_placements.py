@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from fxpasses import Device, PassError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.colocation import must_share
-from fxpasses.partitioners.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.passes import split
 from fxpasses.passes.placement import PlaceOnDevices, copies_of
 from fxpasses.passes.placing_parts.direct_run import DirectRun

@@ -15,7 +15,7 @@ from lowering_models import Mlp, cpu_pair
 from torch import Tensor, nn
 
 from fxpasses import Device, Plan, PlanError, Topology, lower
-from fxpasses.partitioners.device_runs import runs_of
+from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
 

@@ -92,7 +92,7 @@ def test_nothing_helps_where_no_device_works() -> None:
 
 
 def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
-    from fxpasses.partitioners.cost import SECONDS
+    from fxpasses.partitioners.costs.node_costs import SECONDS
 
     graph = exported(Mlp(1))
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]

@@ -15,9 +15,9 @@ from torch.fx import GraphModule
 
 from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology
 from fxpasses.partitioners.by_device import predict_times
-from fxpasses.partitioners.device_runs import runs_of
-from fxpasses.partitioners.device_times import predict_makespan
-from fxpasses.partitioners.memory import predict_memory
+from fxpasses.partitioners.costs.device_times import predict_makespan
+from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.simulation import simulate
 from fxpasses.timeline import Span
 

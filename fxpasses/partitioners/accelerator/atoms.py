@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.partitioners.assignment import group_order
-from fxpasses.partitioners.keep_together import KeptGroup, element_homes, form_units, region_groups
+from fxpasses.partitioners.grouping.keep_together import KeptGroup, element_homes, form_units, region_groups
 
 __all__ = ["find_atoms"]
 

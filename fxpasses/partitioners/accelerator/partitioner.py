@@ -13,7 +13,7 @@ from fxpasses.devices import Device
 from fxpasses.errors import CycleError, PlacementError, also_as
 from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.keep_together import is_getitem
+from fxpasses.partitioners.grouping.keep_together import is_getitem
 
 from .bookkeeping import get_node_to_partition_mapping, memory_of, saturate_devices, set_parents_and_children
 from .by_cost import partition_by_cost

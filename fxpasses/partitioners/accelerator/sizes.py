@@ -15,8 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.partitioners.cost import concrete_size, tensor_bytes
-from fxpasses.partitioners.keep_together import is_getitem
+from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 from .kinds import is_aten_view, is_guard, is_tuple_of_views
 from .recording import NOTHING, missing_values, record_values, recorded, refuse_unknown

@@ -17,17 +17,17 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.solvers.bounds import load_bound
-from fxpasses.partitioners.solvers.freely import refuse
-from fxpasses.partitioners.solvers.loads import LoadModel
-from fxpasses.partitioners.solvers.packing import Packing
-from fxpasses.partitioners.solvers.pipelines import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.programs import Program
-from fxpasses.partitioners.solvers.proving import ROUNDING, Proof, least_load, program_size
-from fxpasses.partitioners.solvers.reaching import Reach
-from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.tables import CostTables, Floats, Ints
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound
+from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.proofs.programs import Program
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reaching import Reach
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
 __all__ = ["solve_convex"]
 

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.tables import Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["Solved"]
 

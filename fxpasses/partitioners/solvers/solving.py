@@ -6,16 +6,16 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.contiguous.explaining import first_over
+from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.convex import solve_convex
-from fxpasses.partitioners.solvers.explaining import first_over
-from fxpasses.partitioners.solvers.freely import solve_free
-from fxpasses.partitioners.solvers.pipelines import solve_pipeline
+from fxpasses.partitioners.solvers.free.solving import solve_free
+from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
-from fxpasses.partitioners.solvers.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.replicas import Copies, add_replicas
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
+from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
-from fxpasses.partitioners.solvers.soonest import in_turn, solve_latency
-from fxpasses.partitioners.solvers.tables import CostTables, evaluate, tables_of
 
 __all__ = ["solve_in_turn", "solve_placement"]
 

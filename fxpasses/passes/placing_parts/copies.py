@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.errors import PlacementError
 from fxpasses.metadata import MetaKey
-from fxpasses.partitioners.cost import tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 from fxpasses.passes.placing_parts.moving_parts import fake_on, same_device
 from fxpasses.passes.placing_parts.shared_memory import SharedMemory
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.cost import tensors_in
+from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY, DEVICE, LOAD_OF, copy_node
 from fxpasses.passes.placing_parts.moving_parts import same_device
 

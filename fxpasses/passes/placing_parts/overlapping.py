@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.partitioners.cost import tensors_in
+from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY_OF, LOAD_OF, Copy
 from fxpasses.passes.placing_parts.copy_engine import (
     CopyEngine,

@@ -1,0 +1,88 @@
+"""Predict how long a placed graph takes: part after part, or each as soon as its device and its inputs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.costs.node_costs import seconds_of
+from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.task_lists import run_as_soon_as_possible, tasks_of
+
+__all__ = ["critical_path", "predict_makespan", "predict_times"]
+
+Seconds = Callable[[Node, Device], float]
+Bytes = Callable[[Node], int]
+
+
+def predict_times(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    seconds: Seconds = seconds_of,
+    sent: Bytes = value_bytes,
+) -> tuple[float, dict[str, float]]:
+    """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
+
+    Args:
+        graph_module: The unsplit graph.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        topology: Devices and links.
+        seconds: Seconds of a node on a device; measured or counted by default.
+        sent: Bytes of a node's value that go to another device.
+
+    Returns:
+        Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
+        value that leaves it, once, over the slowest link that it takes.
+    """
+    load = {device.name: 0.0 for device in topology.devices}
+    total = 0.0
+    home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
+    for node, part in assignment.partition_of.items():
+        busy = seconds(node, device_of[str(part)])
+        load[home[node]] += busy
+        total += busy
+        targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
+        if not targets or not (size := sent(node)):
+            continue
+        taken = {target: topology.seconds(home[node], target, size) for target in targets}
+        load[home[node]] += max(taken.values())
+        for target, sending in taken.items():
+            load[target] += sending
+            total += sending
+    return total, load
+
+
+def predict_makespan(
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    *,
+    seconds: Seconds = seconds_of,
+    sent: Bytes = value_bytes,
+    loads: Sequence[ParameterLoad] = (),
+) -> float:
+    """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
+
+    Copies and loads run beside the work of both ends, one at a time on each link and direction: the run that
+    ``simulate(overlap="copies")`` shows.
+    """
+    todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads)
+    run_as_soon_as_possible(todo.tasks)
+    return max((task.end for task in todo.tasks), default=0.0)
+
+
+def critical_path(figures: GraphFigures, topology: Topology) -> float:
+    """Seconds that no placement is below: the longest way through the graph, each node on its fastest device."""
+    done: dict[Node, float] = {}
+    for node in figures.nodes:
+        least = min(figures.measured(node, device) for device in topology.devices)
+        done[node] = least + max((done[used] for used in node.all_input_nodes if used in done), default=0.0)
+    return max(done.values(), default=0.0)

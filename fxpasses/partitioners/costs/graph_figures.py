@@ -1,0 +1,221 @@
+"""The numbers of a graph that placing needs: what each operator costs, holds, reads and must share a device with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import GraphModule, Node
+
+from fxpasses.dependencies import Dependencies
+from fxpasses.devices import Device
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
+from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
+from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+
+__all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
+
+Support = Callable[[Device, Node], bool]
+"""Whether a device can run a node."""
+
+
+FORWARD_AND_BACKWARD = 3
+"""Work of a training step in forwards: a backward computes two products for each of the forward's."""
+
+
+def is_compute(node: Node) -> bool:
+    """Whether a node runs: all but inputs, attributes and the output."""
+    return node.op not in ("placeholder", "get_attr", "output")
+
+
+def value_bytes(node: Node) -> int:
+    """Bytes of the tensors in a node's value."""
+    return sum(map(tensor_bytes, tensors_in(value_of(node))))
+
+
+@attrs.frozen(eq=False, slots=False)
+class GraphFigures:
+    """A graph measured once; one entry for each compute node in graph order.
+
+    Args:
+        graph_module: The graph.
+        effects: What its nodes read, write and alias.
+        nodes: The compute nodes.
+        costs: What each does.
+        constants: The storages of parameters, buffers and constants that each node uses, with their bytes; tied tensors
+            share a storage, and so do all views of one.
+        homes: Where each value lives, see :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+        sizes: Bytes of each storage of an input or an activation: those of the largest value in it.
+        touched: The storages of inputs and activations that each node reads or makes; what may be a view counts as one.
+        living: The same with each copy a storage of its own: what is there while a node runs.
+        inputs: The storages among these that hold inputs of the graph.
+        trained: The nodes that have a backward: it counts twice what the forward does, and their values cross twice.
+    """
+
+    graph_module: GraphModule
+    effects: EffectAnalysis
+    nodes: Sequence[Node]
+    costs: Sequence[NodeCost]
+    constants: Sequence[Mapping[int, int]]
+    homes: Mapping[Node, tuple[int, ...]]
+    sizes: Mapping[int, int]
+    touched: Sequence[tuple[int, ...]]
+    living: Sequence[tuple[int, ...]]
+    inputs: frozenset[int]
+    trained: Mapping[Node, None] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> GraphFigures:
+        """Measure a graph in one walk over its nodes and edges.
+
+        Raises:
+            MissingMetadataError: a node has neither a cost nor a value.
+        """
+        effects = effects or analyze_effects(graph_module)
+        nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
+        costs = [cost_of(node) for node in nodes]
+        used = [_storages_used(node, effects) for node in nodes]
+        held = {  # asked for last: the state of a called module is found when its effects are
+            storage: max(map(storage_bytes, tensors))
+            for storage, tensors in effects.real_tensors().items()
+            if storage >= 0
+        }
+        homes = homes_in_memory(graph_module, effects)
+        sizes = _storage_sizes(graph_module, homes)
+        constants = [
+            {storage: held[storage] for storage in storages if storage in held} if held else {} for storages in used
+        ]
+        touched = [tuple(storage for storage in storages if storage not in held) for storages in used]
+        living = [
+            tuple(storage for storage in _homes_used(node, homes, storages) if storage in sizes)
+            for node, storages in zip(nodes, touched, strict=True)
+        ]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        inputs = frozenset(storage for node in placeholders for storage in homes[node] if storage in sizes)
+        return cls(graph_module, effects, nodes, costs, constants, homes, sizes, touched, living, inputs)
+
+    @cached_property
+    def position(self) -> dict[Node, int]:
+        """The place of each compute node."""
+        return {node: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def dependencies(self) -> Dependencies:
+        """Data and order edges of the whole graph."""
+        return Dependencies.of(self.graph_module, self.effects)
+
+    @cached_property
+    def needs(self) -> NDArray[np.int64]:
+        """Bytes of inputs and activations that must be on a device while one node runs there."""
+        living = [sum(map(self.sizes.__getitem__, storages)) for storages in self.living]
+        inside = [workspace_bytes(node) for node in self.nodes]
+        return np.array(living, dtype=np.int64) + np.array(inside, dtype=np.int64)
+
+    @cached_property
+    def live(self) -> NDArray[np.int64]:
+        """Bytes of activations alive while each node runs, on whatever device; inputs are left out.
+
+        A storage lives from its first value to the last use of its last alias, and to the end where the model returns
+        it.
+        """
+        end = len(self.nodes)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for index, storages in enumerate(self.living):
+            for storage in storages:
+                if storage not in self.inputs:
+                    first.setdefault(storage, index)
+                    last[storage] = index
+        for node in self.graph_module.graph.output_node().all_input_nodes:
+            last.update((storage, end) for storage in self.homes[node] if storage in last)
+        change = np.zeros(end + 2, dtype=np.int64)
+        for storage, start in first.items():
+            change[start] += self.sizes[storage]
+            change[last[storage] + 1] -= self.sizes[storage]
+        inside = np.array([workspace_bytes(node) for node in self.nodes], dtype=np.int64)
+        live: NDArray[np.int64] = np.cumsum(change)[:end] + inside
+        return live
+
+    def held(self, index: int) -> dict[int, int]:
+        """What a device holds as long as it runs one node: constants and inputs, bytes by storage."""
+        inputs = {storage: self.sizes[storage] for storage in self.living[index] if storage in self.inputs}
+        return {**self.constants[index], **inputs} if inputs else dict(self.constants[index])
+
+    def bytes_needed(self, index: int) -> int:
+        """Bytes that a device must have to run one node at all: its constants, what it reads and what it makes."""
+        return int(self.needs[index]) + sum(self.constants[index].values())
+
+    def bytes_of(self, indices: Sequence[int]) -> int:
+        """Constants and inputs of some nodes, each storage once, and the most bytes alive during one of them."""
+        held: dict[int, int] = {}
+        for index in indices:
+            held.update(self.held(index))
+        return sum(held.values()) + int(self.live[np.asarray(indices, dtype=np.int64)].max(initial=0))
+
+    def measured(self, node: Node, device: Device) -> float:
+        """Seconds of one compute node on a device, without measuring it again."""
+        known: float | None = SECONDS.get(node, {}).get(device.name)
+        forward = seconds_on(self.costs[self.position[node]], device) if known is None else known
+        return FORWARD_AND_BACKWARD * forward if node in self.trained else forward
+
+    def sent(self, node: Node) -> int:
+        """Bytes that go over a link where the users of a node are on another device."""
+        return value_bytes(node) * (2 if node in self.trained else 1)
+
+    def seconds(self, devices: Sequence[Device], support: Support | None = None) -> Iterator[dict[str, float]]:
+        """For each node its seconds by device, without the devices that cannot run it.
+
+        Args:
+            devices: Where the nodes may run.
+            support: Whether a device can run a node; by default each device answers for itself.
+        """
+        submodules = dict(self.graph_module.named_modules())
+        asked = support is not None or any(device.supports is not None for device in devices)
+        counted: dict[NodeCost, dict[str, float]] = {}  # many nodes are alike
+        for node, cost in zip(self.nodes, self.costs, strict=True):
+            times = counted.get(cost)
+            if times is None:
+                times = counted[cost] = {device.name: seconds_on(cost, device) for device in devices}
+            if measured := SECONDS.get(node, {}):
+                times = {name: measured.get(name, seconds) for name, seconds in times.items()}
+            if node in self.trained:
+                times = {name: FORWARD_AND_BACKWARD * seconds for name, seconds in times.items()}
+            if asked:
+                able = [
+                    runs_anywhere(node) or (device.runs(submodules, node) if support is None else support(device, node))
+                    for device in devices
+                ]
+                times = {name: seconds for (name, seconds), runs in zip(times.items(), able, strict=True) if runs}
+            yield times
+
+
+def _storages_used(node: Node, effects: EffectAnalysis) -> dict[int, None]:
+    """The storages of what a node reads, writes and makes, in order."""
+    told = effects.of(node)
+    found = {storage: None for used in node.all_input_nodes for storage in effects.storages(used)}
+    found.update(dict.fromkeys((*told.reads, *told.writes, *effects.storages(node))))
+    return found
+
+
+def _homes_used(node: Node, homes: Mapping[Node, tuple[int, ...]], touched: Sequence[int]) -> dict[int, None]:
+    """Where the operands and the result of a node live; for a called module, what it touches as well."""
+    found = {storage: None for used in (*node.all_input_nodes, node) for storage in homes[used]}
+    return {**dict.fromkeys(touched), **found} if node.op == "call_module" else found
+
+
+def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
+    for node in graph_module.graph.nodes:
+        if node.op in ("get_attr", "output") or not (size := value_bytes(node)):
+            continue
+        storages = [storage for storage in homes[node] if storage >= 0 and storage not in constants]
+        for storage in storages:
+            sizes[storage] = max(sizes.get(storage, 0), size // len(storages))
+    return sizes

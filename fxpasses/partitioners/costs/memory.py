@@ -1,0 +1,253 @@
+"""Predict how many bytes each device holds at most, by following what is alive while the parts run one after the other.
+
+A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
+that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
+needs it to the last. What an operator needs for itself is there while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
+from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+
+__all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
+
+
+@attrs.frozen
+class DeviceMemory:
+    """Bytes on one device.
+
+    Args:
+        parameters: Parameters, buffers and constants; tied ones once.
+        activations: Most bytes of values alive at one time, copies included.
+        copies: Most bytes of received copies alive at one time.
+        gradients: Gradients of the parameters, in training.
+        optimizer_state: What the optimizer keeps, in training.
+    """
+
+    parameters: int = 0
+    activations: int = 0
+    copies: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at one time: what has to fit the budget."""
+        return self.parameters + self.activations + self.gradients + self.optimizer_state
+
+
+@attrs.define
+class Life:
+    """From when to when a storage is on a device, in positions of the schedule, both included.
+
+    Args:
+        start: The position at which it comes.
+        stop: The last position at which it is there; the length of the schedule for what the model returns.
+        size: Bytes.
+        copied: Whether it was received from another device, or from the caller.
+        value: The first node whose value is in it.
+        inside: Whether it is what an operator needs for itself while it runs.
+    """
+
+    start: int
+    stop: int
+    size: int
+    copied: bool
+    value: Node
+    inside: bool = False
+
+
+@attrs.frozen(eq=False)
+class MemoryCourse:
+    """What is on each device while the parts run one after the other.
+
+    Args:
+        schedule: The nodes of all parts in the order in which they run.
+        held: Bytes of parameters, buffers and constants on each device.
+        lives: What comes and goes on each device.
+        state: Of what is held, the bytes that are no parameters.
+        storages: Where each value lives, see :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+    """
+
+    schedule: tuple[Node, ...]
+    held: Mapping[str, int]
+    lives: Mapping[str, tuple[Life, ...]]
+    state: Mapping[str, int] = attrs.field(factory=dict)
+    storages: Mapping[Node, tuple[int, ...]] = attrs.field(factory=dict)
+
+    def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
+        """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
+        end = len(self.schedule)
+        change = np.zeros(end + 2, dtype=np.int64)
+        for life in self.lives[device]:
+            if life.copied or not copies_only:
+                change[life.start] += life.size
+                change[min(life.stop, end) + 1] -= life.size
+        curve: NDArray[np.int64] = np.cumsum(change)[: end + 1]
+        return curve
+
+    def memory(self, device: str) -> DeviceMemory:
+        """The most of everything on one device."""
+        activations = int(self.curve(device).max(initial=0))
+        return DeviceMemory(self.held[device], activations, int(self.curve(device, copies_only=True).max(initial=0)))
+
+
+def predict_memory(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    effects: EffectAnalysis | None = None,
+) -> dict[str, DeviceMemory]:
+    """Follow the parts in execution order and add up what is alive on each device.
+
+    Args:
+        graph_module: The unsplit graph, its nodes with ``val``.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        effects: The effects of the graph, if they are known already.
+
+    Returns:
+        For each device by name, in the order in which they first appear.
+    """
+    course = follow_memory(graph_module, assignment, device_of, effects)
+    return {name: course.memory(name) for name in course.held}
+
+
+def follow_memory(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    effects: EffectAnalysis | None = None,
+) -> MemoryCourse:
+    """Follow what comes and goes on each device, position by position; the arguments are those of predict_memory."""
+    effects = effects or analyze_effects(graph_module)
+    schedule = [node for part in assignment.order for node in assignment.partitions[part]]
+    position = {node: index for index, node in enumerate(schedule)}
+    spans: dict[object, tuple[int, int]] = {}
+    for index, node in enumerate(schedule):
+        part = assignment.partition_of[node]
+        spans[part] = (spans.get(part, (index, index))[0], index)
+    home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
+    names = list(dict.fromkeys(device.name for device in device_of.values()))
+    storages = homes_in_memory(graph_module, effects)
+    lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule))
+    held = _held(graph_module, effects, storages, home)
+    state = _held(graph_module, effects, storages, home, parameters=False)
+    return MemoryCourse(
+        tuple(schedule),
+        {name: sum(held.get(name, {}).values()) for name in names},
+        {name: tuple(lives.get(name, {}).values()) for name in names},
+        {name: sum(state.get(name, {}).values()) for name in names},
+        storages,
+    )
+
+
+def _held(
+    graph_module: GraphModule,
+    effects: EffectAnalysis,
+    storages: Mapping[Node, tuple[int, ...]],
+    home: Mapping[Node, str],
+    *,
+    parameters: bool = True,
+) -> dict[str, dict[tuple[int, ...], int]]:
+    held: dict[str, dict[tuple[int, ...], int]] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if not parameters and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter):
+            continue
+        if tensors := tensors_in(value_of(node)):
+            for device in dict.fromkeys(home[user] for user in node.users if user in home):
+                sizes = held.setdefault(device, {})
+                key = storages[node]
+                sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
+    for node, device in home.items():
+        if node.op == "call_module":
+            _hold_state(node, effects, held.setdefault(device, {}), parameters)
+    return held
+
+
+def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...], int], parameters: bool) -> None:
+    """Count the parameters and buffers of a called module."""
+    told = effects.of(node)
+    real = effects.real_tensors()
+    for storage in dict.fromkeys((*told.reads, *told.writes)):
+        for tensor in real.get(storage, ()):
+            if parameters or not isinstance(tensor, torch.nn.Parameter):
+                sizes[(storage,)] = max(sizes.get((storage,), 0), storage_bytes(tensor))
+
+
+def _lives(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    homes: Mapping[Node, tuple[int, ...]],
+    position: Mapping[Node, int],
+    spans: Mapping[object, tuple[int, int]],
+    home: Mapping[Node, str],
+    end: int,
+) -> dict[str, dict[int, Life]]:
+    """For each device the life of each storage on it."""
+    lives: dict[str, dict[int, Life]] = {}
+    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
+    for node in graph_module.graph.nodes:
+        tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
+        storages = [storage for storage in homes[node] if storage not in constants]
+        if not tensors or not storages:
+            continue
+        size = sum(map(tensor_bytes, tensors)) // len(storages)
+        for device, start, stop in _stays(node, assignment, position, spans, home, end):
+            for storage in storages:
+                there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
+                key = storage
+                if is_copy and storage in there and there[storage].copied and there[storage].value is not node:
+                    key = -2 - position[node]  # a second view of a storage that crosses is a second copy
+                life = there.setdefault(key, Life(start, stop, size, home.get(node) != device, node))
+                life.start, life.stop = min(life.start, start), max(life.stop, stop)
+                life.size = max(life.size, size)
+    for node, at in position.items():
+        if inside := workspace_bytes(node):
+            lives.setdefault(home[node], {})[-2 - at] = Life(at, at, inside, False, node, inside=True)
+    return lives
+
+
+def _stays(
+    node: Node,
+    assignment: Assignment,
+    position: Mapping[Node, int],
+    spans: Mapping[object, tuple[int, int]],
+    home: Mapping[Node, str],
+    end: int,
+) -> Sequence[tuple[str, int, int]]:
+    """On which devices a value is, from when to when: at home, and wherever a part needs a copy."""
+    own = home.get(node)
+    start = position.get(node, 0)
+    last: dict[str, int] = {} if own is None else {own: start}
+    first: dict[str, int] = {} if own is None else {own: start}
+    for user in node.users:
+        if user not in position:  # the output: it stays to the end
+            if own is not None:
+                last[own] = end
+            continue
+        device, same_part = home[user], False
+        if node in position:
+            same_part = assignment.partition_of[user] == assignment.partition_of[node]
+        entered, left = spans[assignment.partition_of[user]]
+        stop = position[user] if same_part else left
+        begin = start if device == own else position[user] if own is None else entered
+        first[device] = min(first.get(device, begin), begin)
+        last[device] = max(last.get(device, stop), stop)
+        if own is not None and device != own:
+            last[own] = max(last[own], position[user])
+    return [(device, first[device], last[device]) for device in last]

@@ -1,0 +1,384 @@
+"""What a node costs: floating-point operations, bytes moved, bytes kept, seconds on a device.
+
+Everything is counted on the node's own fake values, so that exported graphs (``aten.linear``,
+``aten.scaled_dot_product_attention``), decomposed ones and torch-level ones are all understood. Symbolic sizes count
+at their hint; a size without a hint counts at its upper bound.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from fxpasses.devices import Device
+from fxpasses.errors import MissingMetadataError, user_line
+from fxpasses.metadata import MetaKey, value_of
+from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+from fxpasses.partitioners.tensor_sizes import (
+    Sizes,
+    concrete_size,
+    concrete_value,
+    storage_bytes,
+    tensor_bytes,
+    tensors_in,
+)
+from fxpasses.values.recorded_values import has_value
+
+__all__ = [
+    "COST",
+    "SECONDS",
+    "NodeCost",
+    "cost_of",
+    "measure_node",
+    "require_value",
+    "seconds_of",
+    "seconds_on",
+]
+
+
+@attrs.frozen
+class NodeCost:
+    """What one node does, whatever device it runs on.
+
+    Args:
+        flops: Floating-point operations; a multiply-add counts as two.
+        bytes_read: Bytes of the tensors it reads.
+        bytes_written: Bytes that it writes; views write none.
+        output_bytes: Bytes of its result, whether or not they are newly allocated.
+        parameter_bytes: Bytes of the parameters, buffers and constants among what it reads.
+        dtype: The type it computes in, as ``torch`` calls it (``"bfloat16"``); ``""`` when it computes nothing.
+    """
+
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    output_bytes: int = 0
+    parameter_bytes: int = 0
+    dtype: str = ""
+
+    def __add__(self, other: NodeCost) -> NodeCost:
+        return NodeCost(
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.output_bytes + other.output_bytes,
+            self.parameter_bytes + other.parameter_bytes,
+            self.dtype if self.flops >= other.flops else other.dtype,
+        )
+
+
+COST = MetaKey[NodeCost](
+    "fxpasses.cost", made_by="MeasureCosts()", to_json=attrs.asdict, from_json=lambda facts: NodeCost(**facts)
+)
+"""What a node does, whatever device it runs on."""
+
+SECONDS = MetaKey[Mapping[str, float]]("fxpasses.seconds", made_by="ProfileCosts(devices)", to_json=dict)
+"""Measured seconds of a node, by the name of the device."""
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(concrete_size(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _product_flops(inputs: Sequence[Any], output: Any) -> int:
+    """Matrix products in all their forms: two operations for each output element and inner index."""
+    first = _shape(inputs[0])
+    inner = first[-1] if first else 1
+    return 2 * math.prod(_shape(output)) * inner
+
+
+def _added_product_flops(inputs: Sequence[Any], output: Any) -> int:
+    return _product_flops(inputs[1:], output)
+
+
+def _convolution_flops(inputs: Sequence[Any], output: Any) -> int:
+    """Each output element gathers ``weight[0].numel()`` products (Dumoulin & Visin, arXiv:1603.07285)."""
+    weight = _shape(inputs[1])
+    return 2 * math.prod(_shape(output)) * math.prod(weight[1:])
+
+
+def _transposed_convolution_flops(inputs: Sequence[Any], _output: Any) -> int:
+    return 2 * math.prod(_shape(inputs[0])) * math.prod(_shape(inputs[1])[1:])
+
+
+def _any_convolution_flops(inputs: Sequence[Any], output: Any) -> int:
+    transposed = len(inputs) > 6 and inputs[6] is True
+    return (_transposed_convolution_flops if transposed else _convolution_flops)(inputs, output)
+
+
+def _attention_flops(inputs: Sequence[Any], _output: Any) -> int:
+    """``Q·Kᵀ`` and ``P·V``, heads grouped or not; the mask does not shorten it."""
+    *batch, rows, width = _shape(inputs[0])
+    columns = _shape(inputs[1])[-2]
+    return 2 * math.prod(batch) * rows * columns * (width + _shape(inputs[2])[-1])
+
+
+Counter = Callable[[Sequence[Any], Any], int]
+_COUNTERS: dict[str, Counter] = {
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product_flops),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), _added_product_flops),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution_flops),
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        _transposed_convolution_flops,
+    ),
+    **dict.fromkeys(("convolution", "_convolution"), _any_convolution_flops),
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_attention",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        _attention_flops,
+    ),
+}
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.partition("::")[2]
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _values(argument: Any, sizes: Sizes = "hint") -> Any:
+    """The recorded values of the nodes in an argument, with numbers for symbols."""
+    return map_arg(argument, lambda node: concrete_value(value_of(node), sizes))
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node only looks at its input in another way: its schema says so, and it makes no copy after all."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema
+        is_alias = not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+        return is_alias and not makes_a_copy(node)
+    return node.target is operator.getitem
+
+
+def _fallback_flops(node: Node, inputs: Sequence[Any], output: Any) -> int:
+    """Count an operator that decomposes into counted ones by running it on meta tensors; else one per element."""
+    target = node.target
+    composite = isinstance(target, torch._ops.OpOverload) and target.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+    if composite or getattr(target, "overloadpacket", None) in flop_registry:
+        try:
+            if counted := _run_on_meta(target, inputs, _values(node.kwargs)):
+                return counted
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            pass  # an operator without a meta kernel: the element count below is the answer
+    touched = [*_operands(inputs), *tensors_in(output)]
+    return max((math.prod(_shape(tensor)) for tensor in touched), default=0)
+
+
+def _run_on_meta(target: Any, inputs: Sequence[Any], kwargs: Any) -> int:
+    def to_meta(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return torch.empty(_shape(leaf), dtype=leaf.dtype, device="meta")
+        return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
+
+    args, kwargs = pytree.tree_map(to_meta, (tuple(inputs), kwargs))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("meta")
+    with FlopCounterMode(display=False) as counter:
+        target(*args, **kwargs)
+    return int(counter.get_total_flops())
+
+
+def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
+    """A conditional costs its dearer branch; a loop its body for each row of what it scans, or once."""
+    owner = node.graph.owning_module
+    bodies = [] if owner is None else [body for used in node.all_input_nodes if (body := _body_of(used, owner))]
+    costs = [sum((measure_node(inner, sizes=sizes) for inner in body.graph.nodes), NodeCost()) for body in bodies]
+    cost = max(costs, key=lambda each: (each.flops, each.bytes_read + each.bytes_written), default=NodeCost())
+    if _name_of(node.target) in ("scan", "map_impl", "map") and (scanned := tensors_in(list(inputs))):
+        rounds = _shape(scanned[0])[0] if _shape(scanned[0]) else 1
+        return attrs.evolve(
+            cost,
+            flops=cost.flops * rounds,
+            bytes_read=cost.bytes_read * rounds,
+            bytes_written=cost.bytes_written * rounds,
+        )
+    return cost
+
+
+def _body_of(node: Node, owner: GraphModule) -> GraphModule | None:
+    if node.op != "get_attr":
+        return None
+    value: Any = owner
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value if isinstance(value, GraphModule) else None
+
+
+def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
+    """Count what one node does, from the fake values of its arguments and its result.
+
+    Args:
+        node: Any node; placeholders, attributes and outputs cost nothing.
+        sizes: How symbolic sizes count.
+
+    Returns:
+        The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
+    """
+    output = concrete_value(value_of(node), sizes)
+    written = sum(map(tensor_bytes, tensors_in(output)))
+    if node.op in ("placeholder", "get_attr", "output"):
+        return NodeCost(output_bytes=written if node.op != "output" else 0)
+    if node.op == "call_function" and _is_view(node):
+        return NodeCost(output_bytes=written)
+    inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
+    operands = [*_operands(inputs), *_operands(tuple(named.values()))]
+    constants = _state_bytes(node) if node.op == "call_module" else _attribute_bytes(node)
+    read, traffic = _traffic(node, operands, written)
+    dtype = _computing_dtype([*operands, *tensors_in(output)])
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        body = _higher_order_cost(node, inputs, sizes)
+        read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
+        return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
+    return NodeCost(_flops(node, inputs, output, sizes), read, traffic, written, constants, dtype)
+
+
+_LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
+_BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+_WRITES_ROWS = ("index_copy_", "index_put_", "scatter_")
+_OVERWRITES = ("copy_", "fill_", "zero_")
+
+
+def _traffic(node: Node, operands: Sequence[torch.Tensor], written: int) -> tuple[int, int]:
+    """Bytes that a node reads and writes: of a table that it looks rows up in, and of one it writes to, only these."""
+    sizes = [min(tensor_bytes(tensor), storage_bytes(tensor)) for tensor in operands]
+    name = _name_of(node.target)
+    if node.op == "call_module":
+        state = _state_bytes(node)
+        return sum(sizes) + (min(state, written) if _is_table(node) else state), written
+    if name in (*_LOOKUPS, *_BAGS) and sizes:
+        table = max(sizes)
+        looked_up = written if name in _LOOKUPS else _rows_looked_up(operands)[1]
+        return sum(sizes) - table + min(table, looked_up), written
+    if name in _WRITES_ROWS and len(sizes) > 1:
+        return sum(sizes[1:]), sizes[-1]
+    return sum(sizes[1:] if name in _OVERWRITES else sizes), written
+
+
+def _rows_looked_up(operands: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Elements and bytes of the rows that a bag adds up: as many as there are indices."""
+    rows = max((math.prod(_shape(each)) for each in operands if not each.is_floating_point()), default=0)
+    table = max(operands, key=tensor_bytes)
+    elements = rows * (_shape(table)[-1] if table.dim() else 1)
+    return elements, elements * table.element_size()
+
+
+def _is_table(node: Node) -> bool:
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else None
+    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+
+
+def _operands(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [tensor for value in inputs for tensor in tensors_in(value)]
+
+
+def _attribute_bytes(node: Node) -> int:
+    attributes = [used for used in node.all_input_nodes if used.op == "get_attr"]
+    return sum(tensor_bytes(tensor) for used in attributes for tensor in tensors_in(value_of(used)))
+
+
+def _state_bytes(node: Node) -> int:
+    """Bytes of the parameters and buffers of a called module, tied ones once."""
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
+    return sum(map(tensor_bytes, (*module.parameters(), *module.buffers())))
+
+
+def _computing_dtype(tensors: Sequence[torch.Tensor]) -> str:
+    """The type of the first floating-point tensor, else of the first."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
+
+
+def _flops(node: Node, inputs: Sequence[Any], output: Any, sizes: Sizes) -> int:
+    name = _name_of(node.target)
+    counter = _COUNTERS.get(name)
+    if node.op == "call_module":
+        return int(_module_flops(node, output, sizes))
+    operands = _operands(inputs)
+    if name in _LOOKUPS:
+        return sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
+    if name in _BAGS and operands:
+        return _rows_looked_up(operands)[0]
+    if name in _WRITES_ROWS and len(operands) > 1:
+        return math.prod(_shape(operands[-1]))
+    if counter is not None and len(operands) >= 2:
+        return int(counter(inputs, output))
+    return int(_fallback_flops(node, inputs, output))
+
+
+def _module_flops(node: Node, output: Any, sizes: Sizes) -> int:
+    """A leaf module: what its weight does to each output position, or the nodes of its own graph."""
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else None
+    if isinstance(module, GraphModule):
+        return sum(measure_node(inner, sizes=sizes).flops for inner in module.graph.nodes)
+    elements = sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() >= 2 and not isinstance(module, torch.nn.Embedding):
+        return 2 * elements * math.prod(_shape(weight)[1:])
+    return elements
+
+
+def require_value(node: Node) -> None:
+    """Refuse a node whose result somebody uses and nobody knows.
+
+    Raises:
+        MissingMetadataError: It has no recorded value; the message names the pass that records them.
+    """
+    if has_value(node) or node.op in ("get_attr", "output") or not node.users:
+        return
+    where = f" (from {line})" if (line := user_line(node)) else ""
+    raise MissingMetadataError(
+        f"node {node.name!r}{where} has no value to count a cost on; run MeasureCosts(example_inputs=...) first, or "
+        "export the model",
+        node=node,
+        reason="'val' is missing",
+    )
+
+
+def cost_of(node: Node) -> NodeCost:
+    """What ``MeasureCosts`` wrote, or else what :func:`measure_node` counts now.
+
+    Raises:
+        MissingMetadataError: Neither a cost nor a value is recorded; the message names the pass that writes them.
+    """
+    known = COST.get(node)
+    if known is None:
+        require_value(node)
+        return measure_node(node)
+    return known
+
+
+def seconds_of(node: Node, device: Device) -> float:
+    """Seconds of a node on a device: measured by ``ProfileCosts`` if it was, else by :func:`seconds_on`."""
+    measured = SECONDS.get(node, {}).get(device.name)
+    return seconds_on(cost_of(node), device) if measured is None else measured
+
+
+def seconds_on(cost: NodeCost, device: Device) -> float:
+    """Seconds by the roofline model: the slower of arithmetic and memory, plus the launch.
+
+    Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+    """
+    if cost.flops == 0 and cost.bytes_written == 0:
+        return 0.0
+    moved = cost.bytes_read + cost.bytes_written
+    return device.overhead + max(cost.flops / device.peak_flops(cost.dtype), moved / device.bandwidth)

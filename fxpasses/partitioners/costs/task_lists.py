@@ -1,0 +1,314 @@
+"""When each part of a placement runs and each value crosses: one thing at a time, or each as soon as it can.
+
+A copy keeps its link busy, one at a time in each direction, and both ends as well where copies do not run beside the
+work. A value that goes to several devices keeps the device that sends it busy once, for the slowest of these copies: so
+what a device is busy with is its load as the solvers count it. Parameters of offloaded parts come over a link of their
+own, from the host.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Literal
+
+import attrs
+from torch.fx import Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+
+__all__ = ["HOST", "Overlap", "Task", "TaskList", "run_as_soon_as_possible", "run_one_by_one", "tasks_of"]
+
+Overlap = Literal["none", "devices", "copies"]
+"""What goes on at the same time: nothing; devices; devices and copies beside their work."""
+
+
+HOST = "host"
+"""Where offloaded parameters are."""
+
+
+@attrs.define
+class Task:
+    """A part that runs, a value that crosses, or a parameter that is loaded, for one sample.
+
+    Args:
+        name: The part, the value, or the parameter.
+        kind: ``compute``, ``copy`` or ``load``.
+        track: The device, or the two ends of the link.
+        uses: The tracks that it keeps busy.
+        seconds: How long it takes.
+        needs: Positions of the tasks whose results it takes.
+        sample: For which sample.
+        part: The part, if it is one.
+        start: When it begins.
+        after: Position of the task whose end it waited for.
+        why: Why it waited for that one.
+    """
+
+    name: str
+    kind: str
+    track: str
+    uses: tuple[str, ...]
+    seconds: float
+    needs: tuple[int, ...]
+    sample: int
+    part: str = ""
+    start: float = 0.0
+    after: int | None = None
+    why: str = ""
+
+    @property
+    def end(self) -> float:
+        """When it is over."""
+        return self.start + self.seconds
+
+
+@attrs.define
+class TaskList:
+    """The tasks of all samples in the order in which one sample's parts and copies are started.
+
+    Args:
+        tasks: All of them.
+        computing: The position of each part's, by sample and part.
+        copying: The position of each copy's, by sample, value and target.
+        loading: The position of each load's, by sample, constant and the part that it is for.
+    """
+
+    tasks: list[Task] = attrs.field(factory=list)
+    computing: dict[tuple[int, str], int] = attrs.field(factory=dict)
+    copying: dict[tuple[int, Node, str], int] = attrs.field(factory=dict)
+    loading: dict[tuple[int, Node, str], int] = attrs.field(factory=dict)
+
+    def add(self, task: Task) -> int:
+        """Append a task, and give its position."""
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+
+def tasks_of(
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    seconds: Callable[[Node, Device], float],
+    samples: int,
+    overlap: Overlap,
+    *,
+    sent: Callable[[Node], int] = value_bytes,
+    loads: Sequence[ParameterLoad] = (),
+) -> TaskList:
+    """Write down what is to be done: each part, and before it the copies that it is the first to need.
+
+    Args:
+        assignment: The parts.
+        device_of: The device of each part.
+        topology: Devices and links.
+        seconds: What a node takes on a device.
+        samples: How many samples.
+        overlap: Whether a copy keeps its ends busy, or only its link.
+        sent: Bytes of a node's value that go to another device.
+        loads: The parameters that offloaded parts load: each begins when the part before its own does.
+    """
+    writer = _Writer(assignment, device_of, topology, overlap, sent)
+    parts = [str(part) for part in assignment.order]
+    busy = {
+        part: sum(seconds(node, device_of[part]) for node in assignment.partitions[name])
+        for part, name in zip(parts, assignment.order, strict=True)
+    }
+    wanted: dict[str, list[ParameterLoad]] = {}
+    for load in loads:
+        wanted.setdefault(load.part, []).append(load)
+    for sample in range(samples):
+        for place, name in enumerate(assignment.order):
+            for ahead in parts[place if place == 0 else place + 1 : place + 2]:
+                writer.load(sample, ahead, parts, wanted.get(ahead, ()))
+            writer.run(sample, name, busy[str(name)])
+    return writer.todo
+
+
+@attrs.define(eq=False)
+class _Writer:
+    """Writes tasks in the order in which they are started."""
+
+    assignment: Assignment
+    device_of: Mapping[str, Device]
+    topology: Topology
+    overlap: Overlap
+    sent: Callable[[Node], int]
+    todo: TaskList = attrs.field(factory=TaskList)
+    slowest: dict[Node, str] = attrs.field(factory=dict)
+    loaded: dict[tuple[int, str], list[int]] = attrs.field(factory=dict)
+    turns: dict[str, list[tuple[int, str]]] = attrs.field(factory=dict)  # by device: sample and part, as they run
+
+    def load(self, sample: int, part: str, parts: Sequence[str], loads: Sequence[ParameterLoad]) -> None:
+        """The loads of a part: when the part before it begins, and never more than two parts of a device ahead."""
+        home = self.device_of[part].name
+        turns = self.turns.setdefault(home, [])
+        turns.append((sample, part))
+        if not loads:
+            return
+        place = parts.index(part)
+        before = [(sample, parts[place - 2])] if place >= 2 else []
+        before += turns[-3:-2]
+        needs = dict.fromkeys(self.todo.computing[turn] for turn in before if turn in self.todo.computing)
+        link = f"{HOST} → {home}"
+        for load in loads:
+            task = Task(
+                str(load.value.target),
+                "load",
+                link,
+                (link,) if self.overlap == "copies" else (link, home),
+                load.seconds,
+                tuple(needs),
+                sample,
+            )
+            self.todo.loading[sample, load.value, part] = self.todo.add(task)
+            self.loaded.setdefault((sample, part), []).append(len(self.todo.tasks) - 1)
+
+    def run(self, sample: int, name: Hashable, busy: float) -> None:
+        """A part, and before it the copies that it is the first to need."""
+        part = str(name)
+        home = self.device_of[part].name
+        needs: dict[int, None] = dict.fromkeys(self.loaded.get((sample, part), ()))
+        nodes = self.assignment.partitions[name]
+        for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes):
+            source = self.assignment.partition_of.get(used)
+            if source is None or source == name:
+                continue
+            if self.device_of[str(source)].name == home or not self.sent(used):
+                needs[self.todo.computing[sample, str(source)]] = None
+            else:
+                needs[self._copied(sample, used, str(source), home)] = None
+        task = Task(part, "compute", home, (home,), busy, tuple(needs), sample, part=part)
+        self.todo.computing[sample, part] = self.todo.add(task)
+
+    def _copied(self, sample: int, value: Node, source: str, home: str) -> int:
+        key = (sample, value, home)
+        if key not in self.todo.copying:
+            origin = self.device_of[source].name
+            link = f"{origin} → {home}"
+            ends = (origin, home) if self._slowest(value, origin) == home else (home,)
+            self.todo.copying[key] = self.todo.add(
+                Task(
+                    value.name,
+                    "copy",
+                    link,
+                    (link,) if self.overlap == "copies" else (link, *ends),
+                    self.topology.seconds(origin, home, self.sent(value)),
+                    (self.todo.computing[sample, source],),
+                    sample,
+                )
+            )
+        return self.todo.copying[key]
+
+    def _slowest(self, value: Node, origin: str) -> str:
+        """Of the devices that a value goes to, the one to which it takes longest."""
+        if value not in self.slowest:
+            homes = (self.assignment.partition_of.get(user) for user in value.users)
+            targets = dict.fromkeys(self.device_of[str(part)].name for part in homes if part is not None)
+            size = self.sent(value)
+            self.slowest[value] = max(
+                (target for target in targets if target != origin),
+                key=lambda target: self.topology.seconds(origin, target, size),
+            )
+        return self.slowest[value]
+
+
+def run_one_by_one(tasks: Sequence[Task]) -> None:
+    """Start each task when the one before it is done."""
+    now = 0.0
+    for index, task in enumerate(tasks):
+        task.start = now
+        task.after, task.why = (index - 1, "one thing at a time") if index else (None, "")
+        now = task.end
+
+
+def run_as_soon_as_possible(tasks: Sequence[Task]) -> None:
+    """Start each task when its needs are done and its tracks are free; the first in order goes first.
+
+    List scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969), where a task that waits for a track
+    keeps the others that it needs, once all that its part takes has been made: so a pipeline settles at the load of its
+    busiest device.
+    """
+    consumer, unmade, wanted_by = _consumers(tasks)
+    missing = [len(task.needs) for task in tasks]
+    users: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for need in task.needs:
+            users[need].append(index)
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    holder: dict[str, int] = {}
+    running: list[tuple[float, int]] = []
+    done_by: int | None = None
+    now = 0.0
+    while ready or running:
+        waiting = []
+        kept: set[str] = set()
+        for index in sorted(ready):
+            task = tasks[index]
+            if all(track not in kept and _is_free(tasks, holder, track, now) for track in task.uses):
+                task.start = now
+                task.after, task.why = _waited_for(tasks, index, holder, done_by)
+                holder.update(dict.fromkeys(task.uses, index))
+                heapq.heappush(running, (task.end, index))
+            else:
+                waiting.append(index)
+                if unmade[consumer[index]] == 0:
+                    kept.update(task.uses)
+        ready = waiting
+        while running:
+            now, done_by = heapq.heappop(running)
+            for part in wanted_by.get(done_by, ()):
+                unmade[part] -= 1
+            for user in users[done_by]:
+                missing[user] -= 1
+                if missing[user] == 0:
+                    ready.append(user)
+            if not running or running[0][0] > now:
+                break
+
+
+def _consumers(tasks: Sequence[Task]) -> tuple[list[int], dict[int, int], dict[int, list[int]]]:
+    """For each task the part that it is for, for each part how many others make what it takes, and who these are for.
+
+    A copy or a load that several parts of a device use is for the first of them.
+    """
+    consumer = list(range(len(tasks)))
+    unmade: dict[int, int] = {}
+    wanted_by: dict[int, list[int]] = {}
+    for index, task in enumerate(tasks):
+        if task.kind != "compute":
+            continue
+        makers: dict[int, None] = {}
+        for need in task.needs:
+            if tasks[need].kind == "compute":
+                makers[need] = None
+                continue
+            if tasks[need].kind == "copy":
+                makers[tasks[need].needs[0]] = None
+            if consumer[need] == need:
+                consumer[need] = index
+        unmade[index] = len(makers)
+        for maker in makers:
+            wanted_by.setdefault(maker, []).append(index)
+    return consumer, unmade, wanted_by
+
+
+def _is_free(tasks: Sequence[Task], holder: Mapping[str, int], track: str, now: float) -> bool:
+    return track not in holder or tasks[holder[track]].end <= now
+
+
+def _waited_for(
+    tasks: Sequence[Task], index: int, holder: Mapping[str, int], done_by: int | None
+) -> tuple[int | None, str]:
+    """Which task ended when this one began: one whose value it needs, or else one that kept its track busy."""
+    task = tasks[index]
+    for need in task.needs:
+        if tasks[need].end == task.start:
+            return need, f"needs {tasks[need].name}"
+    for track in task.uses:
+        if track in holder and tasks[holder[track]].end == task.start:
+            return holder[track], f"{track} was busy with {tasks[holder[track]].name}"
+    return (done_by if task.start > 0 else None), ""

@@ -1,0 +1,99 @@
+"""How many bytes an operator needs for itself: masks it converts, statistics, what the body of a conditional makes."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.dry_runs import dry_run, makes_a_copy
+from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
+
+__all__ = ["homes_in_memory", "workspace_bytes"]
+
+_LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
+
+
+def workspace_bytes(node: Node) -> int:
+    """The most bytes that a node needs at one time beside its inputs and its result.
+
+    Args:
+        node: A node whose inputs have recorded values. Only operators that torch takes apart when they run, and
+            operators with a body, are asked; all others say 0. Symbolic sizes count at their hint.
+    """
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _around_bodies(node)
+    ran = dry_run(node)
+    return 0 if ran is None else ran.inside
+
+
+def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[Node, tuple[int, ...]]:
+    """The storages that each value really lives in.
+
+    Effects count what may be one storage as one; here a ``reshape`` or a ``to`` that copies has a storage of its own,
+    and so have the views of it. O(nodes and edges).
+    """
+    homes: dict[Node, tuple[int, ...]] = {}
+    copies = itertools.count(1 << 40)  # effects number storages from 0
+    for node in graph_module.graph.nodes:
+        bases = effects.bases(node)
+        if is_getitem(node):
+            source = homes[node.all_input_nodes[0]]
+            index = node.args[1]
+            picked = isinstance(index, int) and len(source) > 1
+            homes[node] = (source[index],) if picked else source
+            continue
+        aliases = effects.call(node).aliases if node.op not in ("placeholder", "get_attr", "output") else ()
+        viewed = [homes[operands[0]] if operands else () for operands in aliases]
+        if any(viewed) and makes_a_copy(node):
+            homes[node] = tuple(next(copies) for _ in bases)
+            continue
+        known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
+        homes[node] = tuple(known[slot][0] if known[slot] else base for slot, base in enumerate(bases))
+    return homes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bodies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _around_bodies(node: Node) -> int:
+    """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
+    owner = node.graph.owning_module
+    held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
+    most = max((_most_alive(body) for body in held if isinstance(body, GraphModule)), default=0)
+    if getattr(node.target, "_name", "") in _LOOPS:
+        return most
+    return max(0, most - sum(map(tensor_bytes, tensors_in(value_of(node)))))
+
+
+def _attributes(node: Node) -> list[Node]:
+    return [used for used in node.all_input_nodes if used.op == "get_attr"]
+
+
+def _most_alive(body: GraphModule) -> int:
+    """The most bytes that a body makes and has at one time."""
+    effects = analyze_effects(body)
+    given = {s for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for s in effects.storages(node)}
+    sizes: dict[int, int] = {}
+    last: dict[int, Node] = {}
+    for node in body.graph.nodes:
+        for storage in effects.storages(node):
+            if storage not in given and storage >= 0 and node.op != "output":
+                made = sum(map(tensor_bytes, tensors_in(value_of(node)))) // len(effects.storages(node))
+                sizes[storage] = max(sizes.get(storage, 0), made)
+        for used in (node, *node.all_input_nodes):
+            last.update((storage, node) for storage in effects.storages(used) if storage in sizes)
+    alive: dict[int, int] = {}
+    most = 0
+    for node in body.graph.nodes:
+        alive.update((storage, sizes[storage]) for storage in effects.storages(node) if storage in sizes)
+        most = max(most, sum(alive.values()) + workspace_bytes(node))
+        alive = {storage: size for storage, size in alive.items() if last[storage] is not node}
+    return most

@@ -1,0 +1,1 @@
+"""How supported nodes become groups: what stays together, levels without cycles, and what is too small."""

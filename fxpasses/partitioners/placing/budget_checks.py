@@ -1,0 +1,107 @@
+"""Check a placement against the budgets as memory is predicted, for running a model and for training it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.devices import Topology
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.training_memory import BackwardNeeds, Training, predict_training_memory, trace_backward
+from fxpasses.partitioners.placing.device_runs import Runs
+
+__all__ = ["Seen", "TrainingStep", "check_budgets", "training_figures"]
+
+
+@attrs.frozen(eq=False)
+class TrainingStep:
+    """What the optimizer and the backward keep."""
+
+    training: Training
+    needs: BackwardNeeds
+
+
+@attrs.frozen(eq=False)
+class Seen:
+    """What a check saw.
+
+    Args:
+        over: By how many bytes which devices are over their budget.
+        alive: Bytes beside the constants that were on the device of each compute node while it ran.
+        fullest: Bytes on the fullest device.
+    """
+
+    over: Mapping[str, int]
+    alive: NDArray[np.int64]
+    fullest: int = 0
+
+
+def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFigures, TrainingStep]:
+    """The same graph as a training step sees it.
+
+    At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
+    operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
+    """
+    step = TrainingStep(training, trace_backward(figures.graph_module))
+    effects, needs = figures.effects, step.needs
+    trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
+    constants: list[dict[int, int]] = []
+    for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
+        grown = {
+            storage: int(size * (1 + training.optimizer_slots)) if storage in trained else size
+            for storage, size in held.items()
+        }
+        for owner in needs.saved.get(node, ()):
+            grown.update({key: figures.sizes[key] for key in figures.homes[owner] if key in figures.sizes})
+        if extra := needs.extra.get(node):
+            grown[~index] = extra  # a key of its own: storages are not negative
+        constants.append(grown)
+    nothing = [()] * len(figures.nodes)
+    kept = {node: None for node in figures.nodes if node in needs.differentiable}
+    return attrs.evolve(
+        figures, constants=constants, touched=nothing, living=nothing, inputs=frozenset(), trained=kept
+    ), step
+
+
+def check_budgets(
+    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep | None, *, always: bool = False
+) -> Seen:
+    """Follow the memory of a placement; where no device has a budget only if it is asked for always."""
+    if not always and all(device.available_mem_bytes is None for device in topology.devices):
+        return Seen({}, figures.needs)
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    if step is None:
+        course = follow_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
+        peaks = {name: course.memory(name).peak for name in course.held}
+        alive = _alive(figures, runs, course)
+    else:
+        memory = predict_training_memory(
+            figures.graph_module, runs.assignment, device_of, step.training, figures.effects, step.needs
+        )
+        peaks = {name: held.peak for name, held in memory.items()}
+        alive = _beside_constants(figures, runs, peaks)
+    over = {name: peak - topology[name].memory for name, peak in peaks.items()}
+    return Seen({name: int(size) for name, size in over.items() if size > 0}, alive, max(peaks.values(), default=0))
+
+
+def _alive(figures: GraphFigures, runs: Runs, course: MemoryCourse) -> NDArray[np.int64]:
+    curves = {name: course.curve(name) for name in course.held}
+    alive = np.zeros(len(figures.nodes), dtype=np.int64)
+    for place, node in enumerate(course.schedule):
+        device = runs.device_of[str(runs.assignment.partition_of[node])]
+        alive[figures.position[node]] = curves[device][place]
+    return alive
+
+
+def _beside_constants(figures: GraphFigures, runs: Runs, peaks: Mapping[str, int]) -> NDArray[np.int64]:
+    """What each device held at its worst moment that its constants do not explain."""
+    constants: dict[str, dict[int, int]] = {name: {} for name in peaks}
+    home = [runs.device_of[str(runs.assignment.partition_of[node])] for node in figures.nodes]
+    for name, held in zip(home, figures.constants, strict=True):
+        constants[name].update(held)
+    beside = {name: max(0, peak - sum(constants[name].values())) for name, peak in peaks.items()}
+    return np.array([beside[name] for name in home], dtype=np.int64)

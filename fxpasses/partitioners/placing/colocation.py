@@ -1,0 +1,158 @@
+"""Which operators of a graph must share a device, or lose nothing by it.
+
+What must: a tuple and what takes it apart; what touches a storage up to its last write; all users of state that the
+model writes; the inside of an autocast or grad-mode region. What loses nothing: views that are all that is used of a
+value, and together no larger, go where that value is made, and a view of a constant goes where its one user is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Set
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Node
+
+from fxpasses.devices import Topology
+from fxpasses.errors import PlacementError
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
+from fxpasses.partitioners.grouping.keep_together import region_groups
+from fxpasses.partitioners.placing.joint_graphs import backward_by_number, backward_by_order
+from fxpasses.partitioners.support import module_paths
+from fxpasses.partitioners.tensor_sizes import tensors_in
+
+__all__ = [
+    "Selector",
+    "backward_partners",
+    "check_device",
+    "kept_together",
+    "must_share",
+    "select",
+    "uncuttable",
+]
+
+Selector = Node | str
+"""A compute node, or the path of a module: all operators that come from it."""
+
+
+def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:
+    """Groups of compute nodes that share a device; groups may overlap.
+
+    Args:
+        figures: The measured graph.
+        alone: Nodes that need not be where their base or their user is: they are computed wherever they are used.
+    """
+    views = (group for group in _views(figures) if alone.isdisjoint(group)) if alone else _views(figures)
+    return [group for group in (*must_share(figures), *views) if len(group) > 1]
+
+
+def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
+    """The groups of these that no placement may cut, whatever it costs."""
+    nodes = figures.dependencies.nodes
+    regions = [tuple(nodes[index] for index in group.members) for group in region_groups(figures.dependencies)]
+    return [group for group in (*_containers(figures), *_written(figures), *regions) if len(group) > 1]
+
+
+def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:
+    """For each compute node, whether a cut of the graph's own order right before it would tear such a group."""
+    change = np.zeros(len(figures.nodes) + 1, dtype=np.int64)
+    for group in must_share(figures):
+        places = [figures.position[node] for node in group]
+        change[min(places) + 1] += 1
+        change[max(places) + 1] -= 1
+    return np.cumsum(change)[: len(figures.nodes)] > 0
+
+
+def _containers(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """A list or tuple never crosses: it stays with all that use it."""
+    for node in figures.nodes:
+        if isinstance(value_of(node), (tuple, list)):
+            yield (node, *(user for user in node.users if is_compute(user)))
+
+
+def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """For each storage that is written, its users up to the last write; for state of the model, all of them."""
+    effects = figures.effects
+    written = {storage for storage in effects.written_storages if storage >= 0}
+    if not written:
+        return
+    users: dict[int, list[Node]] = {}
+    last: dict[int, int] = {}
+    for node, touched, constants in zip(figures.nodes, figures.touched, figures.constants, strict=True):
+        for storage in (*touched, *constants):
+            if storage in written:
+                users.setdefault(storage, []).append(node)
+                if storage in effects.of(node).writes or storage in constants:
+                    last[storage] = len(users[storage])
+    for storage, nodes in users.items():
+        yield tuple(nodes[: last.get(storage, 0)])
+
+
+def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """A view with its base, where only views use the base and sending it instead of them would not be cheaper."""
+    views: dict[Node, list[Node]] = {}
+    for index, node in enumerate(figures.nodes):
+        if figures.costs[index].bytes_written or not tensors_in(value_of(node)):
+            continue
+        if figures.constants[index]:
+            if len(users := [user for user in node.users if is_compute(user)]) == 1:
+                yield node, users[0]
+        elif (base := _base_of(figures, node)) is not None:
+            views.setdefault(base, []).append(node)
+    for base, found in views.items():
+        if len(found) == len(base.users) and sum(map(value_bytes, found)) <= value_bytes(base):
+            yield from ((base, view) for view in found)
+
+
+def _base_of(figures: GraphFigures, node: Node) -> Node | None:
+    """The value that a node is a view of, if it is no smaller and made after all else that the view needs."""
+    effects, position = figures.effects, figures.position
+    base, *others = node.all_input_nodes or [node]
+    shares = base in position and base is not node and effects.storages(node) == effects.storages(base) != ()
+    made_before = shares and all(position.get(other, -1) < position[base] for other in others)
+    return base if made_before and value_bytes(node) <= value_bytes(base) else None
+
+
+def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
+    """The forward node of each backward node of a joint graph: by metadata where it is there, else by the order."""
+    if any("seq_nr" in node.meta for node in figures.nodes):
+        return backward_by_number(figures.nodes)
+    return backward_by_order(figures.nodes)
+
+
+def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]:
+    """The compute nodes that a caller means.
+
+    Raises:
+        PlacementError: a node of another graph or one that computes nothing, or a path of which nothing comes.
+    """
+    if isinstance(selector, Node):
+        if selector not in figures.position:
+            raise PlacementError(
+                f"`{option}` names {selector.name}, which is no operator of this graph; inputs, attributes and the "
+                "output follow the operators that use them.",
+                node=selector,
+            )
+        return [selector]
+    paths = {node: module_paths(node) for node in figures.nodes}
+    inside = f"{selector}."  # a leaf module's own stack may leave its parents out
+    found = [node for node, own in paths.items() if any(path == selector or path.startswith(inside) for path in own)]
+    if not found:
+        known = list(dict.fromkeys(path for own in paths.values() for path in own))
+        near = difflib.get_close_matches(str(selector), known, n=3)
+        hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
+        raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
+    return found
+
+
+def check_device(topology: Topology, device: object, option: str) -> None:
+    """Refuse a name that is no device.
+
+    Raises:
+        PlacementError: it lists the devices there are.
+    """
+    names = [known.name for known in topology.devices]
+    if device not in names:
+        raise PlacementError(f"`{option}` names the device {device!r}; there are {', '.join(names)}.")

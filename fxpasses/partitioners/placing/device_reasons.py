@@ -1,0 +1,134 @@
+"""Say why a placement is as it is, part by part, and why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch.fx import Node
+
+from fxpasses.devices import Device, Topology
+from fxpasses.errors import InfeasibleError, user_line
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
+from fxpasses.units import format_bytes, format_seconds
+
+__all__ = ["ONE_OPERATOR", "alone_reason", "does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
+
+ONE_OPERATOR = "a single op is too large for every device"
+"""The reason of an error that is about one operator, whatever is done with the others."""
+
+
+def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Support | None) -> bool:
+    """Refuse what no search is needed for; gives whether every device can run every node.
+
+    Raises:
+        InfeasibleError: an op that no device supports, or that is too large for every device that does.
+    """
+    memory = {device.name: device.memory for device in topology.devices}
+    everywhere = True
+    for index, (node, seconds) in enumerate(
+        zip(figures.nodes, figures.seconds(topology.devices, supports), strict=True)
+    ):
+        if not seconds:
+            raise InfeasibleError(
+                f"No device supports {node.name} ({node.target}); allow it on one of {', '.join(memory)}, or add a "
+                "device that runs everything.",
+                node=node,
+            )
+        everywhere &= len(seconds) == len(memory)
+        need, largest = figures.bytes_needed(index), max(memory[name] for name in seconds)
+        if need > largest:
+            raise _too_large(node, need, largest)
+    return everywhere
+
+
+def _too_large(node: Node, need: int, largest: float) -> InfeasibleError:
+    line = user_line(node)
+    return InfeasibleError(
+        f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for what it reads and makes, "
+        f"but the largest device that can run it has {format_bytes(largest)}"
+        + (f"; it comes from {line}." if line else "."),
+        node=node,
+        missing_bytes=int(need - largest),
+        reason=ONE_OPERATOR,
+    )
+
+
+def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleError, kind: str) -> InfeasibleError:
+    """The model is too large: for all devices together, or for every way to divide it."""
+    need = figures.bytes_of(range(len(figures.nodes)))
+    have = sum(device.memory for device in topology.devices)
+    budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
+    if need > have:
+        first = cause.node
+        where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else str(cause)
+        return InfeasibleError(
+            f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
+            f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
+            f"{where}".rstrip(),
+            node=cause.node,
+            missing_bytes=int(need - have),
+            reason="the model is too large for all devices together",
+        )
+    what = "cut into runs of consecutive operators" if kind == "pipeline" else "placement"
+    return InfeasibleError(
+        f"The model needs {format_bytes(need)} and all devices together have {format_bytes(have)} ({budgets}), but no "
+        f"{what} keeps every budget; give one device more memory. {cause}".rstrip(),
+        node=cause.node,
+        missing_bytes=cause.missing_bytes,
+        reason="no placement keeps every budget",
+    )
+
+
+def alone_reason(device: Device, others: int, bound: float, is_optimal: bool) -> str:
+    """Why a device runs a whole model alone, for latency, without a search."""
+    if not others:
+        return f"the whole model fits {device.name}, the only device"
+    fits = f"the whole model fits {device.name}, the fastest device that holds it"
+    if is_optimal:
+        return f"{fits}, and no other choice has a smaller latency"
+    return (
+        f"{fits}; parts on several devices were not tried: they are quicker only where branches run side by side, in "
+        f'{format_seconds(bound)} at best; contiguity="free" tries them'
+    )
+
+
+def reasons_of(
+    figures: GraphFigures,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    objective: str,
+    is_optimal: bool,
+) -> Iterator[str]:
+    """A sentence for each part: what forced it, or what it saves, and where it ends."""
+    whole = figures.bytes_of(range(len(figures.nodes)))
+    parts = [str(part) for part in assignment.order]
+    for index, part in enumerate(parts):
+        device = device_of[part]
+        ending = _ending(assignment, parts[index:])
+        if len(parts) == 1:
+            rest = "no other choice has" if is_optimal else "no choice was found that has"
+            yield f"the whole model fits {device.name}, and {rest} a smaller {objective}"
+        elif whole > device.memory:
+            yield f"the whole model ({format_bytes(whole)}) does not fit {device.name}; {ending}"
+        else:
+            yield f"{device.name} runs these operators for the smallest {objective}; {ending}"
+
+
+def _ending(assignment: Assignment, parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return "it ends with the model"
+    following = assignment.partitions[parts[1]][0]
+    sent = sum(
+        value_bytes(node)
+        for node in assignment.partitions[parts[0]]
+        if any(assignment.partition_of.get(user, parts[0]) != parts[0] for user in node.users)
+    )
+    return f"it ends before {following.name}, where {format_bytes(sent)} cross"
+
+
+def replica_reason(nodes: Sequence[Node], saved: int) -> str:
+    """Why a part computes operators of others again."""
+    names = ", ".join(node.name for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    less = f", so that {format_bytes(saved)} less are sent there" if saved > 0 else ""
+    return f"it computes {names} again{less}"

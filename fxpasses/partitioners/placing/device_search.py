@@ -1,0 +1,266 @@
+"""Search a placement of a graph whose budgets hold in the predicted memory, and know how good it is.
+
+A problem for the solvers knows memory only roughly: what is alive depends on what runs where. So the first problem
+counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
+none. An answer is checked against :func:`~fxpasses.partitioners.costs.memory.predict_memory`; where it passes a
+budget, the next problem counts what was seen to be alive beside each operator. Along the graph's own order bytes are
+known for all runs, and the best cut of it is an answer, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Node
+
+from fxpasses.devices import Topology
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
+from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets
+from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
+from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
+from fxpasses.partitioners.placing.least_memory import least_missing
+from fxpasses.partitioners.placing.own_order import OwnOrder
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.units import format_bytes
+
+__all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
+
+MAX_ROUNDS = 8
+ROUNDS_MORE = 3
+"""How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
+
+QUICKER = 0.99
+"""More parts have to take less than this share of the time of fewer: each is called on its own."""
+
+Objective = Literal["latency", "throughput", "memory", "devices"]
+Contiguity = Literal["pipeline", "convex", "free"]
+Solver = Callable[[PlacementProblem], PlacementSolution]
+
+
+@attrs.frozen(eq=False)
+class Wish:
+    """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
+
+    topology: Topology
+    objective: Objective
+    supports: Support | None = None
+    colocate: Sequence[Sequence[Selector]] = ()
+    pinned: Mapping[Selector, str] = attrs.field(factory=dict)
+    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
+    time_budget: float = 0.5
+    seed: int = 0
+    training: TrainingStep | None = None
+
+    def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
+        """The problem that is put to the solvers."""
+        return placement_problem(
+            figures.graph_module,
+            self.topology,
+            objective=self.objective,
+            contiguity=contiguity,
+            supports=self.supports,
+            colocate=self.colocate,
+            pinned=self.pinned,
+            forbidden=self.forbidden,
+            time_budget=self.time_budget,
+            seed=self.seed,
+            figures=figures,
+            live=live,
+        )
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """An answer that keeps every budget.
+
+    Args:
+        runs: The parts in execution order.
+        contiguity: What a device may take.
+        value: What the objective makes small; for latency as the parts run: each when its inputs are there.
+        bound: No placement of this kind can be below it.
+    """
+
+    runs: Runs
+    contiguity: Contiguity
+    value: float
+    bound: float
+
+
+def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Solver = solve_placement) -> Found:
+    """Solve, check, and solve with what the check saw, until every budget holds.
+
+    Args:
+        figures: The measured graph.
+        wish: What the caller asks for.
+        contiguity: What a device may take.
+        solve: Answers problems.
+
+    Raises:
+        InfeasibleError: proven that no placement of this kind keeps the budgets.
+        PlacementError: none was found that does.
+    """
+    live = figures.needs
+    try:
+        solution = _first(wish.problem(figures, contiguity, live), solve)
+    except InfeasibleError as error:
+        raise _told_more(figures, wish, contiguity, error) from None
+    bound = 0.0 if solution is None else solution.bound
+    along = None
+    for round_ in range(ROUNDS_MORE + 1):
+        seen = None
+        if solution is not None:
+            runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+            seen = check_budgets(figures, wish.topology, runs, wish.training)
+            if not seen.over:
+                found = _found(figures, wish, contiguity, runs, solution.objective_value, bound)
+                if wish.objective == "latency" and contiguity == "free":
+                    found = _side_by_side(figures, wish, solution, found)
+                if wish.objective == "memory":
+                    return _emptiest(figures, wish, found, along or _along_own_order(figures, wish, contiguity, bound))
+                return found if along is None else min(found, along, key=lambda each: each.value)
+        if not round_:
+            along = _along_own_order(figures, wish, contiguity, bound)
+            if along is None:
+                _refuse_if_proven(figures, wish, contiguity)
+        if seen is None or round_ == ROUNDS_MORE:
+            break
+        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_))
+        live = np.maximum(seen.alive, (live + figures.needs) // 2)
+        try:
+            solution = solve(wish.problem(figures, contiguity, live))
+        except PlacementError:  # that proves nothing: what is alive beside an operator may be less elsewhere
+            live = (live + figures.needs) // 2
+            with contextlib.suppress(PlacementError):
+                solution = solve(wish.problem(figures, contiguity, live))
+    if along is None:
+        raise _none_found(figures, wish, contiguity)
+    return along
+
+
+def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
+    """The answer to the problem that counts only what must be on a device in any case, if one is found."""
+    try:
+        return solve(problem)
+    except InfeasibleError:
+        raise
+    except PlacementError:
+        return None
+
+
+def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
+    if wish.objective == "latency":
+        value = _makespan(figures, wish.topology, runs)
+    return Found(runs, contiguity, value, min(bound, value))
+
+
+def _emptiest(figures: GraphFigures, wish: Wish, found: Found, along: Found | None) -> Found:
+    """Whose fullest device holds the least, as memory is predicted; the solvers do not see what is alive."""
+    return min(
+        (each for each in (found, along) if each is not None),
+        key=lambda each: check_budgets(figures, wish.topology, each.runs, wish.training, always=True).fullest,
+    )
+
+
+def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:
+    """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
+    runs = runs_in_turns(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+    if len(runs.device_of) <= len(found.runs.device_of):
+        return found
+    other = _found(figures, wish, found.contiguity, runs, found.value, found.bound)
+    is_quicker = other.value < QUICKER * found.value
+    return other if is_quicker and not check_budgets(figures, wish.topology, runs, wish.training).over else found
+
+
+def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+    """The best cut of the graph's own order, or of another one, that keeps the budgets as memory is predicted."""
+    problem = wish.problem(figures, contiguity, figures.needs)
+    for order in OwnOrder.several(figures, problem):
+        margin: dict[str, int] = {}
+        for _round in range(MAX_ROUNDS):
+            cut = order.best(margin)
+            if cut is None:
+                break
+            runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
+            seen = check_budgets(figures, wish.topology, runs, wish.training)
+            if not seen.over:
+                return _found(figures, wish, contiguity, runs, order.value(problem, cut), bound)
+            for name, size in seen.over.items():
+                margin[name] = margin.get(name, 0) + size
+    return None
+
+
+def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
+    """Everything on the fastest device that can run and hold it, if there is one and nothing says otherwise."""
+    if wish.pinned or wish.forbidden or not figures.nodes:
+        return None
+    times = list(figures.seconds(wish.topology.devices, wish.supports))
+    total = {
+        device.name: sum(row[device.name] for row in times)
+        for device in wish.topology.devices
+        if all(device.name in row for row in times)
+    }
+    for name in sorted(total, key=total.__getitem__):  # sorted() is stable: of equal ones the first
+        homes = dict.fromkeys(figures.nodes, name)
+        runs = runs_of(figures.graph_module, homes, figures.dependencies)
+        if not check_budgets(figures, wish.topology, runs, wish.training).over:
+            return Found(runs, "pipeline", total[name], min(total[name], critical_path(figures, wish.topology)))
+    return None
+
+
+def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured, sent=figures.sent)
+
+
+def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> None:
+    if contiguity != "pipeline" or wish.training is not None:
+        return
+    least = least_missing(figures, wish.problem(figures, contiguity, figures.needs))
+    if least:
+        missing, where, node = _nearest(figures, wish, contiguity)
+        raise InfeasibleError(
+            f"Each placement lacks {format_bytes(least)} or more on some device{where}.",
+            node=node,
+            missing_bytes=max(least, missing),
+        )
+
+
+def _told_more(figures: GraphFigures, wish: Wish, contiguity: Contiguity, error: InfeasibleError) -> InfeasibleError:
+    """The same proof; it counts only what operators need in any case, so a real placement lacks more."""
+    if wish.training is not None or error.missing_bytes is None:
+        return error
+    missing, where, node = _nearest(figures, wish, contiguity)
+    if missing <= error.missing_bytes:
+        return error
+    message = f"{str(error).removesuffix('.')}, counting only what each operator needs in any case{where}."
+    return InfeasibleError(message, node=node, missing_bytes=missing)
+
+
+def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
+    _missing, where, node = _nearest(figures, wish, contiguity)
+    return PlacementError(
+        f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
+        "memory, or raise time_budget.",
+        node=node,
+        reason="no placement was found",
+    )
+
+
+def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
+    """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
+    cut = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs))).nearest()
+    if cut is None or cut.first_over is None:
+        return 0, "", None
+    clause = (
+        f"; the nearest one along the graph's own order lacks {format_bytes(int(cut.value))} on {cut.over_on}, where "
+        f"{cut.first_over.name} ({cut.first_over.target}) is the first operator that does not fit"
+    )
+    return int(cut.value), clause, cut.first_over

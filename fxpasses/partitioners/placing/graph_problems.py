@@ -1,0 +1,167 @@
+"""Say in the solvers' words where the operators of a graph may go, and read their answer back as an ``Assignment``.
+
+The nodes of the problem are the compute nodes of the graph. An order edge over which no data goes leads through a
+marker that makes nothing, so that no solver charges a copy for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Graph, GraphModule, Node
+
+from fxpasses.dependencies import Dependencies
+from fxpasses.devices import Device, Link, Topology
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
+from fxpasses.partitioners.placing.colocation import Selector, backward_partners, check_device, kept_together, select
+from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
+
+__all__ = ["assignment_of", "homes_of", "placement_problem"]
+
+
+def placement_problem(
+    graph_module: GraphModule,
+    devices: Topology | Iterable[Device],
+    links: Iterable[Link] = (),
+    *,
+    objective: str = "throughput",
+    contiguity: str = "pipeline",
+    supports: Support | None = None,
+    colocate: Iterable[Iterable[Selector]] = (),
+    pinned: Mapping[Selector, str] | None = None,
+    forbidden: Mapping[Selector, Collection[str]] | None = None,
+    time_budget: float = 2.0,
+    seed: int = 0,
+    figures: GraphFigures | None = None,
+    live: NDArray[np.int64] | None = None,
+    replicable: Callable[[Node], bool] | None = None,
+) -> PlacementProblem:
+    """Pose the placement of a graph as a problem for :func:`~fxpasses.partitioners.solve_placement`.
+
+    Args:
+        graph_module: Any graph whose nodes carry ``val`` (or costs that ``MeasureCosts`` wrote).
+        devices: Where the operators may run.
+        links: Connections; pairs without one use the default.
+        objective: What counts, as :class:`~fxpasses.partitioners.PlacementProblem` takes it.
+        contiguity: What a device may take.
+        supports: Whether a device can run a node; by default each device answers for itself.
+        colocate: Groups of nodes or module paths that share a device, beside those that the graph needs.
+        pinned: The device of a node, or of all operators of a module.
+        forbidden: The devices that a node or module must not be on.
+        time_budget: About how many seconds of search.
+        seed: For what the search draws.
+        figures: The measured graph, if it is there already.
+        live: Bytes of inputs and activations to count while each compute node runs. By default activations count as
+            long as they are alive in the whole graph, wherever, and inputs like constants.
+
+        replicable: Whether a node may be computed again where its value is used; the answer says where
+            (:attr:`~fxpasses.partitioners.PlacementSolution.replicas`), and ``fxpasses.passes.replicating`` does it.
+
+    Returns:
+        The problem. Its nodes are the compute nodes; constants are shared bytes under their storage, so that tied ones
+        count once a device.
+
+    Raises:
+        PlacementError: a selector that means nothing, an unknown device, objective or contiguity.
+        MissingMetadataError: a node has neither a cost nor a value.
+    """
+    topology = Topology.of(devices, links)
+    figures = figures or GraphFigures.of(graph_module)
+    graph, markers = _problem_graph(figures, topology.devices, supports, live)
+    anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
+    nx.set_node_attributes(graph, anywhere, "replicable")
+    pins: dict[Hashable, str] = {
+        node: name for key, name in (pinned or {}).items() for node in select(figures, key, "pinned")
+    }
+    bans: dict[Node, dict[str, None]] = {}
+    for key, names in (forbidden or {}).items():
+        for node in select(figures, key, "forbidden"):
+            bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
+    for name in dict.fromkeys(pins.values()):
+        check_device(topology, name, "pinned")
+    for name in dict.fromkeys(name for names in bans.values() for name in names):
+        check_device(topology, name, "forbidden")
+    together = [[node for key in group for node in select(figures, key, "colocate")] for group in colocate]
+    return PlacementProblem(
+        graph,
+        topology.devices,
+        topology.links,
+        objective,
+        contiguity=contiguity,
+        colocate=[*kept_together(figures, anywhere.keys()), *markers, *together],
+        pinned=pins,
+        forbidden={node: tuple(names) for node, names in bans.items()},
+        time_budget=time_budget,
+        seed=seed,
+    )
+
+
+def _problem_graph(
+    figures: GraphFigures, devices: Sequence[Device], supports: Support | None, live: NDArray[np.int64] | None
+) -> tuple[nx.DiGraph[Any], list[tuple[Hashable, Hashable]]]:
+    """The graph with its costs, and each marker with the node it stands behind."""
+    graph: nx.DiGraph[Any] = nx.DiGraph()
+    partners = backward_partners(figures)
+    alike = len({(device.flops, device.bandwidth, device.overhead) for device in devices}) == 1
+    times = figures.seconds(devices, supports)
+    for index, (node, seconds) in enumerate(zip(figures.nodes, times, strict=True)):
+        facts: dict[str, Any] = {"seconds": seconds}
+        if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
+            facts["seconds"] = next(iter(seconds.values()))
+        if size := figures.sent(node):
+            facts["output_bytes"] = size
+        if shared := figures.held(index) if live is None else figures.constants[index]:
+            facts["shared_bytes"] = shared
+        if alive := int((figures.live if live is None else live)[index]):
+            facts["live_bytes"] = alive
+        if node in partners:
+            facts["backward_of"] = partners[node]
+        graph.add_node(node, **facts)
+    position = figures.position
+    graph.add_edges_from((used, node) for node in figures.nodes for used in node.all_input_nodes if used in position)
+    return graph, _order_edges(graph, figures)
+
+
+def _order_edges(graph: nx.DiGraph[Any], figures: GraphFigures) -> list[tuple[Hashable, Hashable]]:
+    markers: list[tuple[Hashable, Hashable]] = []
+    for earlier, later in figures.effects.order_edges:
+        if earlier not in figures.position or later not in figures.position or graph.has_edge(earlier, later):
+            continue
+        if not graph.nodes[earlier].get("output_bytes"):
+            graph.add_edge(earlier, later)
+            continue
+        marker = ("after", earlier)
+        if marker not in graph:
+            graph.add_node(marker, seconds=0.0)
+            graph.add_edge(earlier, marker)
+            markers.append((earlier, marker))
+        graph.add_edge(marker, later)
+    return markers
+
+
+def assignment_of(
+    graph_module: GraphModule | Graph, solution: PlacementSolution, dependencies: Dependencies | None = None
+) -> Assignment:
+    """The answer of a solver as parts: each a run of operators on one device, in an order in which they can run.
+
+    Args:
+        graph_module: The graph that :func:`placement_problem` was asked about.
+        solution: What :func:`~fxpasses.partitioners.solve_placement` answered.
+        dependencies: The view of this graph, if the caller has one already.
+
+    Returns:
+        Parts named after their device: ``left``, and ``left_1`` for its second run. Together they are acyclic; a device
+        whose operators need values back from another one has several.
+    """
+    return runs_of(graph_module, homes_of(solution), dependencies).assignment
+
+
+def homes_of(solution: PlacementSolution) -> dict[Node, str]:
+    """The device of each compute node, without the markers."""
+    return {node: name for node, name in solution.device_of.items() if isinstance(node, Node)}

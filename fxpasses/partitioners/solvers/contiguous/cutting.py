@@ -1,0 +1,228 @@
+"""Families of cuts: ideals of a DAG, as rows of bits.
+
+An ideal holds the predecessors of each of its units, so the difference of two nested ideals is what one device of a
+pipeline can run. A family is all ideals, or the prefixes of linear orders, or what lies near the cuts of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["CutFamily", "Window", "Words", "all_ideals", "ideals_near", "pack", "prefixes"]
+
+Words = NDArray[np.uint64]
+
+
+def pack(inside: NDArray[np.bool_]) -> Words:
+    """Rows of booleans as rows of 64-bit words, ``(f, m)`` to ``(f, w)``."""
+    packed = np.packbits(inside, axis=1, bitorder="little")
+    padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    return padded.view(np.uint64)
+
+
+def unpack(words: Words, size: int) -> NDArray[np.bool_]:
+    """The inverse of :func:`pack`."""
+    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=size).astype(bool)
+
+
+@attrs.frozen(eq=False)
+class CutFamily:
+    """Ideals sorted by their position, so that none stands before one that it holds.
+
+    Args:
+        inside: The units of each ideal, ``(m, f)``.
+        words: The same as bits, ``(f, w)``.
+        position: The weight of each ideal, ``(f,)``.
+        is_nested: Whether each holds the one before it, as the prefixes of one order do.
+    """
+
+    inside: NDArray[np.bool_]
+    words: Words
+    position: Floats
+    is_nested: bool
+
+    @classmethod
+    def of(cls, words: Words, weight: Floats) -> CutFamily:
+        """Sort ideals without duplicates by the weight of their units, then by size."""
+        inside = unpack(words, len(weight))
+        exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0)))  # whole numbers: their sums do not round
+        order = np.lexsort((inside.sum(axis=1), inside @ exact))
+        words = np.ascontiguousarray(words[order])
+        is_nested = bool(((words[1:] & words[:-1]) == words[:-1]).all())
+        inside = np.ascontiguousarray(inside[order].T)
+        return cls(inside, words, weight @ inside, is_nested)
+
+    @property
+    def count(self) -> int:
+        """The number of ideals."""
+        return len(self.words)
+
+    def kept(self, chosen: NDArray[np.bool_]) -> CutFamily:
+        """The chosen ideals."""
+        words = np.ascontiguousarray(self.words[chosen])
+        return CutFamily(np.ascontiguousarray(self.inside[:, chosen]), words, self.position[chosen], self.is_nested)
+
+
+@attrs.frozen(eq=False)
+class Window:
+    """Only ideals whose weight lies in one of some intervals are of interest.
+
+    Args:
+        weight: The weight of each unit, ``(m,)``.
+        low: Where each interval begins; the intervals are sorted and do not touch.
+        high: Where each ends.
+    """
+
+    weight: Floats
+    low: Floats
+    high: Floats
+
+    def meets(self, least: Floats, most: Floats) -> NDArray[np.bool_]:
+        """Whether some interval meets ``[least, most]``."""
+        place = np.minimum(np.searchsorted(self.high, least), len(self.high) - 1)
+        return (self.low[place] <= most) & (least <= self.high[place])
+
+
+def all_ideals(units: Units, limit: int, window: Window | None = None) -> Words | None:
+    """Every ideal (whose weight lies in the window), or None if there are more than ``limit``.
+
+    Units are added in topological order to all ideals at once. Time O(ideals × units / 64) words.
+    """
+    found = np.zeros((1024, -(-units.size // 64) or 1), dtype=np.uint64)
+    count = 1
+    least, most = np.zeros(1), np.full(1, np.inf)
+    above = None if window is None else window.weight.sum() - _weights_above(units, window.weight)
+    for unit, predecessors in enumerate(units.predecessors):
+        ready = np.ones(count, dtype=bool)
+        for word, mask in _masks(predecessors).items():
+            ready &= found[:count, word] & mask == mask
+        larger = found[:count][ready]
+        larger[:, unit // 64] |= np.uint64(1 << unit % 64)
+        if window is not None and above is not None:
+            heavier, open_end = least[ready] + window.weight[unit], most[ready]
+            most = np.minimum(most, above[unit])
+            least, most = np.concatenate([least, heavier]), np.concatenate([most, open_end])
+            chosen = window.meets(least, most)
+            everything = np.concatenate([found[:count], larger])[chosen]
+            least, most = least[chosen], most[chosen]
+            found, count = everything, len(everything)
+        else:
+            while count + len(larger) > len(found):
+                found = np.concatenate([found, np.zeros_like(found)])
+            found[count : count + len(larger)] = larger
+            count += len(larger)
+        if count > limit:
+            return None
+    return np.ascontiguousarray(found[:count])
+
+
+def _masks(units: Sequence[int]) -> dict[int, np.uint64]:
+    masks: dict[int, int] = {}
+    for unit in units:
+        masks[unit // 64] = masks.get(unit // 64, 0) | 1 << unit % 64
+    return {word: np.uint64(mask) for word, mask in masks.items()}
+
+
+def _weights_above(units: Units, weight: Floats) -> Floats:
+    """For each unit the weight of all units that need it, itself included."""
+    above = [1 << unit for unit in range(units.size)]
+    for unit in range(units.size - 1, -1, -1):
+        for before in units.predecessors[unit]:
+            above[before] |= above[unit]
+    size = -(-units.size // 64) * 8
+    rows = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in above), dtype=np.uint64)
+    total: Floats = unpack(rows.reshape(units.size, -1), units.size) @ weight
+    return total
+
+
+def ideals_near(units: Units, cuts: Iterable[Sequence[int]], limit: int) -> Words:
+    """The ideals that few units tell from one of ``cuts``, nearest first, up to ``limit`` for each cut.
+
+    Each is reached by adding a unit that is ready, or by removing one that no other needs.
+    """
+    needs = [sum(1 << before for before in predecessors) for predecessors in units.predecessors]
+    users = [0] * units.size
+    for unit, predecessors in enumerate(units.predecessors):
+        for before in predecessors:
+            users[before] |= 1 << unit
+    everything: dict[int, None] = {0: None, (1 << units.size) - 1: None}
+    for cut in cuts:
+        everything.update(dict.fromkeys(_near(sum(1 << unit for unit in cut), needs, users, limit)))
+    size = -(-units.size // 64) * 8 or 8
+    rows = np.frombuffer(b"".join(ideal.to_bytes(size, "little") for ideal in everything), dtype=np.uint64)
+    return rows.reshape(len(everything), -1)
+
+
+def _near(ideal: int, needs: Sequence[int], users: Sequence[int], limit: int) -> list[int]:
+    size = len(needs)
+    ready = [unit for unit in range(size) if not ideal >> unit & 1 and not needs[unit] & ~ideal]
+    last = [unit for unit in range(size) if ideal >> unit & 1 and not users[unit] & ideal]
+    movable = {ideal: tuple(ready + last)}
+    waiting = [ideal]
+    for here in waiting:
+        for unit in movable[here]:
+            bit = 1 << unit
+            there = here ^ bit
+            if there in movable:
+                continue
+            around = [other for other in _bits(needs[unit] | users[unit]) if _moves(other, there, needs, users)]
+            kept = [other for other in movable[here] if _moves(other, there, needs, users)]
+            movable[there] = tuple(dict.fromkeys([*kept, *around]))
+            waiting.append(there)
+            if len(waiting) >= limit:
+                return waiting
+    return waiting
+
+
+def _moves(unit: int, ideal: int, needs: Sequence[int], users: Sequence[int]) -> bool:
+    return not (users[unit] & ideal if ideal >> unit & 1 else needs[unit] & ~ideal)
+
+
+def _bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        bit = mask & -mask
+        found.append(bit.bit_length() - 1)
+        mask ^= bit
+    return found
+
+
+def prefixes(orders: Iterable[Sequence[int]]) -> Words:
+    """All prefixes of each order, each once."""
+    rows = []
+    for order in orders:
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
+        rows.append(pack(rank[None, :] < np.arange(len(order) + 1)[:, None]))
+    return np.unique(np.concatenate(rows), axis=0)
+
+
+def stops_of(order: Ints, weight: Floats, count: int, devices: int) -> Ints:
+    """Some ``count`` places to cut one order, among them those of equal shares for each number of devices."""
+    progress = progress_of(order, weight)
+    goals = np.linspace(0, 1, max(1, count // devices) * devices + 1)
+    return np.unique(np.concatenate([[0, len(order)], np.searchsorted(progress, goals[1:-1]) + 1]).clip(0, len(order)))
+
+
+def stops_near(order: Ints, stops: Ints, weight: Floats, share: float, reach: int) -> Ints:
+    """The places at some stops, and ``reach`` on either side of each, a ``share`` of the weight apart."""
+    progress = progress_of(order, weight)
+    goals = progress[stops - 1][:, None] + share * np.arange(-reach, reach + 1)[None, :]
+    near = np.searchsorted(progress, goals.ravel()) + 1
+    return np.unique(np.concatenate([[0, len(order)], stops, near]).clip(0, len(order)))
+
+
+def progress_of(order: Ints, weight: Floats) -> Floats:
+    """The share of the weight up to each unit of an order; what weighs nothing takes some room: it may keep bytes."""
+    least = max(float(weight.mean()), 1e-300) / 100
+    progress: Floats = np.cumsum((weight + least)[order])
+    progress /= progress[-1]
+    return progress

@@ -1,0 +1,254 @@
+"""Whether a pipeline stays under a threshold: device by device, the ideals that they can run; the largest go on.
+
+Of two nested ideals that the same devices can run, the larger one is better where all that it has more is *absorbed*
+(see :mod:`~fxpasses.partitioners.solvers.contiguous.absorbing`). So only ideals go on to which no absorbed unit can be
+added. On a grid of cells, as a recurrent net is, these are one layer of the lattice instead of all that lie in a
+window.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline
+from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass, Spans
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Ints
+
+__all__ = ["Covers", "Decision"]
+
+SLACK = 1e-9
+ROUNDING = 1e-12
+BLOCK = 128
+COLUMNS = 8192
+PAIR = 30
+"""Steps that one pair of ideals costs."""
+
+Bools = NDArray[np.bool_]
+
+
+@attrs.frozen(eq=False)
+class Covers:
+    """Pairs of ideals of a family of which the second has one absorbed unit more, sorted by the first.
+
+    Args:
+        first: The smaller ideals that have such a pair, each once, ``(a,)``.
+        start: Where the pairs of each begin, ``(a,)``.
+        larger: The larger ideal of each pair, ``(p,)``.
+    """
+
+    first: Ints
+    start: Ints
+    larger: Ints
+
+    @classmethod
+    def of(cls, units: Units, family: CutFamily, absorbed: Bools) -> Covers:
+        """Look up the larger ideals by a sum of random numbers. Time O(pairs log ideals)."""
+        number = np.random.default_rng(0).integers(2**62, size=units.size).astype(np.uint64)
+        code = np.zeros(family.count, dtype=np.uint64)
+        for unit in range(units.size):
+            code[family.inside[unit]] ^= number[unit]
+        order = np.argsort(code, kind="stable")
+        ranked = code[order]
+        small, large = [], []
+        for unit in np.flatnonzero(absorbed).tolist():
+            ready = ~family.inside[unit]
+            for before in units.predecessors[unit]:
+                ready &= family.inside[before]
+            ideals = np.flatnonzero(ready)
+            wanted = code[ideals] ^ number[unit]
+            place = np.minimum(np.searchsorted(ranked, wanted), family.count - 1)
+            known = ranked[place] == wanted
+            small.append(ideals[known])
+            large.append(order[place[known]])
+        if not small:
+            return cls(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        pairs = np.concatenate(small)
+        order = np.argsort(pairs, kind="stable")
+        first, start = np.unique(pairs[order], return_index=True)
+        return cls(first, start, np.concatenate(large)[order])
+
+    def largest(self, ideals: Bools) -> Ints:
+        """The ideals of a set of which no pair leads to another one of the set."""
+        own = ideals.copy()
+        if len(self.first):
+            own[self.first] &= ~np.logical_or.reduceat(ideals[self.larger], self.start)
+        return np.flatnonzero(own)
+
+
+@attrs.frozen(eq=False)
+class _Reached:
+    """For each state the ideals that its devices can run: all of them, and those that go on."""
+
+    ideals: dict[int, Bools]
+    going_on: dict[int, Ints]
+
+
+@attrs.frozen(eq=False)
+class Decision:
+    """A family of cuts and the devices, as for ``PipelineSearch``."""
+
+    units: Units
+    classes: tuple[DeviceClass, ...]
+    states: States
+    measure: Measure
+    absorbed: Bools
+    credit: tuple[float, ...] | None = None
+
+    def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> Outcome:
+        """Find some pipeline whose loads are all under ``below``, or prove that there is none."""
+        if not len(words):
+            return Outcome(None, True, 0.0)
+        family = CutFamily.of(words, self.measure.weight)
+        if family.words[0].any() or not family.inside[:, -1].all():
+            return Outcome(None, True, 0.0)
+        spans = Spans.of(self.units, family, self.classes, self.credit)
+        covers = Covers.of(self.units, family, self.absorbed)
+        allowed = self._windows(spans)
+        self._finishing(spans, allowed, below)
+        return self._layers(spans, covers, allowed, below, steps)
+
+    def _windows(self, spans: Spans) -> list[Bools]:
+        """Which ideals each state may have run, by the prices and by the bytes."""
+        position, kept = spans.family.position, spans.kept
+        memory = np.array([group.memory for group in self.classes])
+        by_price = self.measure.window(self.states, float(position[-1]))
+        by_bytes = Measure(self.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
+        return [
+            (position >= low) & (position <= high) & (kept >= least) & (kept <= most)
+            for low, high, least, most in zip(*by_price, *by_bytes, strict=True)
+        ]
+
+    def _finishing(self, spans: Spans, allowed: list[Bools], below: float) -> None:
+        """Where one device is left, keep the ideals whose rest it can run."""
+        whole = np.array([spans.family.count - 1])
+        left = self.states.used.sum(axis=1).max() - self.states.used.sum(axis=1)
+        for first in range(0, spans.family.count - 1, BLOCK):
+            rows = np.arange(first, min(first + BLOCK, spans.family.count - 1))
+            fine = [own[:, 0] for own in spans.under(rows, whole, below * (1 + ROUNDING))]
+            for state in np.flatnonzero(left == 1).tolist():
+                kinds = [kind for kind, _there in self.states.moves[state]]
+                allowed[state][rows] &= np.logical_or.reduce([fine[kind] for kind in kinds], axis=0) if kinds else False
+
+    def _layers(self, spans: Spans, covers: Covers, allowed: list[Bools], below: float, steps: float) -> Outcome:
+        devices = self.states.used.sum(axis=1)
+        empty = np.zeros(spans.family.count, dtype=bool)
+        ideals = {0: empty.copy()}
+        ideals[0][0] = allowed[0][0]
+        going_on: dict[int, Ints] = {}
+        taken = 0.0
+        for used in range(int(devices.max()) + 1):
+            layer = [state for state in np.flatnonzero(devices == used).tolist() if state in ideals]
+            for state in layer:
+                ideals[state] &= allowed[state]
+                if ideals[state][-1]:
+                    return Outcome(self._pipeline(spans, going_on, state, below), True, taken)
+                going_on[state] = covers.largest(ideals[state])
+            for state in layer:
+                skip = self.states.skips[state]
+                if skip >= 0:
+                    ideals.setdefault(skip, empty.copy())[going_on[state]] = True
+                for _kind, there in self.states.moves[state]:
+                    ideals.setdefault(there, empty.copy())
+            taken += self._extend(spans, layer, going_on, ideals, allowed, below)
+            if taken > steps:
+                return Outcome(None, False, taken)
+        return Outcome(None, True, taken)
+
+    def _extend(
+        self,
+        spans: Spans,
+        layer: list[int],
+        going_on: dict[int, Ints],
+        ideals: dict[int, Bools],
+        allowed: list[Bools],
+        below: float,
+    ) -> float:
+        """Let one more device run from each ideal that goes on to each that it can reach."""
+        family = spans.family
+        if not layer:
+            return 0.0
+        member = np.zeros((len(layer), family.count), dtype=bool)
+        for row, state in enumerate(layer):
+            member[row, going_on[state]] = True
+        targets = sorted({there for state in layer for _kind, there in self.states.moves[state]})
+        if not targets:
+            return 0.0
+        open_to = np.logical_or.reduce([allowed[there] for there in targets])
+        rows = np.flatnonzero(member.any(axis=0))
+        rows = rows[np.lexsort(family.words[rows].T[::-1])]
+        taken = 0.0
+        reach = float(self.measure.room.max()) + SLACK * float(family.position[-1])
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            columns = self._columns(family, block, open_to, reach)
+            for first in range(0, len(columns), COLUMNS):
+                part = columns[first : first + COLUMNS]
+                taken += float(len(block) * len(part)) * PAIR
+                self._reach(spans, block, part, layer, member, ideals, below)
+        return taken
+
+    def _columns(self, family: CutFamily, block: Ints, open_to: Bools, reach: float) -> Ints:
+        first = int(block.min()) + 1
+        last = int(np.searchsorted(family.position, family.position[block].max() + reach, side="right"))
+        near = np.flatnonzero(open_to[first:last]) + first
+        common = np.bitwise_and.reduce(family.words[block], axis=0)
+        for word in np.flatnonzero(common).tolist():
+            near = near[family.words[near, word] & common[word] == common[word]]
+        return near
+
+    def _reach(
+        self,
+        spans: Spans,
+        block: Ints,
+        columns: Ints,
+        layer: list[int],
+        member: Bools,
+        ideals: dict[int, Bools],
+        below: float,
+    ) -> None:
+        packed = [np.packbits(fine, axis=1) for fine in spans.under(block, columns, below)]
+        for row, state in enumerate(layer):
+            own = np.flatnonzero(member[row, block])
+            if not own.size:
+                continue
+            for kind, there in self.states.moves[state]:
+                hit = np.bitwise_or.reduce(packed[kind][own], axis=0)
+                found = columns[np.unpackbits(hit, count=len(columns)).astype(bool)]
+                ideals[there][found] = True
+
+    def _pipeline(self, spans: Spans, going_on: dict[int, Ints], state: int, below: float) -> Pipeline:
+        """Walk back from the whole graph, over the least load of each device."""
+        ideal, runs, total = spans.family.count - 1, [], 0.0
+        while ideal:
+            before, kind, first, load = self._origin(spans, going_on, state, ideal, below)
+            if kind >= 0:
+                inside = spans.family.inside[:, ideal] & ~spans.family.inside[:, first]
+                runs.append((self.states.device(state, kind), tuple(np.flatnonzero(inside).tolist())))
+                total = max(total, load)
+            state, ideal = before, first
+        return Pipeline(tuple(reversed(runs)), total)
+
+    def _origin(
+        self, spans: Spans, going_on: dict[int, Ints], state: int, ideal: int, below: float
+    ) -> tuple[int, int, int, float]:
+        found = (math.inf, 0, 0, 0)
+        for before, ideals in going_on.items():
+            if self.states.skips[before] == state and (ideals == ideal).any():
+                return before, -1, ideal, 0.0
+            kinds = [kind for kind, there in self.states.moves[before] if there == state]
+            rows = ideals[ideals < ideal]
+            if not kinds or not rows.size:
+                continue
+            loads = spans.loads(rows, np.array([ideal]), below * (1 + ROUNDING))
+            for kind in kinds:
+                best = int(np.argmin(loads[kind][:, 0]))
+                if loads[kind][best, 0] < found[0]:
+                    found = (float(loads[kind][best, 0]), before, kind, int(rows[best]))
+        return found[1], found[2], found[3], found[0]

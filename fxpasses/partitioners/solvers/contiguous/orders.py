@@ -1,0 +1,72 @@
+"""Linear orders of the units of a placement problem: topological, and different in how they go through branches."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Ints
+
+__all__ = ["linear_orders", "long_orders", "successors_of"]
+
+MANY = 20_000
+
+
+def linear_orders(units: Units, count: int, seed: int) -> list[list[int]]:
+    """Topological orders that cut differently: as given, depth first, breadth first, then random ones."""
+    level = [0] * units.size
+    for unit, predecessors in enumerate(units.predecessors):
+        level[unit] = 1 + max((level[before] for before in predecessors), default=-1)
+    draw = random.Random(seed)
+    rules: list[Callable[[int, int], tuple[float, ...]]] = [
+        lambda unit, step: (-step, unit),  # what became ready last: depth first
+        lambda unit, _step: (level[unit], unit),
+        lambda unit, step: (-step, -unit),
+    ]
+    orders = [list(range(units.size)), *(_ordered(units, rule) for rule in rules[: count - 1])]
+    while len(orders) < count:
+        shuffled = [draw.random() for _ in range(units.size)]
+        orders.append(_ordered(units, lambda unit, step, drawn=shuffled: (-step, drawn[unit])))  # type: ignore[misc]  # mypy cannot infer defaults
+    return orders
+
+
+def long_orders(units: Units, seed: int) -> list[Ints]:
+    """A few orders of many units: as given, by level, and depth first where that does not take long."""
+    level = [0] * units.size
+    for before, after in units.before[np.argsort(units.before[:, 1], kind="stable")].tolist():
+        level[after] = max(level[after], level[before] + 1)
+    given = np.arange(units.size)
+    found = [given, np.lexsort((given, np.array(level, dtype=np.int64)))]
+    if units.size <= MANY:
+        found.append(np.array(linear_orders(units, 2, seed)[1], dtype=np.int64))
+    return [order for place, order in enumerate(found) if not any((order == other).all() for other in found[:place])]
+
+
+def _ordered(units: Units, rule: Callable[[int, int], tuple[float, ...]]) -> list[int]:
+    """Kahn's algorithm that takes the ready unit of the smallest rule; ``step`` says when it became ready."""
+    missing = [len(predecessors) for predecessors in units.predecessors]
+    successors = successors_of(units)
+    ready = [(rule(unit, 0), unit) for unit, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        unit = heapq.heappop(ready)[1]
+        order.append(unit)
+        for user in successors[unit]:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (rule(user, len(order)), user))
+    return order
+
+
+def successors_of(units: Units) -> list[list[int]]:
+    """The units that need each unit."""
+    found: list[list[int]] = [[] for _ in range(units.size)]
+    for unit, predecessors in enumerate(units.predecessors):
+        for before in predecessors:
+            found[before].append(unit)
+    return found

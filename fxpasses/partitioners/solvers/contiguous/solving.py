@@ -1,0 +1,184 @@
+"""The best pipeline: cut linear orders, look around the cuts, then all ideals if the budget reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.classes import optimistic
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
+from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves
+from fxpasses.partitioners.solvers.contiguous.linking import by_links
+from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders
+from fxpasses.partitioners.solvers.contiguous.searching import (
+    BETTER,
+    FEW_STATES,
+    LONG,
+    STEPS_A_SECOND,
+    Answer,
+    Search,
+    every_ideal,
+    improved,
+    improved_far,
+    limits,
+    smallest,
+)
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swapped
+from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
+
+__all__ = ["fewest_by_memory", "solve_pipeline"]
+
+ORDERS = 6
+STOPS = 1000
+REFINING = 8
+
+
+def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+    """Place a reduced problem whose units each fit some device.
+
+    Returns:
+        The position of each node's device; the devices in execution order; a bound on every pipeline.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, and the budget was too small to prove that none exists.
+    """
+    units = fold_leaves(problem, tables, units)
+    search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    bound = load_bound(units, tables.memory, problem.objective)
+    if problem.objective == "devices":
+        best, bound = _fewest(search)
+    else:
+        ordered = search.ordered(bound)
+        first = _first_answer(ordered, bound)
+        if first is not None and ordered.order is not None and units.size <= LONG:
+            first = improved_far(ordered, first, STEPS_A_SECOND)
+        best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
+        bound = max(bound, proven)
+    if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
+        takes = swapped(tables, best.device_of, problem.objective)
+        best = best.renamed(search, takes)
+        best, proven = by_links(search, best, bound)
+        bound = max(bound, proven)
+    return best.device_of, best.order, bound
+
+
+def _first_answer(search: Search, bound: float) -> Answer | None:
+    """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
+    if search.units.size > LONG:
+        return _long_answer(search, bound) or tight_answer(search)
+    words = prefixes(linear_orders(search.units, ORDERS, search.problem.seed))
+    best = next(_answers(search, words, bound), None)
+    return tight_answer(search) if best is None else improved(search, best)
+
+
+def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
+    for below in (1.1 * bound, 2 * bound, math.inf):
+        if below > 0:
+            pipeline = search.run(words, below).pipeline
+            if pipeline is not None:
+                yield Answer.of(search, pipeline)
+
+
+def _long_answer(search: Search, bound: float) -> Answer | None:
+    """Cut some orders coarsely, then the best of them ever finer around the cuts that were found."""
+    weight = search.prices.weight
+    found = []
+    for order in long_orders(search.units, search.problem.seed):
+        stops = stops_of(order, weight, STOPS, len(search.tables.memory))
+        coarse = search.contracted(order, stops)
+        answer = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
+        if answer is not None:
+            found.append((answer, order, stops[_stops(answer)]))
+    if not found:
+        return None
+    best, order, cuts = min(found, key=lambda each: each[0].rank)
+    return _refined(search, best, order, cuts)
+
+
+def _refined(search: Search, best: Answer, order: Ints, cuts: Ints) -> Answer:
+    weight, share = search.prices.weight, 1.0 / STOPS
+    while share * search.units.size > 1:
+        share /= REFINING
+        stops = stops_near(order, cuts, weight, share, REFINING)
+        fine = search.contracted(order, stops)
+        pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search)).pipeline
+        found = best if pipeline is None else Answer.of(fine, pipeline)
+        if found.rank < best.rank:
+            best, cuts = found, stops[_stops(found)]
+    near = search.contracted(order, stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING))
+    pipeline = near.run(prefixes([range(near.units.size)]), best.goal(search) * (1 + 1e-9)).pipeline
+    return best if pipeline is None else min(best, improved(near, Answer.of(near, pipeline)), key=Answer.by_rank)
+
+
+def _stops(answer: Answer) -> Ints:
+    """After how many units of the order each device of an answer stops."""
+    return np.cumsum([len(units) for _device, units in answer.pipeline.runs])
+
+
+def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[Answer, float]:
+    """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
+    budget = search.problem.time_budget
+    goal = math.inf if best is None else best.rank[0] * BETTER
+    found, proven = smallest(search, bound, goal, budget, best)
+    if found is None and proven == math.inf:
+        raise _none(search)
+    answers = [answer for answer in (found, best) if answer is not None]
+    if not answers:
+        raise why_not(search)
+    best = min(answers, key=Answer.by_rank)
+    if proven < best.rank[0] * BETTER and States.count(search.classes) > FEW_STATES:
+        _found, relaxed = smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
+        proven = max(proven, relaxed)
+    return best, min(proven / BETTER, best.rank[0])
+
+
+def _none(search: Search) -> PlacementError:
+    """Why there is none, when that is proven."""
+    if States.count(search.classes) > FEW_STATES:
+        return why_not(search, proven=True)
+    return no_pipeline(search.problem, search.tables, search.units, search.classes)
+
+
+def _fewest(search: Search) -> tuple[Answer, float]:
+    """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
+    best = _first_answer(search.ordered(0.0), 0.0)
+    budget, bound = search.problem.time_budget, fewest_by_memory(search.units, search.tables.memory)
+    steps, limit = limits(budget)
+    most = len(search.tables.memory) if best is None else int(best.rank[0])
+    for count in range(bound, most + 1):
+        below = best.rank[1] * BETTER if best is not None and count == most else math.inf
+        words = every_ideal(search, below, limit, count)
+        if words is None:
+            break
+        states = States.of(search.classes, count)
+        outcome = search.run(words, below, states, steps)
+        steps -= outcome.steps
+        if outcome.pipeline is not None:
+            found = Answer.of(search, outcome.pipeline)
+            return (found if best is None else min(found, best, key=Answer.by_rank)), float(count)
+        if not outcome.finished:
+            break
+        bound = min(count + 1, most)
+        if count == most and best is None:
+            raise _none(search)
+    if best is None:
+        raise why_not(search)
+    return best, float(bound)
+
+
+def fewest_by_memory(units: Units, memory: Floats) -> int:
+    """How many of the largest devices have room for all bytes, each shared key once."""
+    total = float(units.kept.sum() + units.shared.sum() + units.live.max())
+    held = np.cumsum(np.sort(memory)[::-1])
+    return min(int(np.searchsorted(held, total)) + 1, len(held))

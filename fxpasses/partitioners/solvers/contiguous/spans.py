@@ -1,0 +1,379 @@
+"""What the difference of two ideals weighs on one device, for many pairs of ideals at once: seconds and bytes.
+
+A value is charged where it leaves and where it enters, a shared key where it is named. Whether that happens between
+ideals ``I`` and ``J`` is a sum of products ``f(I) g(J)`` of 0 and 1, for example "the users of a value inside ``I`` are
+those inside ``J``" is the sum over ``c`` of "``I`` holds ``c`` of them" times "``J`` holds ``c`` of them". So the loads
+of a block of pairs are one matrix product, over the few values that are open in the block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["DeviceClass", "Spans"]
+
+Bools = NDArray[np.bool_]
+CHUNK = 20_000
+
+
+@attrs.frozen(eq=False)
+class DeviceClass:
+    """Devices that are alike: what a unit and a crossing value weigh on each of them.
+
+    Args:
+        devices: Their positions.
+        weight: Seconds of each unit, ``(m,)``; 0 where they cannot run it.
+        banned: Whether they cannot run a unit, ``(m,)``.
+        memory: Bytes that each has.
+        leaving: What each value adds when it leaves, ``(q,)``.
+        entering: What each value adds when it enters, ``(q,)``.
+        to_next: What a value adds beside that when it goes to the device that comes next, ``(q,)``; None for nothing.
+        from_last: What it adds when it comes from the device before.
+    """
+
+    devices: tuple[int, ...]
+    weight: Floats
+    banned: Bools
+    memory: float
+    leaving: Floats
+    entering: Floats
+    to_next: Floats | None = None
+    from_last: Floats | None = None
+
+    @property
+    def charges(self) -> tuple[bytes, ...]:
+        """What tells the crossings of two classes apart."""
+        every = (self.leaving, self.entering, self.to_next, self.from_last)
+        return tuple(b"" if each is None else each.tobytes() for each in every)
+
+
+@attrs.frozen(eq=False)
+class _Crossings:
+    """For each value (or shared key), how many of its users each ideal holds.
+
+    Args:
+        made: Whether an ideal holds the maker, ``(q, f)``; for shared keys always.
+        count: How many users it holds, ``(q, f)``.
+        users: How many there are, ``(q,)``.
+    """
+
+    made: Bools
+    count: NDArray[np.int16]
+    users: NDArray[np.int16]
+
+    @classmethod
+    def of(cls, made: Bools, pairs: Ints, inside: Bools) -> _Crossings:
+        count = np.zeros(made.shape, dtype=np.int16)
+        for value, user in pairs.tolist():
+            count[value] += inside[user]
+        return cls(made, count, np.bincount(pairs[:, 0], minlength=len(made)).astype(np.int16))
+
+    @property
+    def open(self) -> Bools:
+        """Whether a value is made inside and used outside, ``(q, f)``."""
+        return self.made & (self.count < self.users[:, None])
+
+    @property
+    def back(self) -> Bools:
+        """Whether a value is made outside and used inside, ``(q, f)``: values of backward nodes."""
+        return ~self.made & (self.count > 0)
+
+
+@attrs.frozen(eq=False)
+class _Forced:
+    """Values at an ideal that the next part must use, and those that the last part must have made, ``(q, f)``."""
+
+    ahead: Bools
+    behind: Bools
+
+    @classmethod
+    def of(cls, units: Units, inside: Bools, opened: Bools) -> _Forced:
+        """A part that comes next has a unit that is ready, one that came last has a unit that no other one needs."""
+        ready, last = ~inside, inside.copy()
+        for before, after in units.before.tolist():
+            ready[after] &= inside[before]
+            last[before] &= ~inside[after]
+        used = np.zeros(opened.shape, dtype=np.int32)
+        for value, user in units.uses.tolist():
+            used[value] += ready[user]
+        alone = last.sum(axis=0) == 1
+        return cls(opened & (used == ready.sum(axis=0)), opened & last[units.source] & alone)
+
+
+@attrs.frozen(eq=False)
+class Spans:
+    """A family of ideals prepared for questions about pairs of them.
+
+    ``by_bytes`` says that the load of a device is its bytes, less a credit for each class.
+    """
+
+    units: Units
+    family: CutFamily
+    classes: tuple[DeviceClass, ...]
+    credit: tuple[float, ...] | None
+    values: _Crossings
+    shared: _Crossings
+    open: Bools
+    back: Bools
+    weight: tuple[Floats, ...]
+    banned: tuple[Floats | None, ...]
+    kept: Floats
+    before: Floats
+    after: Floats
+    by_live: Bools | None
+    live: Floats
+    ends: tuple[Floats, ...]
+    starts: tuple[Floats, ...]
+    forced: _Forced | None
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        family: CutFamily,
+        classes: tuple[DeviceClass, ...],
+        credit: tuple[float, ...] | None = None,
+    ) -> Spans:
+        """Sum up what each ideal holds. Time O((units × classes + uses) × ideals)."""
+        inside = family.inside
+        values = _Crossings.of(inside[units.source], units.uses, inside)
+        everywhere = np.ones((len(units.shared), family.count), dtype=bool)
+        falling = np.argsort(-units.live, kind="stable")
+        live = units.live[falling].astype(np.float64)
+        has_live = bool(units.live.any())
+        is_linked = any(group.to_next is not None or group.from_last is not None for group in classes)
+        forced = _Forced.of(units, inside, values.open) if is_linked else None
+        rows = np.ascontiguousarray(inside[falling].T) if has_live else None
+        return cls(
+            units,
+            family,
+            classes,
+            credit,
+            values,
+            _Crossings.of(everywhere, units.shares, inside),
+            values.open,
+            values.back,
+            tuple(group.weight @ inside for group in classes),
+            tuple(group.banned.astype(np.float64) @ inside if group.banned.any() else None for group in classes),
+            units.kept.astype(np.float64) @ inside,
+            _largest(rows, live, family.count),
+            _largest(None if rows is None else ~rows, live, family.count),
+            rows,
+            live,
+            *_charges(classes, values.open, values.back, forced),
+            forced,
+        )
+
+    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal."""
+        nested = self._nested(rows, columns)
+        if self.credit is not None:
+            return self._by_bytes(rows, columns, nested, self.credit, below)
+        found = []
+        crossing: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            key = group.charges
+            if key not in crossing:
+                crossing[key] = self._crossing(kind, rows, columns)
+            load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
+            np.maximum(load, 0.0, out=load)
+            legal = (load < below) & nested
+            if (banned := self.banned[kind]) is not None:
+                legal &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(np.where(legal, load, np.inf))
+        if self.is_tight:
+            least = min(group.memory for group in self.classes)
+            needed = np.logical_or.reduce([np.isfinite(load) for load in found])
+            largest = max(group.memory for group in self.classes)
+            size = self._bytes(rows, columns, needed, least, largest)
+            for load, group in zip(found, self.classes, strict=True):
+                load[size > group.memory] = np.inf
+        return found
+
+    def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:
+        """For each class, which pairs are legal and stay under a threshold (up to rounding): less work than loads."""
+        if self.credit is not None:
+            return [np.isfinite(load) for load in self.loads(rows, columns, below)]
+        nested, found = self._nested(rows, columns), []
+        crossing: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            key = group.charges
+            if key not in crossing:
+                crossing[key] = self._crossing(kind, rows, columns)
+            fine = crossing[key] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
+            fine &= nested
+            if (banned := self.banned[kind]) is not None:
+                fine &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(fine)
+        if self.is_tight:
+            memory = [group.memory for group in self.classes]
+            size = self._bytes(rows, columns, np.logical_or.reduce(found), min(memory), max(memory))
+            for fine, most in zip(found, memory, strict=True):
+                fine &= size <= most
+        return found
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether bytes matter: some device has not room for everything."""
+        everything = float(self.kept[-1] + self.units.shared.sum() + self.live[:1].sum())
+        return self.credit is not None or everything > min(group.memory for group in self.classes)
+
+    def _by_bytes(
+        self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
+    ) -> list[Floats]:
+        size = self._bytes(rows, columns, nested, -1.0, below + max(credit))
+        found = []
+        for kind, group in enumerate(self.classes):
+            load = np.maximum(size - credit[kind], 0.0)
+            legal = nested & (load < below) & (size <= group.memory)
+            if (banned := self.banned[kind]) is not None:
+                legal &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(np.where(legal, load, np.inf))
+        return found
+
+    def _nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
+        """Whether the second ideal holds the first and is not the same."""
+        first, second = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        held = first[:, None] < second[None, :]
+        if self.family.is_nested:
+            return held
+        small, large = self.family.words[rows], ~self.family.words[columns]
+        for word in np.flatnonzero(small.any(axis=0)).tolist():
+            bits = np.bitwise_or.reduce(small[:, word]) & np.bitwise_or.reduce(large[:, word])
+            if bits:
+                held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
+        return held
+
+    def _crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
+        """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
+        group, values = self.classes[kind], self.values
+        leaving, entering = group.leaving, group.entering
+        opened = self.open[:, rows]
+        active = np.flatnonzero(opened.any(axis=1))
+        held = _cells(values.count, active, rows)
+        last = held == values.users[active][:, None] - 1  # only one user is left: none is used where it stays open
+        scale = leaving[active][:, None] + last * entering[active][:, None]
+        left, right = [(opened[active] * scale).T], [_cells(self.open, active, columns)]
+        value, counted = _counts(held, opened[active] & ~last)
+        unused = (held[value] == counted[:, None]) & opened[active[value]]
+        left.append(unused.T * entering[active[value]])
+        right.append(_cells(values.count, active[value], columns) == counted[:, None])
+        if self.forced is not None:
+            self._forced(group, self.forced, rows, columns, left, right)
+        if self.back.any():
+            self._going_back(group, rows, columns, left, right)
+        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
+        return charged - saved
+
+    def _forced(
+        self,
+        group: DeviceClass,
+        forced: _Forced,
+        rows: slice | Ints,
+        columns: slice | Ints,
+        left: list[Floats],
+        right: list[Bools],
+    ) -> None:
+        """Values that go to the next device are not sent by this one if they were made before."""
+        if group.to_next is not None:
+            opened = self.open[:, rows]
+            active = np.flatnonzero(opened.any(axis=1) & (group.to_next > 0))
+            left.append((opened[active] * group.to_next[active][:, None]).T)
+            right.append(_cells(forced.ahead, active, columns))
+        if group.from_last is not None:
+            own = forced.behind[:, rows]
+            active = np.flatnonzero(own.any(axis=1) & (group.from_last > 0))
+            left.append((own[active] * group.from_last[active][:, None]).T)
+            right.append(_cells(self.values.count, active, columns) == 0)
+
+    def _going_back(
+        self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
+    ) -> None:
+        """Values that are made later than they are used: they leave the later device and enter the earlier one."""
+        values = self.values
+        back = self.back[:, rows]
+        active = np.flatnonzero(back.any(axis=1))
+        left.append(back[active].T * -group.leaving[active])
+        used = _cells(values.count, active, columns) == values.users[active][:, None]
+        whole = _cells(values.made, active, columns) & used
+        right.append(whole)
+        value, held = _counts(_cells(values.count, active, rows), back[active])
+        chosen = active[value]
+        left.append(((_cells(values.count, chosen, rows) == held[:, None]) & back[chosen]).T * group.entering[chosen])
+        right.append((_cells(values.count, chosen, columns) == held[:, None]) & ~_cells(values.made, chosen, columns))
+
+    def _bytes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, least: float, largest: float) -> Floats:
+        """Bytes of each pair; only right about ``least`` and ``largest`` and between them, where needed."""
+        size: Floats = self.kept[columns][None, :] - self.kept[rows][:, None]
+        if len(self.units.shared):
+            shared, each = self.shared, self.units.shared.astype(np.float64)
+            opened = shared.open[:, rows]
+            value, held = _counts(shared.count[:, rows], opened)
+            left = ((_cells(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
+            right = (_cells(shared.count, value, columns) == held[:, None]).astype(np.float64)
+            size = size + (each @ opened)[:, None] - left @ right
+        if self.by_live is None:
+            return size
+        before, after = self.before[columns][None, :], self.after[rows][:, None]
+        live = np.minimum(before, after)
+        exact = (before > self.before[rows][:, None]) | (after > self.after[columns][None, :])
+        open_ends = needed & ~exact & (size + live > least) & (size <= largest)
+        first, second = np.nonzero(open_ends)
+        own_rows, own_columns = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        for start in range(0, len(first), CHUNK):
+            part = slice(start, start + CHUNK)
+            own = self.by_live[own_columns[second[part]]] & ~self.by_live[own_rows[first[part]]]
+            live[first[part], second[part]] = self.live[own.argmax(axis=1)]
+        return size + live
+
+
+def _charges(
+    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: _Forced | None
+) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+    """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
+    known: dict[tuple[bytes, ...], tuple[Floats, Floats]] = {}
+    found = []
+    for group in classes:
+        key = group.charges
+        if key not in known:
+            end, start = group.leaving @ opened, group.entering @ opened
+            if back.any():
+                end = end + group.entering @ back
+            if forced is not None and group.to_next is not None:
+                end = end + group.to_next @ forced.ahead
+            if forced is not None and group.from_last is not None:
+                start = start + group.from_last @ forced.behind
+            known[key] = end, start
+        found.append(known[key])
+    return tuple(end for end, _start in found), tuple(start for _end, start in found)
+
+
+def _largest(rows: Bools | None, live: Floats, count: int) -> Floats:
+    """The most bytes alive over the units of each row; the columns fall in these bytes."""
+    if rows is None:
+        return np.zeros(count)
+    return np.where(rows.any(axis=1), live[rows.argmax(axis=1)], 0.0)
+
+
+def _cells(table: NDArray[Any], rows: Ints, columns: slice | Ints) -> NDArray[Any]:
+    """Some rows and columns of a table, without a copy of whole rows."""
+    cells: NDArray[Any] = table[:, columns][rows] if isinstance(columns, slice) else table[rows[:, None], columns]
+    return cells
+
+
+def _counts(count: NDArray[np.int16], chosen: Bools) -> tuple[Ints, NDArray[np.int16]]:
+    """Each pair (value, count) that occurs where chosen, once."""
+    if not len(count):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int16)
+    wide = int(count.max(initial=0)) + 1
+    codes = np.unique((np.arange(len(count))[:, None] * wide + count)[chosen])
+    return codes // wide, (codes % wide).astype(np.int16)

@@ -1,0 +1,86 @@
+"""The first answer where memory is so tight that no cut of the usual orders keeps the budgets; or why there is none."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.cutting import stops_of
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
+from fxpasses.partitioners.solvers.contiguous.explaining import lacks, never, not_found
+from fxpasses.partitioners.solvers.contiguous.filling import Filling, Runs
+from fxpasses.partitioners.solvers.contiguous.impossible import Fits
+from fxpasses.partitioners.solvers.contiguous.orders import long_orders
+from fxpasses.partitioners.solvers.contiguous.searching import LONG, Answer, Search, improved
+
+__all__ = ["tight_answer", "why_not"]
+
+STOPS = 500
+"""Places to cut one order of a long graph at."""
+SECONDS, MORE_SECONDS = 0.1, 4.0
+"""How long the search for any answer may take, and how much longer for each second of the budget."""
+STEPS, MORE_STEPS = 1e10, 2e10
+"""The same in multiplications, for a proof that there is none."""
+
+
+def tight_answer(search: Search) -> Answer | None:
+    """Any pipeline that keeps the budgets, made better around its cuts with the devices in the order it has."""
+    search = _short(search)
+    filling = Filling(search.units, search.tables.memory, search.problem.seed)
+    runs = filling.found(0.0)
+    if runs is None and _decided(search)[0] is not False:
+        runs = filling.found(SECONDS + MORE_SECONDS * search.problem.time_budget)
+    if runs is None:
+        return None
+    used = [device for device, _members in runs]
+    rest = [device for device in range(len(search.tables.memory)) if device not in used]
+    in_order = attrs.evolve(search, order=(*used, *rest))
+    return improved(in_order, Answer.of(in_order, Pipeline(runs, np.inf)))
+
+
+def _short(search: Search) -> Search:
+    """Long graphs are cut at some places along one order."""
+    if search.units.size <= LONG:
+        return search
+    order = long_orders(search.units, search.problem.seed)[0]
+    weight = search.units.kept.astype(np.float64)
+    return search.contracted(order, stops_of(order, weight, STOPS, len(search.tables.memory)))
+
+
+def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | None, float]:
+    """Whether there is a pipeline with so many bytes more, if that is quickly told; and the steps that are left."""
+    steps = STEPS + MORE_STEPS * search.problem.time_budget
+    fits = Fits.of(search.units, search.classes) if search.units.size <= LONG else None
+    decided, spent = (None, 0.0) if fits is None else fits.decide(more, steps)
+    return decided, fits, steps - spent
+
+
+def why_not(search: Search, *, proven: bool = False) -> PlacementError:
+    """What to say where no pipeline was found: how many bytes the nearest one lacks, and whether none is proven."""
+    problem, tables = search.problem, search.tables
+    decided, fits, steps = _decided(search)
+    short = _short(search)
+    filling = Filling(short.units, tables.memory, problem.seed)
+    runs = filling.nearest()
+    if runs is None:
+        return never() if _decided(search, np.inf)[0] is False else not_found(problem.time_budget)
+    least = 1 if proven else None
+    if fits is not None and decided is False:
+        runs, least = _nearest(fits, filling, runs, steps)
+    return lacks(problem, tables, short.devices(Pipeline(runs, np.inf)), least)
+
+
+def _nearest(fits: Fits, filling: Filling, runs: Runs, steps: float) -> tuple[Runs, int]:
+    """The nearest runs and the fewest bytes that are proven to be missing, by bisection."""
+    low, high = 0, int(filling.lacking(runs))
+    while low + 1 < high:
+        middle = (low + high) // 2
+        decided, spent = fits.decide(middle, steps)
+        steps -= spent
+        if decided is False:
+            low = middle
+            continue
+        found = attrs.evolve(filling, memory=filling.memory + middle).beam(300, 8, filling.seed) if decided else None
+        runs, high = (runs, middle) if found is None else (found, int(filling.lacking(found)))
+    return runs, low + 1

@@ -1,0 +1,173 @@
+"""Solve a reduced problem freely, for each objective: start from a pipeline, search, prove, or say what is missing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
+from fxpasses.partitioners.solvers.proofs.covering import covering_bound
+from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints, evaluate
+
+__all__ = ["refuse", "solve_free"]
+
+MAX_SENDING = 30_000_000
+"""Entries of the table of sending times up to which there is a search at all; beyond, the pipeline is the answer."""
+SMALL = 2000
+"""Variables up to which a packing program is asked."""
+NODES = 2000
+SUBSETS = 300
+"""Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
+
+
+def solve_free(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+    """Place a reduced problem whose units each fit some device.
+
+    Returns:
+        The position of each node's device; the devices that are used; a bound on every assignment.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, and none was proven not to exist.
+    """
+    home, bound = (_fewest if problem.objective == "devices" else _smallest)(problem, tables, units)
+    return home[units.unit_of], tuple(np.unique(home).tolist()), bound
+
+
+def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:
+    """The assignment whose largest figure is the smallest."""
+    bound = load_bound(units, tables.memory, problem.objective)
+    starts = list(_pipeline(problem, tables, units))
+    if len(units.source) * len(tables.memory) ** 2 > MAX_SENDING:
+        if starts:
+            return starts[0], bound
+        raise PlacementError(
+            f"No pipeline was found, and {units.size} units on {len(tables.memory)} devices are too many for the "
+            "search among free placements; join nodes with `colocate`."
+        )
+    model = LoadModel.of(units, tables, problem.objective)
+    prices = prices_of(units, tables.memory, problem.objective)
+    for home in starts:
+        bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
+    answer = FreeSearch(model, bound, problem.time_budget, problem.seed).run(starts)
+    if answer.home is None:
+        raise refuse(problem, tables, units, model)
+    return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
+
+
+def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
+    """The best pipeline, if there is one."""
+    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=min(problem.time_budget / 4, 2.0))
+    try:
+        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+    except PlacementError:
+        return  # a free placement may exist all the same
+    home = np.zeros(units.size, dtype=np.int64)
+    home[units.unit_of] = device_of
+    yield home
+
+
+def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:
+    """The fewest devices that hold everything, and on them the smallest largest load."""
+    model = LoadModel.of(units, tables, "devices")
+    bound = fewest_by_memory(units, tables.memory)
+    packing = Packing.of(model, nodes=NODES)
+    if packing.size <= SMALL:
+        proof = packing.fewest_devices()
+        if math.isfinite(proof.bound):
+            bound = max(bound, int(proof.bound))
+    for count in range(bound, model.devices + 1):
+        found = _on_so_many(problem, tables, units, model, count)
+        if found.home is not None:
+            return found.home, float(bound)
+        bound = count + 1 if found.is_refuted and bound == count else bound
+    raise refuse(problem, tables, units, model)
+
+
+@attrs.frozen(eq=False)
+class _Found:
+    """The best assignment to so many devices (None: none was found), and whether it is proven that there is none."""
+
+    home: Ints | None
+    is_refuted: bool
+
+
+def _on_so_many(problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, count: int) -> _Found:
+    """Try the sets of so many devices that can hold everything; first those on which the load can be the smallest."""
+    sets = list(itertools.islice(distinct_sets(tables, units, count), SUBSETS + 1))
+    few = [chosen for chosen in sets[:SUBSETS] if _has_room(model, chosen)]
+    bounds = {chosen: load_bound(*_restricted(units, tables, chosen), "throughput") for chosen in few}
+    best, refuted = FreeAnswer(None, math.inf, math.inf), len(sets) <= SUBSETS
+    seconds = problem.time_budget / (2 * max(1, len(few)))
+    for chosen in sorted(few, key=lambda each: (bounds[each], each)):
+        if bounds[chosen] >= best.value:
+            continue
+        answer = _search(model, chosen, bounds[chosen], seconds, problem.seed).run([])
+        refuted &= math.isinf(answer.bound)
+        if answer.value < best.value:
+            best, winner = answer, chosen
+    if best.home is None:
+        return _Found(None, refuted)
+    more = _search(model, winner, max(bounds[winner], best.bound), problem.time_budget / 2, problem.seed)
+    return _Found(more.run([best.home]).home, False)
+
+
+def _search(model: LoadModel, chosen: tuple[int, ...], bound: float, seconds: float, seed: int) -> FreeSearch:
+    """The search that uses some devices only."""
+    banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
+    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, seed)
+
+
+def _restricted(units: Units, tables: CostTables, chosen: tuple[int, ...]) -> tuple[Units, Floats]:
+    """The units and memories of some devices."""
+    own = list(chosen)
+    return attrs.evolve(units, seconds=units.seconds[:, own]), tables.memory[own]
+
+
+def _has_room(model: LoadModel, chosen: tuple[int, ...]) -> bool:
+    """Whether some devices are large enough together, and each unit fits one of them."""
+    own = list(chosen)
+    room = np.where(model.banned[:, own], -np.inf, model.memory[own]).max(axis=1)
+    total = float(model.kept.sum() + model.shared.sum() + model.live.max(initial=0.0))
+    return bool((model.kept + model.live <= room).all()) and total <= float(model.memory[own].sum())
+
+
+def refuse(
+    problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, extra: Extra = None
+) -> PlacementError:
+    """Why there is no answer: proven with the missing bytes, or not found."""
+    more = (
+        "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
+        f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
+    )
+    packing = Packing.of(model, nodes=NODES, extra=extra)
+    if packing.size > SMALL:
+        return PlacementError(more)
+    proof = packing.missing_bytes()
+    if proof.home is None:
+        return PlacementError(more)
+    device_of = proof.home[units.unit_of]
+    over = evaluate(tables, device_of).kept - tables.memory
+    missing, worst = int(over.max()), int(np.argmax(over))
+    if missing <= 0 or proof.bound <= missing * (1 - 1e3 * ROUNDING):
+        return PlacementError(more)
+    own = np.flatnonzero(device_of == worst)
+    first = own[int(np.argmax(np.cumsum(tables.kept[own]) > tables.memory[worst]))]
+    return InfeasibleError(
+        f"No placement keeps every budget: the one that comes nearest needs {missing} bytes more on "
+        f"{problem.devices[worst].name!r}, where {tables.nodes[first]!r} is the first node that does not fit.",
+        missing_bytes=missing,
+    )

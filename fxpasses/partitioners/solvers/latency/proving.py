@@ -1,0 +1,179 @@
+"""Latency as an integer program: which device runs a unit, when each node starts, which of two nodes goes first."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fxpasses.partitioners.solvers.latency.heads import Heads
+from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, add_assignments, add_budgets
+from fxpasses.partitioners.solvers.proofs.programs import Program
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["LatencyProgram"]
+
+
+@attrs.frozen(eq=False)
+class LatencyProgram:
+    """The program for nodes in units, or its linear relaxation.
+
+    Args:
+        model: What units need, and where they may be.
+        scheduler: The nodes.
+        unit_of: The unit of each node.
+        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+        heads: When each node can start at the earliest, and what has to follow it.
+    """
+
+    model: LoadModel
+    scheduler: Scheduler
+    unit_of: Ints
+    flow: Ints | None
+    heads: Heads
+
+    @property
+    def size(self) -> int:
+        """About how many variables there are."""
+        edges = int((self.scheduler.before < len(self.unit_of)).sum())
+        return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
+
+    def solve(self, below: float, *, nodes: int) -> tuple[Ints | None, Floats | None, float]:
+        """The devices of units and the starts of nodes, None if none was found, and the proven bound.
+
+        ``below`` is a makespan that is reached already; ``inf`` when none is known.
+        """
+        program, runs, start, top, scale = self._built(below, whole=True)
+        answer = program.minimize((1.0, top), nodes=nodes)
+        if answer.x is None:
+            return None, None, answer.bound * scale
+        return np.argmax(answer.x[runs], axis=1), answer.x[start] * scale, answer.bound * scale
+
+    def relaxed(self) -> float:
+        """What no schedule can be below: units in fractions, devices that run several nodes at once."""
+        program, _runs, _start, top, scale = self._built(math.inf, whole=False)
+        answer = program.minimize((1.0, top), nodes=1)
+        return answer.bound * scale if np.isfinite(answer.bound) else 0.0
+
+    def _built(self, below: float, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
+        seconds, unit_of = self.scheduler.seconds, self.unit_of
+        scale = float(seconds.max(initial=0.0)) or 1.0
+        slowest = float(seconds.max(axis=1).sum() + self.scheduler.send.max(axis=(1, 2)).sum())
+        horizon = min(below, slowest) / scale * (1 + ROUNDING)
+        program, runs = add_assignments(self.model, whole=whole)
+        low = np.minimum(self.heads.head.min(axis=1) / scale * (1 - ROUNDING), horizon)
+        start, top = program.add(len(unit_of), low, horizon), program.add(1, 0.0, horizon)
+        add_budgets(program, self.model, runs)
+        none = np.zeros(len(unit_of))
+        behind = (seconds + self.heads.tail) / scale * (1 - ROUNDING)  # (n, k): what each node takes, and then the rest
+        last = np.broadcast_to(top, (len(unit_of), 1))
+        program.at_most(none, (behind, runs[unit_of]), (1.0, start[:, None]), (-1.0, last))
+        program.at_most(none, (self.heads.head / scale * (1 - ROUNDING), runs[unit_of]), (-1.0, start[:, None]))
+        each = np.broadcast_to(top, self.model.devices)
+        program.at_most(np.zeros(self.model.devices), (seconds.T / scale, runs[unit_of].T), (-1.0, each))
+        self._edges(program, runs, start, scale, crossing=whole)
+        if whole:
+            self._one_at_a_time(program, runs, start, scale, horizon)
+            if self._alike() and self.model.devices > 1:  # which device is called the first does not matter
+                heaviest = int(np.argmax(self.model.weight[:, 0]))
+                program.at_most(0.0, (1.0, runs[heaviest, None, 1:]))
+        if whole and self.flow is not None:
+            self._pipeline(program, runs, self.flow)
+        return program, runs, start, top, scale
+
+    def _edges(self, program: Program, runs: Ints, start: Ints, scale: float, *, crossing: bool) -> None:
+        """A node starts after what it needs, and after the copy where they are on two devices."""
+        node, column = np.nonzero(self.scheduler.before < len(self.unit_of))
+        need = self.scheduler.before[node, column]
+        if not len(node):
+            return
+        seconds, kinds = self.scheduler.seconds / scale, self.model.devices
+        terms: list[tuple[ArrayLike, Ints]] = [
+            (seconds[need], runs[self.unit_of[need]]),
+            (1.0, start[need]),
+            (-1.0, start[node]),
+        ]
+        if not crossing or kinds < 2:
+            program.at_most(np.zeros(len(node)), *terms)
+            return
+        sent = program.add(len(node), 0.0, np.inf)
+        program.at_most(np.zeros(len(node)), *terms, (1.0, sent))
+        for source in range(kinds):
+            for target in range(kinds):
+                if source != target:
+                    taken = self.scheduler.send[need, source, target] / scale
+                    here, there = runs[self.unit_of[need], source], runs[self.unit_of[node], target]
+                    program.at_most(taken, (taken, here), (taken, there), (-1.0, sent))
+
+    def _unrelated(self) -> list[tuple[int, int]]:
+        """Pairs of nodes that take time and that no path connects."""
+        count = len(self.unit_of)
+        reach = np.zeros((count, count), dtype=bool)
+        for node in self.scheduler.topological.tolist():
+            needs = self.scheduler.before[node][self.scheduler.before[node] < count]
+            reach[node] = np.any(reach[needs], axis=0)
+            reach[node, needs] = True
+        busy = (self.scheduler.seconds > 0).any(axis=1)
+        apart = np.logical_not(reach | reach.T) & np.outer(busy, busy)
+        pairs = np.argwhere(np.triu(apart, 1)).tolist()
+        return [(first, second) for first, second in pairs]
+
+    def _one_at_a_time(self, program: Program, runs: Ints, start: Ints, scale: float, horizon: float) -> None:
+        pairs = np.array(self._unrelated(), dtype=np.int64).reshape(-1, 2)
+        first, last = self._windows(scale, horizon)
+        pairs = pairs[(last[pairs] > first[pairs[:, ::-1]]).all(axis=1)]
+        if not len(pairs):
+            return
+        goes_first = program.add(len(pairs), 0.0, 1.0, whole=True)
+        for device in range(self.model.devices):
+            for (one, other), sign, right in (((0, 1), 1.0, 3.0), ((1, 0), -1.0, 2.0)):
+                early, late = pairs[:, one], pairs[:, other]
+                taken = self.scheduler.seconds[early, device] / scale
+                both = np.stack([runs[self.unit_of[early], device], runs[self.unit_of[late], device]], axis=1)
+                relevant = np.flatnonzero((taken > 0) & (self.scheduler.seconds[late, device] > 0))
+                if relevant.size:
+                    most = np.maximum(last[early[relevant]] - first[late[relevant]], 0.0)  # how much later it can end
+                    program.at_most(
+                        right * most - taken[relevant],
+                        (1.0, start[early[relevant]]),
+                        (-1.0, start[late[relevant]]),
+                        (most[:, None], both[relevant]),
+                        (sign * most, goes_first[relevant]),
+                    )
+
+    def _alike(self) -> bool:
+        """Whether nothing sees which device it is on, and which link it takes."""
+        model, apart = self.model, ~np.eye(self.model.devices, dtype=bool)
+        seconds, send = self.scheduler.seconds, self.scheduler.send[:, apart]
+        same = (seconds == seconds[:, :1]).all() and (model.memory == model.memory[0]).all()
+        return bool(same and not model.banned.any() and (send == send[:, :1]).all())
+
+    def _windows(self, scale: float, horizon: float) -> tuple[Floats, Floats]:
+        """When each node can start at the earliest, and has to end at the latest."""
+        head, tail = self.heads.head.min(axis=1), self.heads.tail.min(axis=1)
+        return head / scale * (1 - ROUNDING), horizon - tail / scale * (1 - ROUNDING)
+
+    def _pipeline(self, program: Program, runs: Ints, flow: Ints) -> None:
+        """Devices stand in an order, and no value flows against it."""
+        kinds = self.model.devices
+        ahead = program.add((kinds, kinds), 0.0, 1.0, whole=True)
+        for first in range(kinds):
+            for second in range(kinds):
+                if first == second:
+                    continue
+                here, there = runs[flow[:, 0], first], runs[flow[:, 1], second]
+                if len(flow):
+                    program.at_most(1.0, (1.0, here), (1.0, there), (-1.0, np.full(len(flow), ahead[first, second])))
+                program.at_most(1.0, (1.0, ahead[first, second, None]), (1.0, ahead[second, first, None]))
+                for third in range(kinds):
+                    if third not in (first, second):
+                        program.at_most(
+                            1.0,
+                            (1.0, ahead[first, second, None]),
+                            (1.0, ahead[second, third, None]),
+                            (-1.0, ahead[first, third, None]),
+                        )

@@ -1,0 +1,89 @@
+"""Latency of graphs that are too large to be searched node by node: joined first, scheduled as they are at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxpasses.partitioners.solvers.latency.joining import Joined, join_until
+from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
+
+__all__ = ["is_large", "run_in_order", "shortest_path", "shrunk", "widened"]
+
+MAX_NODES = 4000
+MAX_SENDING = 4_000_000
+"""Nodes, and nodes times pairs of devices, up to which all nodes are searched."""
+GROUPS = 2000
+
+
+def is_large(tables: CostTables) -> bool:
+    """Whether a graph has to be made smaller."""
+    count, kinds = tables.seconds.shape
+    return bool(count > MAX_NODES or count * kinds**2 > MAX_SENDING)
+
+
+def shrunk(level: Level, topological: Ints, starts: Sequence[Ints]) -> tuple[Level, Joined]:
+    """Join nodes that no start keeps apart, until there are about 2,000 groups, or fewer on many devices."""
+    homes: list[bytes] = [column.tobytes() for column in np.stack(starts).T] if starts else [b""] * level.model.size
+    goal = max(200, min(GROUPS, MAX_SENDING // level.model.devices**2))
+
+    def apart(one: int, other: int) -> bool:
+        return homes[one] != homes[other]
+
+    joined = join_until(level.tables, level.model, level.unit_of, topological, goal, apart)
+    return level.joined(joined), joined
+
+
+def widened(level: Level, joined: Joined, topological: Ints, answer: LatencyAnswer) -> LatencyAnswer:
+    """The schedule of all nodes from one of the groups."""
+    home, order = answer.home[joined.unit], joined.order(answer.order, topological)
+    start, makespan = run_in_order(level.tables, home[level.unit_of], order)
+    return LatencyAnswer(home, order, start, makespan if np.isfinite(answer.value) else answer.value)
+
+
+def run_in_order(tables: CostTables, home: Ints, order: Ints) -> tuple[Floats, float]:
+    """When each node starts, and when the last one ends. Time O(nodes + edges)."""
+    end = [0.0] * len(order)
+    start = np.zeros(len(order))
+    free = [0.0] * len(tables.memory)
+    needs = _lists(tables.edges[:, ::-1], len(order))
+    own, latency, per_byte = home.tolist(), tables.latency.tolist(), tables.per_byte.tolist()
+    fixed, output, seconds = tables.fixed.tolist(), tables.output.tolist(), _seconds_at(tables, home)
+    for node in order.tolist():
+        device, begin = own[node], 0.0
+        for need in needs[node]:
+            there, source = end[need], own[need]
+            if source != device:
+                size = output[need]
+                there += fixed[need] + (latency[source][device] + size * per_byte[source][device] if size else 0.0)
+            begin = max(begin, there)
+        if seconds[node]:
+            begin = max(begin, free[device])
+            free[device] = begin + seconds[node]
+        start[node], end[node] = begin, begin + seconds[node]
+    return start, max(end, default=0.0)
+
+
+def shortest_path(tables: CostTables, topological: Ints) -> float:
+    """The longest path when each node is on its fastest device and nothing is sent. Time O(nodes · devices + edges)."""
+    seconds = tables.seconds.min(axis=1).tolist()
+    end = [0.0] * len(seconds)
+    needs = _lists(tables.edges[:, ::-1], len(seconds))
+    for node in topological.tolist():
+        end[node] = max((end[need] for need in needs[node]), default=0.0) + seconds[node]
+    return max(end, default=0.0)
+
+
+def _seconds_at(tables: CostTables, home: Ints) -> list[float]:
+    found: list[float] = tables.seconds[np.arange(len(home)), home].tolist()
+    return found
+
+
+def _lists(pairs: Ints, count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for one, other in pairs.tolist():
+        if one != other:
+            found[one].append(other)
+    return found

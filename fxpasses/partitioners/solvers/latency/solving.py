@@ -1,0 +1,199 @@
+"""Solve a reduced problem for one sample's latency: pipelines first, search, prove, or say what is missing."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
+from fxpasses.partitioners.solvers.contiguous.searching import FEW_STATES, LONG, Search
+from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.free.searching import FreeSearch
+from fxpasses.partitioners.solvers.free.solving import refuse
+from fxpasses.partitioners.solvers.latency.heads import Heads
+from fxpasses.partitioners.solvers.latency.joining import order_of_groups
+from fxpasses.partitioners.solvers.latency.levels import Flow, LatencyAnswer, Level
+from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
+from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
+from fxpasses.partitioners.solvers.latency.searching import LatencySearch
+from fxpasses.partitioners.solvers.latency.shrinking import is_large, shortest_path, shrunk, widened
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
+from fxpasses.partitioners.solvers.solved import Solved
+
+__all__ = ["in_turn", "solve_latency"]
+
+SMALL = 400
+"""Variables up to which the integer program is asked."""
+RELAXED = 20_000
+"""Variables up to which the linear relaxation is asked for a bound."""
+ORDERS = 3
+"""Linear orders that are cut for a start."""
+CHUNKED = 6
+"""Linear orders that are cut into equal parts."""
+MAX_STEPS = 300e6
+SEARCH = 0.3
+"""The share of the seconds that the search takes before it."""
+VARIABLES_A_SECOND = 150_000
+"""How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
+
+
+def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
+    """Place a reduced problem whose units each fit some device.
+
+    Returns:
+        The answer, with the devices in the order in which they begin, and when each node starts.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, or the nodes wait for each other in a circle.
+    """
+    topological = _topological(tables)
+    is_pipeline = problem.contiguity != "free"
+    model = _model(units, tables)
+    flow = Flow.of(units, model.devices) if is_pipeline else None
+    level = Level(tables, model, units.unit_of, flow)
+    large = is_large(tables)
+    starts, error = _starts(problem, tables, units, every=is_pipeline and not large)
+    if is_pipeline and isinstance(error, InfeasibleError):
+        raise error
+    if is_pipeline and not large:
+        starts += in_chunks(level, linear_orders(units, CHUNKED, problem.seed))
+    elif not starts and not large:
+        starts += _free(problem, tables, units)
+    if large:
+        answer, bound = _in_groups(problem, level, units, topological, starts)
+    else:
+        answer, bound = _node_by_node(problem, level, units, starts)
+    if math.isinf(answer.value):
+        raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
+    return Solved(answer.home[units.unit_of], _devices(answer, units), bound, answer.start, answer.value)
+
+
+def _topological(tables: CostTables) -> Ints:
+    order = order_of_groups(np.arange(len(tables.nodes)), tables)
+    if len(order) < len(tables.nodes):
+        stuck = np.setdiff1d(np.arange(len(tables.nodes)), order)
+        names = ", ".join(repr(tables.nodes[node]) for node in stuck[:3].tolist())
+        raise PlacementError(f"A latency needs nodes that do not wait for each other in a circle; {names} do.")
+    return np.array(order, dtype=np.int64)
+
+
+def _model(units: Units, tables: CostTables) -> LoadModel:
+    """What units weigh; the values between them are left to the schedule."""
+    allowed = np.isfinite(units.seconds)
+    weight = np.where(allowed, units.seconds, 0.0)
+    return attrs.evolve(LoadModel.of(units, tables, "memory"), weight=weight, by_bytes=False)
+
+
+def _node_by_node(
+    problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
+) -> tuple[LatencyAnswer, float]:
+    """Search all nodes, prove what is small."""
+    model, memory = level.model, level.tables.memory
+    prices = prices_of(units, memory, "throughput")
+    heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
+    bound = max(load_bound(units, memory, "throughput"), heads.bound)
+    flow = None if level.flow is None else level.flow.pairs
+    program = LatencyProgram(model, level.scheduler, level.unit_of, flow, heads)
+    if problem.time_budget and model.size * model.devices <= RELAXED:
+        bound = max(bound, program.relaxed() * (1 - ROUNDING))
+    small = model.size * model.devices <= SMALL and program.size <= SMALL
+    search = LatencySearch(level, bound, problem.time_budget * (SEARCH if small else 1), problem.seed)
+    answer = search.run(starts)
+    return _proven(problem, search, program, answer) if small else (answer, min(bound, answer.value))
+
+
+def _in_groups(
+    problem: PlacementProblem, level: Level, units: Units, topological: Ints, starts: list[Ints]
+) -> tuple[LatencyAnswer, float]:
+    """Search groups of nodes, then schedule the nodes."""
+    tables = level.tables
+    bound = max(load_bound(units, tables.memory, "throughput"), shortest_path(tables, topological))
+    groups, joined = shrunk(level, topological, starts)
+    search = LatencySearch(groups, bound, problem.time_budget, problem.seed)
+    answer = widened(level, joined, topological, search.run([joined.homes(start) for start in starts]))
+    return answer, min(bound, answer.value)
+
+
+def _devices(answer: LatencyAnswer, units: Units) -> tuple[int, ...]:
+    """The devices in the order in which they begin."""
+    home = answer.home[units.unit_of]
+    used = np.unique(home).tolist()
+    return tuple(sorted(used, key=lambda device: (float(answer.start[home == device].min()), device)))
+
+
+def _starts(
+    problem: PlacementProblem, tables: CostTables, units: Units, *, every: bool
+) -> tuple[list[Ints], PlacementError | None]:
+    """Pipelines: that of the smallest sum, of the smallest largest load, of the fewest devices; or why there is none.
+
+    Unless it is asked for every one of them, the first that is found is enough.
+    """
+    found: list[Ints] = []
+    error: PlacementError | None = None
+    if (cheapest := in_turn(problem, tables)) is not None:
+        found.append(_of_units(cheapest, units))
+    budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
+    for objective in ("throughput", "devices"):
+        if found and not every:
+            break
+        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=budget)
+        try:
+            device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+            found.append(_of_units(device_of, units))
+        except PlacementError as failure:
+            error = failure if error is None else error
+    return found, error
+
+
+def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
+    """An assignment that keeps the budgets though no pipeline does, if one is found."""
+    search = FreeSearch(LoadModel.of(units, tables), 0.0, min(problem.time_budget, 1.0), problem.seed)
+    home = search.run([]).home
+    return [] if home is None else [home]
+
+
+def _of_units(device_of: Ints, units: Units) -> Ints:
+    home = np.zeros(units.size, dtype=np.int64)
+    home[units.unit_of] = device_of
+    return home
+
+
+def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
+    """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders."""
+    similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
+    units = reduce_problem(similar, tables)
+    search = Search.of(similar, tables, units, prices_of(units, tables.memory, "throughput"))
+    if States.count(search.classes) > FEW_STATES or units.size > LONG:
+        return None
+    words = prefixes(linear_orders(units, ORDERS, problem.seed))
+    dynamic = PipelineSearch(units, search.classes, search.states(), search.measure(math.inf), in_turn=True)
+    found = dynamic.run(words, math.inf, MAX_STEPS)
+    return None if found.pipeline is None else search.devices(found.pipeline)
+
+
+def _proven(
+    problem: PlacementProblem, search: LatencySearch, program: LatencyProgram, answer: LatencyAnswer
+) -> tuple[LatencyAnswer, float]:
+    """What the integer program adds: a better answer, a better bound."""
+    if answer.value <= search.goal:
+        return answer, search.bound
+    nodes = int(VARIABLES_A_SECOND * (1 + problem.time_budget * (1 - SEARCH)) / (1 + program.size))
+    home, start, proven = program.solve(answer.value, nodes=nodes)
+    if home is not None and start is not None:
+        answer = min(answer, search.level.started(home, start), key=lambda each: each.value)
+    if proven >= answer.value * (1 - ROUNDING):
+        return answer, answer.value
+    bound = max(search.bound, proven * (1 - ROUNDING))
+    return answer, min(bound, answer.value)

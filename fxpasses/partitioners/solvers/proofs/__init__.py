@@ -1,0 +1,1 @@
+"""What no placement can beat: bounds, and integer programs for HiGHS."""

@@ -1,0 +1,1 @@
+"""Placement where nodes may be computed more than once."""

@@ -1,0 +1,209 @@
+"""Compute cheap nodes again where their value is needed, instead of sending it.
+
+A node with ``replicable=True`` has a home, from which its value is sent, and may be computed on further devices; each
+of them then needs the node's own inputs, the node's seconds and its bytes. A mask that every layer reads is the usual
+case. Nodes that are pinned, in a colocation group, or tied to a backward node are never computed twice; nor are those
+of convex placements, whose parts would no longer be convex.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Floats, Ints
+from fxpasses.partitioners.solvers.replication.proving import ReplicaProgram
+from fxpasses.partitioners.solvers.solved import Solved
+
+__all__ = ["Copies", "add_replicas", "may_replicate"]
+
+ORDER = 16
+"""Of the norm of loads that a change has to make smaller."""
+SMALL = 1500
+NODES = 3000
+TRIALS_A_SECOND = 4000
+
+
+@attrs.frozen(eq=False)
+class Copies:
+    """Where each node is computed, ``present`` ``(n, k)``, and from where its value is sent, ``home`` ``(n,)``."""
+
+    home: Ints
+    present: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, home: Ints, devices: int) -> Copies:
+        """Each node at home only."""
+        return cls(home, home[:, None] == np.arange(devices))
+
+    def lacking(self, edges: Ints) -> NDArray[np.bool_]:
+        """Which devices need the value of a node that they do not compute, ``(n, k)``."""
+        needed = np.zeros_like(self.present)
+        np.logical_or.at(needed, edges[:, 0], self.present[edges[:, 1]])
+        lacking: NDArray[np.bool_] = needed & ~self.present
+        return lacking
+
+    def figures(self, tables: CostTables) -> Figures:
+        """Seconds and bytes of each device."""
+        rows = np.arange(len(self.home))
+        compute = np.where(self.present, tables.seconds, 0.0).sum(axis=0)
+        taken = tables.fixed[:, None] + np.where(
+            tables.output[:, None] > 0,
+            tables.latency[self.home] + tables.output[:, None] * tables.per_byte[self.home],
+            0.0,
+        )
+        entering = np.where(self.lacking(tables.edges), taken, 0.0)
+        load = compute + entering.sum(axis=0)
+        np.add.at(load, self.home[rows], entering.max(axis=1, initial=0.0))
+        return Figures(load, compute, self._bytes(tables), int(self.present.any(axis=0).sum()))
+
+    def _bytes(self, tables: CostTables) -> Ints:
+        held = np.zeros((len(tables.shared), self.present.shape[1]), dtype=bool)
+        np.logical_or.at(held, tables.shares[:, 0], self.present[tables.shares[:, 1]])
+        live = np.where(self.present, tables.live[:, None], 0).max(axis=0, initial=0)
+        need: Ints = np.where(self.present, tables.kept[:, None], 0).sum(axis=0) + tables.shared @ held + live
+        return need
+
+    def quotient(self, tables: CostTables) -> nx.DiGraph[int]:
+        """Which devices must not stand before which."""
+        pairs = tables.precedence
+        target = self.present[pairs[:, 1]] & ~self.present[pairs[:, 0]]
+        edge, device = np.nonzero(target)
+        flow: nx.DiGraph[int] = nx.DiGraph()
+        flow.add_nodes_from(np.flatnonzero(self.present.any(axis=0)).tolist())
+        ends = np.unique(np.stack([self.home[pairs[edge, 0]], device], axis=1), axis=0)
+        flow.add_edges_from((first, second) for first, second in ends.tolist())
+        return flow
+
+    def with_copy(self, node: int, device: int) -> Copies:
+        """The node is computed there, too."""
+        present = self.present.copy()
+        present[node, device] = True
+        return Copies(self.home, present)
+
+    def without(self, node: int, device: int) -> Copies:
+        """The node is not computed there; its home, if it was there, is on another device that computes it."""
+        present, home = self.present.copy(), self.home
+        present[node, device] = False
+        if home[node] == device:
+            home = home.copy()
+            home[node] = int(np.argmax(present[node]))
+        return Copies(home, present)
+
+    def moved(self, node: int, device: int) -> Copies:
+        """The node is computed on one device only."""
+        present, home = self.present.copy(), self.home.copy()
+        present[node], home[node] = False, device
+        present[node, device] = True
+        return Copies(home, present)
+
+    def sent_from(self, node: int, device: int) -> Copies:
+        """The node's value is sent from another device that computes it."""
+        home = self.home.copy()
+        home[node] = device
+        return Copies(home, self.present)
+
+
+def may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.bool_]:
+    """Which nodes may be computed more than once, ``(n,)``."""
+    position = {node: index for index, node in enumerate(tables.nodes)}
+    may = tables.replicable.copy()
+    may[[position[node] for node in problem.pinned]] = False
+    may[[position[node] for group in problem.colocate if len(group) > 1 for node in group]] = False
+    backward = tables.forward >= 0
+    may[backward] = False
+    may[tables.forward[backward]] = False
+    return may
+
+
+def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) -> Solved:
+    """Improve a placement by computing nodes again; what comes out keeps every rule and is never worse."""
+    may = may_replicate(problem, tables)
+    if problem.contiguity == "convex" or not may.any():
+        return solved
+    search = _Search(problem, tables, may)
+    copies = search.climbed(Copies.of(solved.device_of, len(tables.memory)))
+    free = reduce_problem(attrs.evolve(problem, contiguity="free"), tables)
+    bound = load_bound(free, tables.memory, "throughput")
+    value = float(copies.figures(tables).load.max())
+    program = ReplicaProgram(problem, tables, may)
+    if program.is_known and program.size <= SMALL and value > bound * (1 + 1e-9):
+        home, present, proven = program.solve(value, nodes=NODES)
+        if home is not None and present is not None:
+            copies = min(copies, Copies(home, present), key=search.rank)
+            value = float(copies.figures(tables).load.max())
+        bound = value if proven >= value * (1 - ROUNDING) else max(bound, proven * (1 - ROUNDING))
+    return Solved(copies.home, search.order(copies), bound, value=value, present=copies.present)
+
+
+@attrs.frozen(eq=False)
+class _Search:
+    """First improvement over copies added, dropped and moved."""
+
+    problem: PlacementProblem
+    tables: CostTables
+    may: NDArray[np.bool_]
+
+    def rank(self, copies: Copies) -> tuple[float, float]:
+        """The largest load, then a norm of the loads; ``inf`` where a rule is broken."""
+        tables = self.tables
+        if not np.isfinite(tables.seconds[copies.present]).all():
+            return math.inf, math.inf
+        figures = copies.figures(tables)
+        if (figures.kept > tables.memory).any():
+            return math.inf, math.inf
+        if self.problem.contiguity != "free" and not nx.is_directed_acyclic_graph(copies.quotient(tables)):
+            return math.inf, math.inf
+        return float(figures.load.max()), _norm(figures.load)
+
+    def order(self, copies: Copies) -> tuple[int, ...]:
+        """The devices that are used; of a pipeline in the order in which values flow."""
+        flow = copies.quotient(self.tables)
+        if self.problem.contiguity == "free":
+            return tuple(sorted(flow))
+        return tuple(nx.lexicographical_topological_sort(flow))
+
+    def climbed(self, copies: Copies) -> Copies:
+        """Take each change that makes the norm of the loads smaller and the largest no larger, until none does."""
+        trials = int(TRIALS_A_SECOND * (0.25 + self.problem.time_budget))
+        rank = self.rank(copies)
+        improved = True
+        while improved and trials > 0:
+            improved = False
+            for other in self._changes(copies):
+                trials -= 1
+                found = self.rank(other)
+                if found[0] <= rank[0] and found[1] < rank[1] * (1 - 1e-12):
+                    copies, rank, improved = other, found, True
+                    break
+                if trials <= 0:
+                    break
+        return copies
+
+    def _changes(self, copies: Copies) -> Iterator[Copies]:
+        lacking = copies.lacking(self.tables.edges)
+        for node, device in np.argwhere(lacking & self.may[:, None]).tolist():
+            yield copies.with_copy(node, device)
+        several = copies.present & (copies.present.sum(axis=1) > 1)[:, None]
+        for node, device in np.argwhere(several).tolist():
+            yield copies.without(node, device)
+            if copies.home[node] != device:
+                yield copies.sent_from(node, device)
+        for node in np.flatnonzero(self.may).tolist():
+            for device in range(len(self.tables.memory)):
+                if not copies.present[node, device]:
+                    yield copies.moved(node, device)
+
+
+def _norm(load: Floats) -> float:
+    top = float(load.max(initial=0.0)) or 1.0
+    return top * math.pow(float(((load / top) ** ORDER).sum()), 1 / ORDER)

@@ -1,0 +1,151 @@
+"""What a node costs, counted on its own fake values, for exported, decomposed and traced graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses import Device
+from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, seconds_on
+from fxpasses.partitioners.tensor_sizes import concrete_size
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+        self.conv = nn.Conv2d(4, 6, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.linear(x)
+        heads = hidden.view(2, 5, 4, 4).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(heads, heads, heads)
+        return attended, torch.einsum("bij,bkj->bik", hidden, hidden), self.conv(image), hidden @ hidden.transpose(1, 2)
+
+
+def costs_by_name(module: GraphModule) -> dict[str, NodeCost]:
+    found: dict[str, NodeCost] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            found.setdefault(str(getattr(node.target, "_schema", node.target)).partition("(")[0], measure_node(node))
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported() -> torch.export.ExportedProgram:
+    return torch.export.export(Everything().eval(), (torch.randn(2, 5, 8), torch.randn(1, 4, 7, 7)))
+
+
+def test_products_convolutions_and_attention_count_two_operations_for_each_multiplication(
+    exported: torch.export.ExportedProgram,
+) -> None:
+    costs = costs_by_name(exported.graph_module)
+
+    assert 2 * 2 * 5 * 8 * 16 == costs["aten::linear"].flops
+    assert 2 * (2 * 2 * 4 * 5 * 5 * 4) == costs["aten::scaled_dot_product_attention"].flops
+    assert 2 * 6 * 7 * 7 * (4 // 2 * 9) == costs["aten::conv2d"].flops
+    assert 2 * 2 * 5 * 5 * 16 == costs["aten::matmul"].flops
+    assert 2 * 2 * 5 * 5 * 16 == costs["aten::einsum"].flops
+
+
+def test_a_decomposed_graph_counts_the_same_products(exported: torch.export.ExportedProgram) -> None:
+    def products(module: GraphModule) -> int:
+        wanted = ("linear", "mm", "matmul", "einsum", "conv", "scaled_dot", "attention")
+        return sum(
+            measure_node(node).flops
+            for node in module.graph.nodes
+            if node.op == "call_function" and any(word in str(node.target) for word in wanted)
+        )
+
+    assert products(exported.graph_module) == products(exported.run_decompositions().graph_module)
+
+
+def test_views_cost_nothing_but_have_a_size(exported: torch.export.ExportedProgram) -> None:
+    cost = costs_by_name(exported.graph_module)["aten::view"]
+
+    assert NodeCost(output_bytes=2 * 5 * 16 * 4) == cost
+
+
+def test_what_may_be_a_view_costs_its_traffic_where_it_copies() -> None:
+    class Copies(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.to(torch.float64), x.t().reshape(12)
+
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.to(torch.float32), x.reshape(12)
+
+    x = torch.randn(3, 4)
+    copies = costs_by_name(torch.export.export(Copies(), (x,)).graph_module)
+    views = costs_by_name(torch.export.export(Views(), (x,)).graph_module)
+
+    assert NodeCost(12, 48, 96, 96, dtype="float32") == copies["aten::to.dtype"]
+    assert (48, 48) == (copies["aten::reshape"].bytes_read, copies["aten::reshape"].bytes_written)
+    assert NodeCost(output_bytes=48) == views["aten::reshape"]
+
+
+def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
+    """A vocabulary of 128,000 words is not read for one word, nor a cache written for one position."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(1000, 8)
+            self.bag = nn.EmbeddingBag(1000, 8, mode="sum")
+            self.register_buffer("cache", torch.zeros(100, 8))
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+            found = self.words(ids)
+            self.cache.index_copy_(0, ids, found)
+            return self.bag(ids.view(1, -1)), found[ids]
+
+    ids = torch.tensor([1, 2, 0])
+    costs = costs_by_name(torch.export.export(Tables(), (ids,)).graph_module)
+    rows = 3 * 8 * 4
+
+    assert NodeCost(24, rows + 24, rows, rows, 0, "float32") == costs["aten::embedding"]
+    assert (rows + 24, rows) == (costs["aten::index_copy_"].bytes_read, costs["aten::index_copy_"].bytes_written)
+    assert 24 == costs["aten::embedding_bag.padding_idx"].flops
+    assert costs["aten::embedding_bag.padding_idx"].bytes_read < 2 * rows
+    assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
+
+
+def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
+    module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
+
+    assert NodeCost(12, 48, 48, 48, dtype="float32") == costs_by_name(module)["aten::relu"]
+
+
+def test_symbolic_sizes_count_at_their_hint() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(nn.Linear(4, 4), (torch.randn(6, 4),), dynamic_shapes={"input": {0: batch}})
+
+    assert 2 * 6 * 4 * 4 == costs_by_name(program.graph_module)["aten::linear"].flops
+
+
+def test_a_conditional_costs_its_dearer_branch() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda t: t @ t, lambda t: t + 1, (x,))
+
+    with torch.no_grad():
+        module = torch.export.export(Branch(), (torch.randn(4, 4),)).graph_module
+    (cond,) = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond)
+
+    assert 2 * 4 * 4 * 4 == measure_node(cond).flops
+
+
+def test_a_size_that_is_no_number_counts_as_the_default() -> None:
+    assert 7 == concrete_size(object(), 7)
+    assert 3 == concrete_size(3)
+
+
+def test_seconds_are_the_slower_of_arithmetic_and_memory_plus_the_launch() -> None:
+    device = Device("d", flops=1e9, bandwidth=1e9, overhead=1e-6)
+
+    assert pytest.approx(1e-6 + 2e-3) == seconds_on(NodeCost(2_000_000, 10, 10, 10), device)
+    assert pytest.approx(1e-6 + 3e-3) == seconds_on(NodeCost(10, 2_000_000, 1_000_000, 10), device)
+    assert 0.0 == seconds_on(NodeCost(output_bytes=100), device)

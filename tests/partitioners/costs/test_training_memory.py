@@ -1,0 +1,148 @@
+"""Predicted peak bytes of a training step against what is really allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from allocations import AllocatedBytes
+from lowering_models import Mlp, Tied
+from torch import Tensor, nn
+from torch.export import export
+from torch.fx import GraphModule
+
+from fxpasses import Assignment, Device
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners import Training, predict_training_memory
+from fxpasses.partitioners.costs.memory import DeviceMemory
+from fxpasses.partitioners.costs.training_memory import trace_backward
+
+
+def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
+            self.model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, use_cache=False, **sizes))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits: Tensor = self.model(tokens).logits
+            return logits
+
+    return Logits(), (torch.randint(0, 128, (2, 32)),)
+
+
+class Widening(nn.Module):
+    """Activations that grow and shrink, and views in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 512), nn.Linear(512, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).view(-1, 8, 64).transpose(1, 2).relu()
+        return self.down(hidden.transpose(1, 2).reshape(-1, 512)) + x
+
+
+def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    from examples.resnet import model
+
+    return model()
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "mlp": lambda: (Mlp(6), (torch.randn(256, 64),)),
+    "tied": lambda: (Tied(), (torch.randint(0, 50, (16, 32)),)),
+    "widening": lambda: (Widening(), (torch.randn(64, 64),)),
+    "resnet": resnet,
+    "llama": llama,
+}
+
+
+def captured(model: nn.Module, args: tuple[Tensor, ...]) -> GraphModule:
+    module: GraphModule = export(model.train(), args).module(check_guards=False)
+    return module
+
+
+def predicted(module: GraphModule, training: Training, halves: bool = False) -> dict[str, DeviceMemory]:
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    part_of = {node: "right" if halves and 2 * at >= len(nodes) else "left" for at, node in enumerate(nodes)}
+    device_of = {name: Device(name) for name in dict.fromkeys(part_of.values())}
+    return predict_training_memory(module, Assignment.of(module, part_of), device_of, training)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -> None:
+    """Saved activations, gradients of values and of parameters; within two parts in a hundred."""
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    module = captured(model, args)
+    (memory,) = predicted(module, Training(0)).values()
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*args, *module.parameters(), *module.buffers())
+    }
+
+    with AllocatedBytes(set(held)) as allocated:
+        outputs = [leaf for leaf in torch.utils._pytree.tree_leaves(module(*args)) if leaf.requires_grad]
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+
+    real = allocated.peak + sum(held.values())
+    assert 0.98 * real <= memory.peak <= 1.02 * real
+
+
+def test_the_optimizer_keeps_its_slots_for_what_is_trained() -> None:
+    model, args = Mlp(3), (torch.randn(4, 64),)
+    module = captured(model, args)
+    next(module.parameters()).requires_grad_(False)
+    (memory,) = predicted(module, Training(2)).values()
+    optimizer = torch.optim.Adam(module.parameters())
+    module(*args).sum().backward()
+    optimizer.step()
+
+    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    assert sum(value.nbytes for value in moments) == memory.optimizer_state
+    assert sum(p.grad.nbytes for p in module.parameters() if p.grad is not None) == memory.gradients
+
+
+def test_each_device_holds_what_its_own_operators_save() -> None:
+    """A copy that a later device saves stays there to the backward; parameters are trained where they are used."""
+    module = captured(Mlp(6), (torch.randn(256, 64),))
+    (whole,) = predicted(module, Training()).values()
+
+    halves = predicted(module, Training(), halves=True)
+
+    assert whole.gradients == sum(memory.gradients for memory in halves.values())
+    assert whole.parameters == sum(memory.parameters for memory in halves.values())
+    assert halves["right"].copies >= 256 * 64 * 4
+    assert whole.peak < sum(memory.peak for memory in halves.values()) < 1.5 * whole.peak
+
+
+def test_autograd_says_what_it_keeps() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.dropout(torch.relu(self.linear(x)), 0.5, True) + x
+
+    module = captured(Masked(), (torch.randn(2, 4),))
+    needs = trace_backward(module)
+    at = {node.name: node for node in module.graph.nodes}
+
+    assert (at["relu"],) == needs.saved[at["relu"]]
+    assert at["x"] in needs.saved[at["linear"]]
+    assert at["add"] not in needs.saved
+    assert needs.extra[at["dropout"]] >= 2 * 4
+    assert at["x"] not in needs.differentiable
+
+
+def test_a_number_of_slots_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(PlacementError) as failure:
+        Training(-1)
+
+    assert "optimizer_slots is the number of values kept for each element, not -1." == str(failure.value)

@@ -1,0 +1,380 @@
+"""Free placement: against brute force over all assignments, with budgets, pins, groups, unequal devices and links."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+
+import attrs
+import networkx as nx
+import numpy as np
+import pytest
+from fuzz import examples
+from placement_cases import every_placement, is_legal, loads, needs, random_problem
+
+from fxpasses.devices import Device, Link
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.free import searching as free
+from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
+from fxpasses.partitioners.solvers.free.coarsening import chopped, clustered
+from fxpasses.partitioners.solvers.proofs.bounds import prices_of
+from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
+from fxpasses.partitioners.solvers.proofs.covering import covering_bound
+from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
+
+RANDOM_GRAPHS = examples(100)
+
+
+def cost(problem, placed):
+    if not is_legal(problem, placed):
+        return math.inf
+    if problem.objective == "memory":
+        return max(needs(problem, placed).values())
+    return len(set(placed.values())) if problem.objective == "devices" else max(loads(problem, placed).values())
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> None:
+    """The answer keeps every rule, its figures are right, and it is the proven optimum."""
+    objective = ["throughput", "throughput", "memory", "devices"][seed % 4]
+    problem = random_problem(seed, objective=objective, contiguity="free", time_budget=0.0)
+    best = min(cost(problem, placed) for placed in every_placement(problem))
+    if math.isinf(best):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+
+    solution = solve_placement(problem)
+
+    assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
+    assert pytest.approx(best) == solution.objective_value
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without integer programs the answer keeps every rule, is near the best, and its bound holds."""
+    monkeypatch.setattr(free, "SMALL_PROGRAM", (0, 0, 0))
+    problem = random_problem(seed, objective=["throughput", "memory"][seed % 2], contiguity="free", time_budget=0.0)
+    best = min(cost(problem, placed) for placed in every_placement(problem))
+    try:
+        solution = solve_placement(problem)
+    except PlacementError:
+        return  # it may miss a placement, and then says so
+
+    assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
+    assert solution.objective_value <= best * 1.01
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 5))
+def test_on_the_fewest_devices_the_busiest_has_the_least_to_do(seed: int) -> None:
+    """Of all placements on the fewest devices none has a smaller largest load."""
+    problem = random_problem(3 * seed + 1, objective="devices", contiguity="free", time_budget=0.1)
+    every = [placed for placed in every_placement(problem) if is_legal(problem, placed)]
+    if not every:
+        return
+    best = min((len(set(placed.values())), max(loads(problem, placed).values())) for placed in every)
+
+    solution = solve_placement(problem)
+
+    assert best == (solution.objective_value, pytest.approx(max(solution.load.values())))
+    assert solution.is_optimal
+
+
+def test_every_set_of_unequal_devices_is_tried_for_the_fewest() -> None:
+    """Ten bytes and a node that only two slow, small devices run: the largest two devices are no answer."""
+    graph = nx.DiGraph()
+    for node in range(6):
+        graph.add_node(node, seconds={f"d{i}": 1.0 + i for i in range(8)}, kept_bytes=10)
+    graph.add_node("odd", seconds={"d6": 1.0, "d7": 1.0}, kept_bytes=5)
+    sizes = [40, 40, 40, 39, 39, 39, 30, 25]
+    devices = [Device(f"d{index}", size) for index, size in enumerate(sizes)]
+
+    solution = solve_placement(PlacementProblem(graph, devices, objective="devices", contiguity="free", time_budget=0))
+
+    assert 2 == solution.objective_value == solution.bound
+    assert {"d0", "d6"} == set(solution.order)
+
+
+def test_devices_that_are_alike_make_one_set() -> None:
+    graph = nx.DiGraph([("a", "b")])
+    nx.set_node_attributes(graph, 1.0, "seconds")
+    devices = [*(Device(name, 8) for name in "abcd"), Device("x", 4)]
+    problem = PlacementProblem(graph, devices, [Link("a", "b", 1e9, 1e-6)], contiguity="free")
+    tables = tables_of(problem)
+
+    sets = list(distinct_sets(tables, reduce_problem(problem, tables), 2))
+
+    assert [(0, 1), (0, 2), (2, 3), (0, 4), (2, 4)] == sorted(sets, key=lambda chosen: (4 in chosen, chosen))
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_packing_units_that_are_alike_is_the_same_as_packing_each(seed: int) -> None:
+    """The fullest device, the fewest devices and what is missing, with shared and live bytes."""
+    draw = random.Random(seed)
+    graph = nx.DiGraph()
+    for node in range(7):
+        facts = {"kept_bytes": draw.choice([4, 4, 9]), "live_bytes": draw.choice([0, 3]), "seconds": 1.0}
+        graph.add_node(node, **facts, shared_bytes=draw.choice([{}, {"w": 6}]))
+    devices = [Device(name, draw.choice([14, 22, 30])) for name in "abc"]
+    model = model_of(PlacementProblem(graph, devices, contiguity="free"), "memory")
+    homes = np.array(list(itertools.product(range(3), repeat=7)))
+    needs = model.needs(homes)
+    missing = max(0.0, float((needs - model.memory).max(axis=1).min()))
+    packing = Packing.of(model, nodes=2000)
+
+    assert packing.model.size <= model.size
+    assert pytest.approx(missing, abs=1e-4) == packing.missing_bytes().bound
+    if missing:
+        assert math.isinf(packing.fewest_devices().bound)
+        return
+    legal = homes[model.legal(homes)]
+    fewest, least = packing.fewest_devices(), packing.least_bytes(below=math.inf)
+    assert min(len(set(home)) for home in legal.tolist()) == fewest.bound == len(set(fewest.home.tolist()))
+    assert pytest.approx(model.needs(legal).max(axis=1).min(), rel=1e-5) == least.bound
+    assert model.legal(np.stack([fewest.home, least.home])).all()
+    assert pytest.approx(least.bound, rel=1e-5) == model.needs(least.home[None]).max()
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_no_placement_is_below_the_covering_bound(seed: int) -> None:
+    """Unequal devices, links and budgets: the bound is at most the best of all assignments."""
+    problem = random_problem(seed, contiguity="free")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    best = min(cost(problem, placed) for placed in every_placement(problem))
+    if math.isinf(best):
+        return
+    prices = prices_of(units, tables.memory, "throughput")
+
+    bound = covering_bound(LoadModel.of(units, tables), prices, 1.5 * best + 1.0, 1.0)
+
+    assert bound <= best * (1 + 1e-9)
+
+
+def test_the_covering_bound_knows_what_has_to_be_sent() -> None:
+    """A chain of eight nodes on two devices, dear to cut: each device sends or receives one value."""
+    graph = nx.path_graph(8, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.5)
+    problem = PlacementProblem(graph, [Device("a"), Device("b")], contiguity="free")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    prices = prices_of(units, tables.memory, "throughput")
+
+    assert 4.0 == pytest.approx(prices.bound)
+    assert 4.5 == covering_bound(LoadModel.of(units, tables), prices, 5.0, 1.0)
+
+
+def test_a_graph_of_ten_thousand_nodes_is_no_worse_than_its_pipeline() -> None:
+    """Free and convex placements of a large graph end, too, and keep the budgets."""
+    graph = nx.path_graph(10_000, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0 + node % 7, kept_bytes=1 + node % 3, output_seconds=0.1)
+    problem = PlacementProblem(graph, [Device(name, 7000) for name in "abcd"])
+
+    pipeline = solve_placement(problem)
+    free, convex = (solve_placement(attrs.evolve(problem, contiguity=each)) for each in ("free", "convex"))
+
+    for solution in (free, convex):
+        assert solution.bound <= solution.objective_value <= pipeline.objective_value
+        assert all(size <= 7000 for size in solution.kept_bytes.values())
+
+
+def grid(rows: int, columns: int, **facts: object) -> nx.DiGraph:
+    """A net of cells, each of which needs the one above and the one before; seconds vary."""
+    graph = nx.DiGraph()
+    for row, column in itertools.product(range(rows), range(columns)):
+        seconds = 1.0 + (row * 7 + column * 3) % 5 / 4
+        graph.add_node((row, column), seconds=seconds, kept_bytes=4, output_seconds=0.2, **facts)
+    graph.add_edges_from(((r, c), (r + 1, c)) for r, c in itertools.product(range(rows - 1), range(columns)))
+    graph.add_edges_from(((r, c), (r, c + 1)) for r, c in itertools.product(range(rows), range(columns - 1)))
+    return graph
+
+
+def model_of(problem: PlacementProblem, objective: str = "throughput") -> LoadModel:
+    tables = tables_of(problem)
+    return LoadModel.of(reduce_problem(problem, tables), tables, objective)
+
+
+def test_free_beats_the_best_pipeline_where_operators_are_coarse() -> None:
+    """Long nodes with short ones around them: a pipeline cannot fill the gaps, a free placement can."""
+    graph = nx.path_graph(9, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=4.0 if node % 2 == 0 else 1.0, output_seconds=0.01)
+    problem = PlacementProblem(graph, [Device("a"), Device("b"), Device("c")])
+
+    pipeline = solve_placement(problem)
+    free = solve_placement(attrs.evolve(problem, contiguity="free"))
+
+    assert pipeline.is_optimal
+    assert free.is_optimal
+    assert 9.0 < pipeline.objective_value
+    assert 9.0 > free.objective_value
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_larger_graph_is_no_worse_than_its_pipeline_and_keeps_budgets(tight: bool) -> None:
+    problem = PlacementProblem(
+        grid(4, 12), [Device(name, 56 if tight else None) for name in "abcd"], contiguity="free", time_budget=0.3
+    )
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    assert pytest.approx(max(loads(problem, solution.device_of).values())) == solution.objective_value
+    assert solution.bound <= solution.objective_value * (1 + 1e-12)
+    if not tight:
+        assert solution.objective_value <= solve_placement(attrs.evolve(problem, contiguity="pipeline")).objective_value
+
+
+def test_unequal_devices_links_shared_and_live_bytes_count_in_the_search() -> None:
+    """Loads and needs that the annealer keeps up to date are those of a fresh count."""
+    graph = grid(3, 5, live_bytes=3, shared_bytes={"w": 9})
+    for index, node in enumerate(graph):
+        graph.nodes[node]["seconds"] = {"a": 1.0, "b": 2.0, "c": 0.5 + index % 3}
+        graph.nodes[node]["output_bytes"] = 8
+    links = [Link("a", "b", 16.0, 0.5), Link("b", "c", 64.0, 0.1), Link("a", "c", 4.0, 0.2)]
+    model = model_of(PlacementProblem(graph, [Device("a", 40), Device("b"), Device("c", 60)], links, contiguity="free"))
+    draw = np.random.default_rng(0)
+    homes = draw.integers(0, 3, (8, model.size))
+    annealer = Annealer(model, homes, scale=10.0, squarings=4, draw=draw)
+
+    for unit in range(model.size):
+        annealer._step(unit, draw.gumbel(size=(8, 3)) * -0.05)
+
+    assert (homes != annealer.homes).any()
+    np.testing.assert_allclose(model.loads(annealer.homes), annealer.load)
+    np.testing.assert_allclose(model.needs(annealer.homes), annealer.bytes + annealer.live)
+    np.testing.assert_array_equal(model.users(annealer.homes), annealer.users)
+    best = Best(math.inf, annealer.homes[0])
+    annealer.sweep(0.01, best)
+    if math.isfinite(best.value):
+        assert model.legal(best.home[None])[0]
+
+
+def test_clusters_keep_given_assignments_possible() -> None:
+    model = model_of(PlacementProblem(grid(4, 10), [Device("a"), Device("b")], contiguity="free"))
+    homes = np.random.default_rng(1).integers(0, 2, (2, model.size))
+
+    cluster = clustered(model, homes, 10, 8.0, np.random.default_rng(0))
+
+    first = np.unique(cluster, return_index=True)[1]
+    assert model.size > len(first)
+    np.testing.assert_array_equal(homes, homes[:, first][:, cluster])
+    np.testing.assert_allclose(model.loads(homes), model.merged(cluster).loads(homes[:, first]))
+    assert 8.0 >= model.merged(cluster).weight[:, 0].max()
+
+
+def test_a_sequence_is_chopped_where_little_crosses() -> None:
+    """A chain with a cheap value after every fifth node."""
+    graph = nx.path_graph(20, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.01 if node % 5 == 4 else 1.0)
+
+    runs = chopped(model_of(PlacementProblem(graph, [Device("a"), Device("b")])), 4, np.random.default_rng(0))
+
+    assert [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 == runs.tolist()
+
+
+def test_nodes_on_a_cycle_stay_together_in_a_free_placement_too() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")])
+    for node in graph:
+        graph.nodes[node]["seconds"] = 1.0
+
+    solution = solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], contiguity="free"))
+
+    assert solution.device_of["b"] == solution.device_of["c"]
+
+
+def test_backward_nodes_live_with_their_forward_ones() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "b'"), ("a", "b'"), ("b'", "a'"), ("a", "a'")])
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.1)
+    for node in "ab":
+        graph.nodes[f"{node}'"]["backward_of"] = node
+
+    solution = solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], contiguity="free"))
+
+    assert solution.device_of["a"] == solution.device_of["a'"] != solution.device_of["b"] == solution.device_of["b'"]
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize(
+    ("objective", "contiguity"), [("throughput", "free"), ("latency", "free"), ("latency", "pipeline")]
+)
+def test_too_little_memory_is_proven_with_bytes_and_node(objective: str, contiguity: str) -> None:
+    graph = nx.path_graph(["n0", "n1", "n2"], create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=10)
+    problem = PlacementProblem(graph, [Device("d0", 16), Device("d1", 16)], objective=objective, contiguity=contiguity)
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(problem)
+
+    kind = "placement" if contiguity == "free" else "pipeline"
+    assert 4 == caught.value.missing_bytes
+    assert f"No {kind} keeps every budget: the one that comes nearest needs 4 bytes more on 'd" in str(caught.value)
+    assert "is the first node that does not fit." in str(caught.value)
+
+
+def test_units_that_are_alike_are_counted_where_nothing_fits() -> None:
+    """Three hundred blocks of 7 bytes, of which 37 fit each of eight devices: one byte each is missing."""
+    graph = nx.DiGraph()
+    for node in range(300):
+        graph.add_node(node, seconds=1.0, kept_bytes=7)
+    problem = PlacementProblem(graph, [Device(f"d{i}", 265) for i in range(8)], contiguity="free", time_budget=0.0)
+
+    with pytest.raises(InfeasibleError, match="the one that comes nearest needs 1 bytes more on 'd") as caught:
+        solve_placement(problem)
+
+    assert 1 == caught.value.missing_bytes
+
+
+def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> None:
+    """Three hundred sizes that differ, and not a byte to spare: no integer program is asked for so many."""
+    graph = nx.DiGraph()
+    sizes = [1_000_003 + 7919 * node**2 % 999_983 for node in range(300)]
+    for node, size in enumerate(sizes):
+        graph.add_node(node, seconds=1.0, kept_bytes=size)
+    devices = [Device(f"d{index}", sum(sizes) // 8 + 1) for index in range(8)]
+    problem = PlacementProblem(graph, devices, contiguity="free", time_budget=0.0)
+
+    with pytest.raises(PlacementError, match=r"raise time_budget \(it is 0 s\) or the memory of a device") as caught:
+        solve_placement(problem)
+
+    assert not isinstance(caught.value, InfeasibleError)
+
+
+def test_answers_are_the_same_in_every_process() -> None:
+    """Another hash seed changes nothing in free placements, latencies and replicas."""
+    code = (
+        "import sys; sys.path[:0] = ['tests', 'tests/partitioners']\n"
+        "import attrs\n"
+        "from test_free_placement import *\n"
+        "from test_replication import replicable_problem\n"
+        "devices = [Device('a', 60), Device('b', 40)]\n"
+        "problem = PlacementProblem(grid(3, 7), devices, contiguity='free', time_budget=0.1)\n"
+        "for objective in ('throughput', 'latency'):\n"
+        "    solution = solve_placement(attrs.evolve(problem, objective=objective))\n"
+        "    print(list(solution.device_of.items()), solution.order, solution.bound, list(solution.schedule.items()))\n"
+        "for seed in (0, 2):\n"
+        "    solution = solve_placement(replicable_problem(seed, contiguity='free', time_budget=0.1))\n"
+        "    print(solution.device_of, solution.replicas)\n"
+    )
+
+    answers = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+        for env in (os.environ | {"PYTHONHASHSEED": "1"}, os.environ | {"PYTHONHASHSEED": "2"})
+    ]
+
+    assert answers[0] == answers[1]

@@ -1,0 +1,217 @@
+"""Latency placement: against brute force over all assignments and orders; schedules that hold what they promise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import networkx as nx
+import pytest
+from fuzz import examples
+from placement_cases import every_placement, is_legal, is_pipeline, random_problem, seconds_on, sending
+
+from fxpasses.devices import Device, Link
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.latency import solving as soonest
+
+RANDOM_GRAPHS = examples(60)
+
+
+def shortest(problem, placed, known=math.inf):
+    """The least makespan of an assignment over all orders, tried one by one."""
+    graph = problem.graph
+    best = known
+
+    def extend(ends, free):
+        nonlocal best
+        if max(free.values(), default=0.0) >= best or max(ends.values(), default=0.0) >= best:
+            return
+        ready = [node for node in graph if node not in ends and all(need in ends for need in graph.predecessors(node))]
+        if not ready:
+            best = max(ends.values())
+        for node in ready:
+            home = placed[node]
+            needs = [(need, placed[need]) for need in graph.predecessors(node)]
+            there = max(
+                (ends[n] + (sending(problem, n, at, home) if at != home else 0.0) for n, at in needs), default=0.0
+            )
+            taken = seconds_on(problem, node, home)
+            end = (max(there, free.get(home, 0.0)) if taken else there) + taken
+            extend({**ends, node: end}, {**free, home: end} if taken else free)
+
+    extend({}, {})
+    return best
+
+
+def optimum(problem):
+    best = math.inf
+    for placed in every_placement(problem):
+        if is_legal(problem, placed) and (problem.contiguity == "free" or is_pipeline(problem, placed)):
+            best = shortest(problem, placed, best)
+    return best
+
+
+def check_schedule(problem, solution):
+    """Nodes start after what they need and its copies, one at a time on a device, and the last ends as promised."""
+    start, placed = solution.schedule, solution.device_of
+    end = {node: start[node] + seconds_on(problem, node, placed[node]) for node in placed}
+    for need, node in problem.graph.edges:
+        copy = sending(problem, need, placed[need], placed[node]) if placed[need] != placed[node] else 0.0
+        assert start[node] >= end[need] + copy - 1e-9
+    for device in problem.devices:
+        spans = sorted((start[n], end[n]) for n in solution.nodes(device.name) if end[n] > start[n])
+        assert all(b[0] >= a[1] - 1e-9 for a, b in itertools.pairwise(spans))
+    assert pytest.approx(max(end.values())) == solution.objective_value
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_brute_force_over_assignments_and_orders_finds_nothing_faster(seed: int) -> None:
+    """The answer keeps every rule, its schedule holds, and it is the proven optimum."""
+    contiguity = ["free", "pipeline"][seed % 2]
+    sizes = [(6, 2), (5, 3), (4, 3)]
+    problem = random_problem(seed, sizes, objective="latency", contiguity=contiguity, time_budget=0.1)
+    best = optimum(problem)
+    if math.isinf(best):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    assert contiguity == "free" or is_pipeline(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert pytest.approx(best) == solution.objective_value
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))
+def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without integer programs the answer keeps every rule, its schedule holds, and so does its bound."""
+    monkeypatch.setattr(soonest, "SMALL", 0)
+    sizes = [(6, 2), (5, 3), (4, 3)]
+    problem = random_problem(seed, sizes, objective="latency", contiguity="free", time_budget=0.0)
+    best = optimum(problem)
+    try:
+        solution = solve_placement(problem)
+    except PlacementError:
+        return  # it may miss a placement, and then says so
+
+    assert is_legal(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
+
+
+def test_nodes_that_wait_for_each_other_have_no_latency() -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "a")])
+    for node in graph:
+        graph.nodes[node]["seconds"] = 1.0
+
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], objective="latency"))
+
+    assert "A latency needs nodes that do not wait for each other in a circle; 'a', 'b' do." == str(caught.value)
+
+
+def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
+    """Branches run side by side though no device holds more than a third of the nodes."""
+    graph = nx.DiGraph()
+    for branch, step in itertools.product(range(3), range(6)):
+        graph.add_node((branch, step), seconds=1.0 + (branch + step) % 3, kept_bytes=5, output_seconds=0.2)
+        if step:
+            graph.add_edge((branch, step - 1), (branch, step))
+    problem = PlacementProblem(
+        graph, [Device(name, 30) for name in "abc"], objective="latency", contiguity="free", time_budget=0.2
+    )
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert 12.0 == solution.objective_value == solution.bound
+
+
+def blocks(count: int, **more: float) -> nx.DiGraph:
+    """A chain of blocks: one node, two branches of two, of which one takes no time in places."""
+    graph = nx.DiGraph()
+    for block in range(count):
+        for place in range(5):
+            seconds = 0.0 if (block + place) % 7 == 0 else 0.1 * (1 + (5 * block + place) % 4)
+            graph.add_node((block, place), seconds=seconds, kept_bytes=4, output_bytes=1 << 10, **more)
+        graph.add_edges_from(((block, 0), (block, place)) for place in (1, 2))
+        graph.add_edges_from(((block, place), (block, place + 2)) for place in (1, 2))
+        if block:
+            graph.add_edges_from(((block - 1, place), (block, 0)) for place in (3, 4))
+    return graph
+
+
+@pytest.mark.parametrize("contiguity", ["free", "pipeline"])
+def test_a_graph_of_thousands_of_nodes_is_joined_first(contiguity: str) -> None:
+    """The schedule is that of all nodes, the budgets are kept, and the answer is near the bound."""
+    graph = blocks(900)
+    links = [Link(a, b, 1e7, 1e-5) for a, b in itertools.combinations("abc", 2)]
+    problem = PlacementProblem(
+        graph,
+        [Device(name, 7000) for name in "abc"],
+        links,
+        objective="latency",
+        contiguity=contiguity,
+        time_budget=0.1,
+    )
+
+    solution = solve_placement(problem)
+
+    assert 3 == len(set(solution.device_of.values()))
+    assert is_legal(problem, solution.device_of)
+    assert contiguity == "free" or is_pipeline(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert solution.gap < 0.6  # one device at a time is as good as all branches one after the other
+
+
+def test_a_training_step_is_scheduled_backward_nodes_included() -> None:
+    """A backward node runs on the device of its forward node, after what it needs."""
+    graph = blocks(5, output_seconds=0.02)
+    for node in list(graph):
+        graph.add_node(("backward", *node), seconds=0.2, backward_of=node, output_seconds=0.02)
+    for before, after in list(graph.edges):
+        graph.add_edge(("backward", *after), ("backward", *before))
+    graph.add_edges_from((node, ("backward", *node)) for node in list(graph) if node[0] != "backward")
+    problem = PlacementProblem(
+        graph, [Device("a"), Device("b")], objective="latency", contiguity="free", time_budget=0.1
+    )
+
+    solution = solve_placement(problem)
+
+    check_schedule(problem, solution)
+    assert all(solution.device_of[node] == solution.device_of["backward", *node] for node in blocks(5))
+    assert set(graph) == set(solution.schedule)
+    assert solution.objective_value < 0.9 * sum(facts["seconds"] for _node, facts in graph.nodes(data=True))
+
+
+@pytest.mark.parametrize("contiguity", ["free", "pipeline"])
+def test_the_same_problem_has_the_same_answer(contiguity: str) -> None:
+    """Names of nodes, and so the order of sets of them, change nothing; another seed may."""
+    found = []
+    for name in ("x", "y"):
+        graph = nx.relabel_nodes(blocks(6, output_seconds=0.03), lambda node, name=name: f"{name}{node}")
+        problem = PlacementProblem(
+            graph, [Device(d, 100) for d in "ab"], objective="latency", contiguity=contiguity, time_budget=0.05
+        )
+        solution = solve_placement(problem)
+        found.append((list(solution.device_of.values()), list(solution.schedule.values()), solution.bound))
+
+    assert found[0] == found[1]
+
+
+def test_budgets_that_no_pipeline_keeps_are_kept_freely() -> None:
+    """A large node lies between two that fit beside each other only."""
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    for node, size in enumerate((30, 50, 30)):
+        graph.nodes[node].update(seconds=1.0, kept_bytes=size, output_seconds=0.5)
+    problem = PlacementProblem(graph, [Device("a", 60), Device("b", 60)], objective="latency", contiguity="free")
+
+    solution = solve_placement(problem)
+
+    assert solution.device_of[0] == solution.device_of[2] != solution.device_of[1]
+    assert 4.0 == solution.objective_value
