@@ -358,7 +358,7 @@ def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> 
 def test_answers_are_the_same_in_every_process() -> None:
     """Another hash seed changes nothing in free placements, latencies and replicas."""
     code = (
-        "import sys; sys.path[:0] = ['tests', 'tests/partitioners']\n"
+        "import sys; sys.path[:0] = ['tests', 'tests/partitioners/solvers']\n"
         "import attrs\n"
         "from test_free_placement import *\n"
         "from test_replication import replicable_problem\n"
