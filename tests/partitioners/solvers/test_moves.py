@@ -103,7 +103,7 @@ def test_annealing_leaves_what_no_device_can_run_alone() -> None:
 def test_compiled_answers_do_not_depend_on_the_process() -> None:
     """Two processes with other hash seeds find the same assignment by the same draws."""
     code = (
-        "import sys; sys.path.insert(0, 'tests/partitioners')\n"
+        "import sys; sys.path.insert(0, 'tests/partitioners/solvers')\n"
         "import math, numpy as np\n"
         "from test_moves import hard_problem, model_of\n"
         "from fxpasses.partitioners.solvers.free.annealing import Best\n"
@@ -114,7 +114,7 @@ def test_compiled_answers_do_not_depend_on_the_process() -> None:
         "    search_moves(model, best, 0.0, 0.01, np.random.default_rng(seed))\n"
         "    print(best.value.hex(), best.home.tolist())\n"
     )
-    path = os.pathsep.join([*sys.path, "tests", "tests/partitioners"])
+    path = os.pathsep.join([*sys.path, "tests", "tests/partitioners/solvers"])
 
     answers = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
