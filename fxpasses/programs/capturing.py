@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from fxpasses.errors import CaptureError, InputError
+from fxpasses.programs.unseen_state import unchanged
 
 __all__ = ["capture", "load_program", "own_line"]
 
@@ -100,7 +101,7 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unchanged(model):
             warnings.simplefilter("ignore")
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
