@@ -16,6 +16,7 @@ __all__ = [
     "MiB",
     "TiB",
     "format_bytes",
+    "format_percent",
     "format_seconds",
     "parse_bytes",
     "parse_count",
@@ -131,3 +132,15 @@ def format_seconds(seconds: float) -> str:
             value = seconds / scale
             return f"{_three_digits(value)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns"
+
+
+def format_percent(share: float) -> str:
+    """Write a share of zero or more in percent, with two digits that matter.
+
+    >>> format_percent(0.0034), format_percent(0.05), format_percent(0.44), format_percent(12.0)
+    ('0.34%', '5%', '44%', '1,200%')
+    """
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "less than 0.01%"
+    return f"{percent:,.0f}%" if percent >= 10 else f"{percent:.2g}%"

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from fxpasses.errors import InputError
-from fxpasses.units import GiB, MiB, format_bytes, format_seconds, parse_bytes, parse_count, parse_rate, parse_seconds
+from fxpasses.units import (
+    GiB,
+    MiB,
+    format_bytes,
+    format_percent,
+    format_seconds,
+    parse_bytes,
+    parse_count,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +72,11 @@ def test_sizes_are_written_with_three_digits(size: int, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.50 s"), (0.0, "0 s"), (3e-6, "3.00 us"), (2e-9, "2.00 ns")])
 def test_times_are_written_with_three_digits(seconds: float, text: str) -> None:
     assert text == format_seconds(seconds)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0%"), (2e-5, "less than 0.01%"), (0.0996, "10%"), (0.444, "44%"), (1.0, "100%"), (56.0, "5,600%")],
+)
+def test_shares_are_written_without_exponents(share: float, text: str) -> None:
+    assert text == format_percent(share)

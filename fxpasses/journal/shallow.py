@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fxpasses.effects.aliasing import storage_key
 from fxpasses.journal.changes import ChangeParts
 
 __all__ = [
@@ -116,18 +117,14 @@ def what_happened(left: Mapping[str, Any], right: Mapping[str, Any], key: str) -
     return None if left[key] is right[key] else "replaced"
 
 
-TensorState = tuple[int | None, int | None, bool]
+TensorState = tuple[int | None, tuple[str, int], bool]
 """How often a tensor was written in place, which memory it has, whether it requires a gradient."""
 
 
 def tensor_state(tensor: torch.Tensor) -> TensorState:
     """What can be seen of a tensor without reading it; equal states mean that nobody touched it."""
     version = None if tensor.is_inference() else tensor._version  # inference tensors do not count their writes
-    try:
-        memory = tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage of their own
-        memory = None
-    return version, memory, tensor.requires_grad
+    return version, storage_key(tensor), tensor.requires_grad
 
 
 def restore_requires_grad(tensors: Mapping[str, torch.Tensor], states: Mapping[str, TensorState]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -98,23 +99,21 @@ class Planned:
         """
         if not advice:
             return self.summary
-        wishes = self.wishes
-
-        def again(topology: Topology) -> Placed:
-            assert wishes is not None
-            placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
-            places = {part: device.name for part, device in placement.device_of.items()}
-            return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
-
         found = what_helps(
             self.graph_module,
             self.assignment,
             self.plan.device_of,
             self.plan.topology,
             objective=self.plan.objective,
-            replace=None if wishes is None else again,
+            replace=None if self.wishes is None else partial(self._placed_again, self.wishes),
         )
         return attrs.evolve(self.summary, advice=tuple(found))
+
+    def _placed_again(self, wishes: Wishes, topology: Topology) -> Placed:
+        """The same wishes on other devices, without a search."""
+        placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
+        places = {part: device.name for part, device in placement.device_of.items()}
+        return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
         """Run the plan on paper; see :func:`fxpasses.simulation.simulate`."""

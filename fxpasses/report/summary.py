@@ -10,7 +10,7 @@ import attrs
 
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
-from fxpasses.units import format_bytes, format_seconds
+from fxpasses.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "ReplicaRow", "StepRow", "Summary"]
 
@@ -234,7 +234,7 @@ class Summary:
             return f"Proven optimal: no placement of this kind {_BETTER.get(self.objective, 'is better')}."
         return (
             f"No placement of this kind can be below {_worded(self.objective, bound)}; this one has "
-            f"{_worded(self.objective, value)}, {100 * gap:.2g}% more."
+            f"{_worded(self.objective, value)}, {format_percent(gap)} more."
         )
 
     def path_steps(self) -> list[PathRow]:

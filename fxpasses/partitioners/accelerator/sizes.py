@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects.aliasing import storage_key
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
@@ -127,7 +128,7 @@ def state_items(fx_module: GraphModule, node: Node) -> dict[Hashable, int]:
     found: dict[Hashable, int] = {}
     held = find_attribute(fx_module, str(node.target)).value
     for tensor in _state_of(held):
-        key = _storage_key(tensor)
+        key = storage_key(tensor)
         found[key] = max(found.get(key, 0), tensor_bytes(tensor))
     return found
 
@@ -139,13 +140,6 @@ def _state_of(held: Any) -> Iterator[torch.Tensor]:
         for tensor in (*held.parameters(), *held.buffers()):
             if not torch.nn.parameter.is_lazy(tensor):
                 yield tensor
-
-
-def _storage_key(tensor: torch.Tensor) -> Hashable:
-    try:
-        return ("storage", tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
-        return ("tensor", id(tensor))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
