@@ -16,7 +16,7 @@ import torch.fx.experimental.accelerator_partitioner as torch_partitioner
 import torch.fx.experimental.partitioner_utils as torch_utils
 import torch.fx.passes.graph_manipulation as torch_sizes
 from fuzz import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.fx import Graph, GraphModule
 
@@ -35,6 +35,7 @@ class Answer:
     partitions: Any = None
     result: Any = None
     latency: float = 0.0
+    keeps_memory: bool = True
 
     @property
     def placed(self) -> list[tuple[int, list[str], int, list[int]]]:
@@ -45,10 +46,14 @@ class Answer:
 
     @property
     def is_sound(self) -> bool:
-        """Whether each node is in one partition, and each partition on a device; after torch's swaps it may not be."""
+        """Whether each node is in one partition, and each partition on a device that holds it.
+
+        After torch's swaps it may not be: its last mapping takes up devices of partitions as they were before.
+        """
         nodes = [node for each in self.partitions for node in each.nodes if node.op.startswith("call")]
         every = sum(node.op.startswith("call") for node in nodes[0].graph.nodes)
-        return len(nodes) == len(set(nodes)) == every and all(each.logical_device_ids for each in self.partitions)
+        on_devices = self.keeps_memory and all(each.logical_device_ids for each in self.partitions)
+        return on_devices and len(nodes) == len(set(nodes)) == every
 
 
 def random_module(rng: random.Random, size: int) -> GraphModule:
@@ -106,7 +111,19 @@ def ask(face: Any, module: GraphModule, mode: str, sizes: list[int], seconds: di
     except CycleError:  # torch's swaps may make a circle
         assert face is TORCH
         latency = float("inf")
-    return Answer(None, partitioner.partitions, result, latency)
+    return Answer(None, partitioner.partitions, result, latency, _keeps_memory(partitioner.partitions, devices))
+
+
+def _keeps_memory(partitions: Any, devices: Any) -> bool:
+    for device in devices:
+        held = accelerator.Partition(0)
+        held.nodes = {
+            node for each in partitions if device.logical_id in each.logical_device_ids for node in each.nodes
+        }
+        held.recalculate_mem_size()
+        if held.used_mem_bytes > device.available_mem_bytes:
+            return False
+    return True
 
 
 def both(seed: int, mode: str, size: int) -> tuple[GraphModule, Answer, Answer]:
@@ -161,6 +178,7 @@ def test_cost_aware_partitions_are_torchs(seed: int, size: int) -> None:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 16))
+@example(706, 6)  # torch puts 240 bytes on a device of 149
 def test_kl_based_latency_is_never_above_torchs(seed: int, size: int) -> None:
     """Where torch's partitions are sound, ours are at least as fast; and the module that runs is cut as they say."""
     module, theirs, ours = both(seed, "kl_based", size)
