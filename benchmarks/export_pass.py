@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 
 import fxpasses.export_pass as ours
 from benchmarks.harness import Duel, case
+from benchmarks.models import narrow_llama
 
 aten = torch.ops.aten
 
@@ -31,19 +32,7 @@ aten = torch.ops.aten
 @functools.cache
 def exported_llama(layers: int) -> GraphModule:
     """A small Llama (hidden size 64) with all its layers; the sizes of the weights do not matter to a pass."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).eval()
-    return torch.export.export(model, (torch.zeros(1, 16, dtype=torch.long),)).graph_module
+    return torch.export.export(narrow_llama(layers), (torch.zeros(1, 16, dtype=torch.long),)).graph_module
 
 
 def copied_graph(graph_module: GraphModule) -> GraphModule:

@@ -8,24 +8,13 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import wide_llama
 from fxpasses import Device, LoweredModule, lower
 from fxpasses.units import GiB
 
 
 def _llama(layers: int, width: int = 256) -> tuple[nn.Module, dict[str, Any]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=width,
-        intermediate_size=width * 11 // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=1000,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 1000, (1, 64))}
+    return wide_llama(layers, width), {"input_ids": torch.randint(0, 1000, (1, 64))}
 
 
 def _lower_step(step: str, layers: int) -> Duel:

@@ -15,6 +15,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as Torc
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions as torch_source_partitions
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import narrow_llama
 from fxpasses.partitioners import (
     Assignment,
     CapabilityBasedPartitioner,
@@ -79,18 +80,7 @@ def residual_net(size: int) -> Built:
 @functools.cache
 def llama(layers: int) -> Built:
     """An exported Llama with core operators; means and softmaxes are unsupported."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    program = torch.export.export(LlamaForCausalLM(config).eval(), (torch.zeros(1, 16, dtype=torch.long),))
+    program = torch.export.export(narrow_llama(layers), (torch.zeros(1, 16, dtype=torch.long),))
     module = program.run_decompositions().graph_module
     refused = ("mean", "softmax", "scaled_dot_product")
 

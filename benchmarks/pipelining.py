@@ -8,27 +8,11 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import narrow_llama
 from fxpasses.pipelining import Pipe, SplitPoint, StageCost, pipeline, preview
 
 STAGES = 4
 IDS = torch.arange(32).reshape(2, 16)
-
-
-def llama(layers: int) -> torch.nn.Module:
-    """A small Llama (hidden size 64); what building costs does not depend on the sizes of the weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=256,
-        use_cache=False,
-    )
-    model: torch.nn.Module = LlamaForCausalLM(config)
-    return model.train(False)
 
 
 def _cuts(layers: int) -> list[str]:
@@ -48,7 +32,7 @@ def build_stages(layers: int) -> Duel:
     models: list[torch.nn.Module] = []
 
     def fresh() -> torch.nn.Module:
-        models.append(llama(layers))  # torch's pipeline() wraps modules of the model that it is given
+        models.append(narrow_llama(layers))  # torch's pipeline() wraps modules of the model that it is given
         return models[-1]
 
     def check(ours: Pipe, theirs: Any) -> None:
@@ -67,7 +51,7 @@ def build_stages(layers: int) -> Duel:
 
 @case("pipeline('auto') into 4 stages, Llama of N layers", sizes=(4, 16), rounds=2)
 def balance_stages(layers: int) -> Duel:
-    model = llama(layers)
+    model = narrow_llama(layers)
 
     def check(ours: Pipe, _theirs: Any) -> None:
         assert ours.balance is not None
@@ -79,7 +63,7 @@ def balance_stages(layers: int) -> Duel:
 
 @functools.cache
 def _pipe(layers: int) -> tuple[torch.nn.Module, Pipe]:
-    model = llama(layers)
+    model = narrow_llama(layers)
     return model, pipeline(model, (), {"input_ids": IDS}, dict.fromkeys(_cuts(layers), SplitPoint.BEGINNING))
 
 

@@ -18,23 +18,12 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import wide_llama
 from fxpasses import Device, lower
 
 
 def _llama(layers: int, tokens: int = 64) -> tuple[nn.Module, dict[str, Any]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=1000,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 1000, (1, tokens))}
+    return wide_llama(layers), {"input_ids": torch.randint(0, 1000, (1, tokens))}
 
 
 def _two_way_map(layers: int, left: Any, right: Any) -> dict[str, Any]:

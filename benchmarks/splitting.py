@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import wide_llama
 from fxpasses.passes import fuse_by_partitions, merge, split, split_module
 
 SIZES = (1_000, 10_000, 100_000)
@@ -147,20 +148,8 @@ def _block(width: int) -> nn.Module:
 @case("run an exported Llama split at every layer (peer: the unsplit module)", sizes=(16,), promise=0.98, rounds=31)
 def run_split_llama(layers: int) -> Duel:
     """The forward of a split module is at most 1.02x that of the module it was made from."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=1000,
-        use_cache=False,
-    )
     kwargs = {"input_ids": torch.randint(0, 1000, (1, 64))}
-    source = torch.export.export(LlamaForCausalLM(config).eval(), (), kwargs).module(check_guards=False)
+    source = torch.export.export(wide_llama(layers), (), kwargs).module(check_guards=False)
     nodes = [node for node in source.graph.nodes if node.op == "call_function"]
     done = split(source, {node: place * layers // len(nodes) for place, node in enumerate(nodes)}).graph_module
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Duel, case
+from benchmarks.models import wide_llama
 from fxpasses.passes import unflatten
 
 
@@ -29,18 +30,7 @@ class Tree(nn.Module):
 
 
 def _llama(layers: int) -> tuple[nn.Module, dict[str, Any]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=1000,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 1000, (1, 64))}
+    return wide_llama(layers), {"input_ids": torch.randint(0, 1000, (1, 64))}
 
 
 def _same_names(ours: nn.Module, theirs: nn.Module | None) -> None:
