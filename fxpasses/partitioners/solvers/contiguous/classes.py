@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
@@ -12,7 +10,7 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
-__all__ = ["Sending", "device_classes", "linked_classes", "optimistic"]
+__all__ = ["Sending", "device_classes", "optimistic"]
 
 FEW_STATES = 200
 
@@ -33,40 +31,6 @@ def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) 
         devices = (device,) if known is None else (*known.devices, device)
         groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
     return tuple(groups.values())
-
-
-def linked_classes(
-    problem: PlacementProblem, tables: CostTables, units: Units, order: Sequence[int], *, adjacent: bool
-) -> tuple[DeviceClass, ...]:
-    """A class for each device, with the links that it can use when the devices stand in an order.
-
-    With ``adjacent`` values go to the next device and come from the one before, which is an estimate; else over the
-    best link to any later device, from any earlier one, which no pipeline in this order undercuts. Values of backward
-    nodes count over the best of all links.
-    """
-    sending = Sending(tables, units, {})
-    back = np.zeros(len(units.source), dtype=bool)
-    back[units.uses[units.uses[:, 1] < units.source[units.uses[:, 0]], 0]] = True
-    found = []
-    for place, device in enumerate(order):
-        later, earlier = order[place + 1 :], order[:place]
-        if adjacent:
-            later, earlier = later[:1], earlier[-1:]
-        others = [other for other in order if other != device]
-        leaving = sending.best([(device, other) for other in later])
-        entering = sending.best([(other, device) for other in earlier])
-        banned = ~np.isfinite(units.seconds[:, device])
-        found.append(
-            DeviceClass(
-                (device,),
-                np.where(banned, 0.0, units.seconds[:, device]),
-                banned,
-                float(tables.memory[device]),
-                np.where(back, sending.best([(device, other) for other in others]), leaving),
-                np.where(back, sending.best([(other, device) for other in others]), entering),
-            )
-        )
-    return tuple(found)
 
 
 def optimistic(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:

@@ -24,9 +24,9 @@ from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
-__all__ = ["between_devices"]
+__all__ = ["all_uses", "between_devices"]
 
-MAX_KINDS = 100
+MAX_KINDS = 150
 MAX_STATES = 1500
 
 Key = tuple[tuple[int, ...], int, int]
@@ -108,7 +108,7 @@ def _classes(
 ) -> tuple[dict[Kind, int], tuple[DeviceClass, ...]] | None:
     """The number of the class of each kind, and the classes; kinds that nothing tells apart are one class."""
     units, sending = search.units, Sending(search.tables, search.units, {})
-    ahead, back = _all_uses(units, ordered(units, back=False)), _all_uses(units, ordered(units, back=True))
+    ahead, back = all_uses(units, ordered(units, back=False)), all_uses(units, ordered(units, back=True))
     every = range(len(islands))
     alone = device_classes(search.problem, search.tables, units)
     plain = {device: group for group in alone for device in group.devices}
@@ -136,7 +136,7 @@ def _classes(
     return number, tuple(classes.values())
 
 
-def _all_uses(units: Units, certain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def all_uses(units: Units, certain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """For each value whether something holds for all its uses."""
     found: NDArray[np.bool_] = np.bincount(units.uses[~certain, 0], minlength=len(units.source)) == 0
     return found

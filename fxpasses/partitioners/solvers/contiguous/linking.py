@@ -1,28 +1,26 @@
 """Pipelines over links that differ: the order of the devices decides which links are used.
 
 With the devices in one order, values are charged over the link to the next device, and the dynamic program runs along
-that order; the answer is then evaluated with the links as they are. Orders are improved by swaps. For a few devices all
-orders are bounded, each with the best links that it can use; the smallest of these bounds holds for every pipeline.
+that order; the answer is then evaluated with the links as they are. Orders are improved by swaps.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.contiguous.classes import linked_classes
+from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
+from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
-from fxpasses.partitioners.solvers.contiguous.islands import between_devices
+from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, limits, smallest
 
 __all__ = ["by_links"]
 
-FEW_DEVICES = 4
 NEAR = 100
 LINEAR = 2
 
@@ -36,9 +34,6 @@ def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
     best = min(answers, key=Answer.by_rank)
-    if best.rank[0] * BETTER > bound and len(search.tables.memory) <= FEW_DEVICES and search.problem.time_budget:
-        best, proven = _all_orders(search, best, bound)
-        bound = max(bound, proven)
     return best, bound
 
 
@@ -51,9 +46,29 @@ def _between(search: Search, best: Answer, bound: float) -> tuple[Answer | None,
     return None if found is None else Answer.of(search, found.pipeline), proven / BETTER
 
 
-def _along(search: Search, order: tuple[int, ...], *, adjacent: bool) -> Search:
-    classes = linked_classes(search.problem, search.tables, search.units, order, adjacent=adjacent)
-    return attrs.evolve(search, classes=classes, order=order)
+def _along(search: Search, order: tuple[int, ...]) -> Search:
+    """The search with the devices in one order; values count over the link to the next one, and from the one before.
+
+    That is an estimate. Values of backward nodes go the other way, and what may go either way counts at its best.
+    """
+    units, sending = search.units, Sending(search.tables, search.units, {})
+    ahead, back = all_uses(units, ordered(units, back=False)), all_uses(units, ordered(units, back=True))
+    plain = {device: group for group in search.classes for device in group.devices}
+    found = []
+    for before, device, after in zip((None, *order), order, (*order[1:], None), strict=False):
+        out, into = (
+            [sending.best([] if other is None else [link(other)]) for other in (after, before)]
+            for link in (lambda other, own=device: (own, other), lambda other, own=device: (other, own))
+        )
+        found.append(
+            attrs.evolve(
+                plain[device],
+                devices=(device,),
+                leaving=np.where(ahead, out[0], np.where(back, out[1], np.minimum(*out))),
+                entering=np.where(ahead, into[1], np.where(back, into[0], np.minimum(*into))),
+            )
+        )
+    return attrs.evolve(search, classes=tuple(found), order=order)
 
 
 def _swapped_orders(search: Search, best: Answer, bound: float, steps: float) -> Answer:
@@ -65,7 +80,7 @@ def _swapped_orders(search: Search, best: Answer, bound: float, steps: float) ->
     for candidate in waiting:
         if steps <= 0 or best.rank[0] <= bound:
             break
-        outcome = _along(search, candidate, adjacent=True).run(words, best.rank[0] * BETTER, steps=steps)
+        outcome = _along(search, candidate).run(words, best.rank[0] * BETTER, steps=steps)
         steps -= outcome.steps + 1e6
         if outcome.pipeline is None:
             continue
@@ -88,16 +103,3 @@ def _family(search: Search, best: Answer) -> Words:
     near = ideals_near(search.units, search.cuts(best.pipeline), NEAR)
     along = prefixes(linear_orders(search.units, LINEAR, search.problem.seed))
     return np.unique(np.concatenate([near, along]), axis=0)
-
-
-def _all_orders(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
-    """The best of all orders of a few devices over all ideals, each with the best links that it can use."""
-    orders = list(itertools.permutations(range(len(search.tables.memory))))
-    budget = search.problem.time_budget / len(orders)
-    lowest = math.inf
-    for order in orders:
-        found, proven = smallest(_along(search, order, adjacent=False), bound, best.rank[0] * BETTER, budget)
-        lowest = min(lowest, max(proven, bound))
-        if found is not None:
-            best = min(best, Answer.of(search, found.pipeline), key=Answer.by_rank)
-    return best, min(lowest / BETTER, best.rank[0])
