@@ -25,6 +25,7 @@ __all__ = [
     "detect",
     "fake_devices",
     "is_here",
+    "is_known",
     "parse_device",
     "parse_link",
 ]
@@ -292,22 +293,31 @@ def check_torch_devices(devices: Iterable[Device]) -> None:
     Raises:
         InputError: it does not know one.
     """
-    import torch
-
     for device in devices:
-        try:
-            torch.device(device.torch_device)
-        except RuntimeError:
+        if not is_known(device.torch_device):
             raise InputError(
                 f"The device {device.name!r} is on the torch device {device.torch_device!r}, which torch does not "
                 "know; write cpu, cuda:0, mps, meta, ..."
-            ) from None
+            )
+
+
+def is_known(torch_device: str) -> bool:
+    """Whether torch knows a torch device; it need not be on this machine."""
+    import torch
+
+    try:
+        torch.device(torch_device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_here(torch_device: str) -> bool:
     """Whether this machine has a torch device."""
     import torch
 
+    if not is_known(torch_device):
+        return False
     device = torch.device(torch_device)
     if device.type in ("cpu", "meta"):
         return True

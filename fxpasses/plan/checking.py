@@ -9,11 +9,12 @@ import attrs
 import numpy as np
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Topology, is_here
+from fxpasses.devices import Device, Topology, is_here, is_known
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, not_replicable, torn_apart
 from fxpasses.plan.keys import graph_of, listed, stable_keys
@@ -116,16 +117,19 @@ def _devices(
                     device.name,
                 )
             )
-        if parts and on_this_machine and not is_here(now.get(device.name, device).torch_device):
-            found.append(
-                Violation(
-                    "no torch device",
-                    f"The plan runs {listed(parts)} on {device.name}, which is the torch device "
-                    f"{now.get(device.name, device).torch_device}; this machine has none.",
-                    device.name,
-                )
-            )
+        if parts and (why := _why_no_torch_device(now.get(device.name, device), on_this_machine)):
+            message = f"The plan runs {listed(parts)} on {device.name}, which is the torch device {why}."
+            found.append(Violation("no torch device", message, device.name))
     return found, {device.name: now.get(device.name, device) for device in plan.devices}
+
+
+def _why_no_torch_device(device: Device, on_this_machine: bool) -> str:
+    """What keeps a device from running anything, as the end of a sentence; "" if nothing does."""
+    if not is_known(device.torch_device):
+        return f"{device.torch_device!r}; torch knows none of that name"
+    if on_this_machine and not is_here(device.torch_device):
+        return f"{device.torch_device}; this machine has none"
+    return ""
 
 
 def _misfits(plan: Plan, given: Fit) -> list[Violation]:
@@ -134,10 +138,7 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
         return [Violation("another model", misfit(plan, given))]
     found = []
     tips = "".join(f" ({tip})" for tip in hints(plan, given, renames))
-    by_module: dict[str, list[str]] = {}
-    for key in given.homeless:
-        by_module.setdefault(key.rpartition("/")[0], []).append(key)
-    for module, keys in by_module.items():
+    for module, keys in _homeless_by_module(given).items():
         count = f"{len(keys)} operators of {module or 'the model itself'} have" if len(keys) > 1 else f"{keys[0]} has"
         which = f" ({listed(keys)})" if len(keys) > 1 else ""
         found.append(Violation("no part", f"{count} no part{which}; add them to a part, or place again.", op=keys[0]))
@@ -150,6 +151,21 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
     if found and tips:
         found[0] = attrs.evolve(found[0], message=f"{found[0].message[:-1]}{tips}.")
     return found
+
+
+def _homeless_by_module(given: Fit) -> dict[str, list[str]]:
+    """The operators without a part, by the outermost modules (not the model itself) none of whose operators has one."""
+    settled = {path for key in set(given.keys.values()).difference(given.homeless) for path in holders(_path(key))}
+    by_module: dict[str, list[str]] = {}
+    for key in given.homeless:
+        path = _path(key)
+        outermost = next((step for step in reversed(holders(path)) if step and step not in settled), path)
+        by_module.setdefault(outermost, []).append(key)
+    return by_module
+
+
+def _path(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping[str, Device]) -> list[Violation]:

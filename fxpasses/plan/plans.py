@@ -32,6 +32,7 @@ from fxpasses.plan.reading import (
     read_parts,
     read_predicted,
     read_version,
+    read_wishes,
     text,
 )
 
@@ -300,20 +301,21 @@ class Plan:
         """
         data = read_version(data)
         devices, links = read_devices(data), read_links(data)
+        objective, contiguity, pipeline = read_wishes(data)
         try:
             Topology(devices, links)
         except InputError as error:
             raise PlanError(f"In this plan: {error}") from error
         return cls(
             text(data, "model", ""),
-            text(data, "objective", ""),
+            objective,
             devices,
             links,
             tuple(PartPlan(*facts) for facts in read_parts(data, devices)),
             read_copies(data),
             read_predicted(data),
-            pipeline=data.get("pipeline"),
-            contiguity=data.get("contiguity"),
+            pipeline=pipeline,
+            contiguity=contiguity,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -20,6 +20,7 @@ __all__ = [
     "read_parts",
     "read_predicted",
     "read_version",
+    "read_wishes",
     "text",
 ]
 
@@ -27,6 +28,11 @@ VERSION, OLDEST = 2, 1
 """The version that is written, and the oldest that is read."""
 
 _ADVICE = "write one with fxpasses place --out"
+
+_ENTRIES = (
+    *("version", "model", "objective", "contiguity", "pipeline"),
+    *("devices", "links", "parts", "copies", "predicted"),
+)
 
 
 def read_version(data: Any) -> Mapping[str, Any]:
@@ -45,6 +51,7 @@ def read_version(data: Any) -> Mapping[str, Any]:
             f"This plan has version {version}, and this fxpasses reads {OLDEST} to {VERSION}: take a newer fxpasses, "
             f"or {_ADVICE}."
         )
+    _refuse_unknown(data, _ENTRIES)
     return data
 
 
@@ -58,6 +65,24 @@ def text(data: Mapping[str, Any], key: str, where: str, default: str | None = No
     if not isinstance(value, str):
         raise PlanError(f"In this plan {where}{key} is {_shown(value)}; write a text.")
     return value
+
+
+def read_wishes(data: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+    """Read ``objective``, ``contiguity`` and ``pipeline``; the latter two may be missing.
+
+    Raises:
+        PlanError: one that is not known.
+    """
+    from fxpasses.partitioners.by_device import Contiguity, Objective
+
+    kinds = {"objective": get_args(Objective), "contiguity": get_args(Contiguity), "pipeline": ()}
+    found: list[Any] = [text(data, "objective", "")]
+    found += [None if data.get(key) is None else text(data, key, "") for key in ("contiguity", "pipeline")]
+    for (key, known), value in zip(kinds.items(), found, strict=True):
+        if known and value is not None and value not in known:
+            raise PlanError(f"In this plan {key} is {value!r}; there are {', '.join(known)}{nearest(value, known)}")
+    objective, contiguity, pipeline = found
+    return objective, contiguity, pipeline
 
 
 def read_devices(data: Mapping[str, Any]) -> tuple[Device, ...]:
@@ -115,13 +140,13 @@ def read_parts(
         if device not in names:
             raise PlanError(
                 f"In this plan {where} ({name}) is on the device {device!r}, which is not among its devices "
-                f"{', '.join(names)}{nearest(device, names)}."
+                f"{', '.join(names)}{nearest(device, names)}"
             )
         ops = _operators(_entry(entry, "ops", f"{where}."), f"{where}.ops")
         again = _operators(entry.get("again", ()), f"{where}.again")
         offload = entry.get("offload")
         if offload not in (None, "cpu"):
-            raise PlanError(f'In this plan {where}.offload is {_shown(offload)}; write "cpu", or leave it out.')
+            raise PlanError(f'In this plan {where}.offload is {offload!r}; write "cpu", or leave it out.')
         parts.append((name, device, ops, offload, again))
     _refuse_twice([name for name, *_ in parts], "parts are called")
     return parts
@@ -134,7 +159,7 @@ def _operators(value: Any, where: str) -> tuple[str, ...]:
         if "/" not in op:
             raise PlanError(
                 f"In this plan {where} names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
-                f"for a whole module write {op + '/*'!r}."
+                f"for a whole module write {op.removesuffix('.*') + '/*'!r}."
             )
     return tuple(value)
 
@@ -171,11 +196,11 @@ def read_predicted(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """``; did you mean ...?`` where something is near."""
+    """The end of a sentence: ``; did you mean ...?`` where something is near."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _entry(data: Mapping[str, Any], key: str, where: str) -> Any:
@@ -195,12 +220,11 @@ def _objects(data: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, 
     return [(f"{key}[{index}]", value) for index, value in enumerate(values)]
 
 
-def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str = "") -> None:
     for key in entry:
         if key not in known:
-            raise PlanError(
-                f"In this plan {where} has an entry {key!r}; there are {', '.join(known)}{nearest(key, known)}."
-            )
+            place = f"In this plan {where}" if where else "This plan"
+            raise PlanError(f"{place} has an entry {key!r}; there are {', '.join(known)}{nearest(str(key), known)}")
 
 
 def _refuse_twice(names: Sequence[str], what: str) -> None:

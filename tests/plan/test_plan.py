@@ -215,6 +215,26 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "In this plan parts[0].ops names 'layers.0', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for "
             "a whole module write 'layers.0/*'.",
         ),
+        (
+            part(ops=["layers.0.*"]),
+            "In this plan parts[0].ops names 'layers.0.*', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
+            "for a whole module write 'layers.0/*'.",
+        ),
+        (part(offload="gpu"), "In this plan parts[0].offload is 'gpu'; write \"cpu\", or leave it out."),
+        (
+            edited(objective="fastest"),
+            "In this plan objective is 'fastest'; there are latency, throughput, memory, devices.",
+        ),
+        (
+            edited(contiguity="pipe"),
+            "In this plan contiguity is 'pipe'; there are pipeline, convex, free; did you mean 'pipeline'?",
+        ),
+        (edited(pipeline=3), "In this plan pipeline is a number; write a text."),
+        (
+            edited(link=[]),
+            "This plan has an entry 'link'; there are version, model, objective, contiguity, pipeline, devices, links, "
+            "parts, copies, predicted; did you mean 'links'?",
+        ),
         (edited(copies=[{"value": "x"}]), "In this plan copies[0].source is missing."),
         (
             edited(copies=[{"value": "x", "source": "left", "target": "right", "size": "2"}]),

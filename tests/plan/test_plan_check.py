@@ -134,6 +134,14 @@ def test_an_added_layer_has_no_part(plan: Plan) -> None:
     )
 
 
+def test_a_module_without_a_part_is_one_violation_however_much_is_in_it(plan: Plan) -> None:
+    """Of nested modules the outermost one of which nothing has a part is named."""
+    found = plan.check(exported(Wrapped(Encoder())))
+
+    assert ["no part"] + ["not there"] * 5 == kinds(found)
+    assert str(found[0]).startswith("8 operators of model have no part (model.layers.0/linear#0, model.layers.0/relu#0")
+
+
 def test_a_layer_that_is_gone_is_named(plan: Plan) -> None:
     (violation,) = plan.check(exported(Encoder(2)))
 
@@ -232,6 +240,21 @@ def test_a_torch_device_that_this_machine_lacks_is_named(plan: Plan, encoder: Gr
 
     assert "no torch device" == violation.kind
     assert "The plan runs left on left, which is the torch device cuda:99; this machine has none." == str(violation)
+
+
+def test_a_torch_device_that_torch_does_not_know_is_named_wherever_the_plan_is_checked(
+    plan: Plan, encoder: GraphModule
+) -> None:
+    """As a violation, not as an error of torch; on this machine or not."""
+    misspelled = [attrs.evolve(plan.devices[0], torch_device="cudda:0"), plan.devices[1]]
+
+    for here in (False, True):
+        (violation,) = plan.check(encoder, devices=misspelled, on_this_machine=here)
+
+        assert "no torch device" == violation.kind
+        assert "The plan runs left on left, which is the torch device 'cudda:0'; torch knows none of that name." == str(
+            violation
+        )
 
 
 def test_parts_that_would_wait_for_each_other_are_refused(encoder: GraphModule) -> None:

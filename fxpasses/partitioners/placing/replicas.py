@@ -234,7 +234,7 @@ def _twin(graph_module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
     output = source.output_node()
     nodes[output] = graph.output(result)
     nodes[output].meta = copy.copy(output.meta)
-    graph._codegen = copy.deepcopy(source._codegen)
+    graph._codegen = copy.copy(source._codegen)
     twin = lazy_graph_module(graph, class_name=type(graph_module).__name__, training=graph_module.training)
     for name, value in vars(graph_module).items():
         if name in ("_parameters", "_buffers", "_modules"):
