@@ -99,7 +99,7 @@ def all_ideals(units: Units, limit: int, window: Window | None = None) -> Words 
     found = np.zeros((1024, -(-units.size // 64) or 1), dtype=np.uint64)
     count = 1
     least, most = np.zeros(1), np.full(1, np.inf)
-    above = None if window is None else window.weight.sum() - _weights_above(units, window.weight)
+    above = None if window is None else window.weight.sum() - weights_above(units, window.weight)
     for unit, predecessors in enumerate(units.predecessors):
         ready = np.ones(count, dtype=bool)
         for word, mask in _masks(predecessors).items():
@@ -131,7 +131,7 @@ def _masks(units: Sequence[int]) -> dict[int, np.uint64]:
     return {word: np.uint64(mask) for word, mask in masks.items()}
 
 
-def _weights_above(units: Units, weight: Floats) -> Floats:
+def weights_above(units: Units, weight: Floats) -> Floats:
     """For each unit the weight of all units that need it, itself included."""
     above = [1 << unit for unit in range(units.size)]
     for unit in range(units.size - 1, -1, -1):

@@ -35,13 +35,19 @@ CALL = 1000
 
 @attrs.frozen(eq=False)
 class Measure:
-    """A weight of each unit, and how much weight one device of each class can take at most."""
+    """A weight of each unit, and how much weight one device of each class can take at most.
+
+    ``limits`` are the windows where more is known about them than that.
+    """
 
     weight: Floats
     room: Floats
+    limits: tuple[Floats, Floats] | None = None
 
     def window(self, states: States, total: float) -> tuple[Floats, Floats]:
         """Between which weights the ideals of each state lie: what it used has room, and what is left for the rest."""
+        if self.limits is not None:
+            return self.limits
         with np.errstate(invalid="ignore"):
             used = np.where(states.used > 0, states.used * self.room, 0.0).sum(axis=1)
             left = states.used.max(axis=0) - states.used

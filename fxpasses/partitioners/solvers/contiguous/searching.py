@@ -14,6 +14,7 @@ from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals, ideals_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.deciding import Decision
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.narrowing import Narrowing
 from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -74,6 +75,8 @@ class Search:
     """In which order devices are used, where there are too many states for any order."""
     given: States | None = None
     """States that know more than which devices are used."""
+    narrowing: Narrowing | None = None
+    """What crosses at least, where that is asked for."""
 
     @classmethod
     def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> Search:
@@ -95,7 +98,17 @@ class Search:
             return Measure(self.units.kept.astype(np.float64), memory)
         held = np.where(np.isfinite(self.tables.memory), self.tables.memory, 0.0)
         room = self.prices.load * below + self.prices.byte * held
-        return Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
+        measure = Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
+        return measure if self.narrowing is None else self.narrowing.measure(measure)
+
+    def narrowed(self) -> Search:
+        """The same, its windows narrowed by what crosses at least; for links and states of one kind only."""
+        if self.narrowing is not None or self.given is not None or self.problem.objective != "throughput":
+            return self
+        price = np.array([self.prices.load[list(group.devices)].min() for group in self.classes])
+        return attrs.evolve(
+            self, narrowing=Narrowing(self.units, self.classes, self.states(), self.prices.weight, price)
+        )
 
     def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
         """The best pipeline under a threshold that cuts at some ideals."""
@@ -240,6 +253,9 @@ def smallest(
     (steps, limit), proven = limits(budget), 0.0
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
+        if (words is None or len(words) > MANY) and search.narrowing is None:
+            search = search.narrowed()
+            words = every_ideal(search, below, limit)
         if words is None or len(words) > MANY:
             return _decided(search, proven, goal, (steps, limit), known)
         outcome = search.run(words, below, steps=steps)
@@ -292,6 +308,10 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     measure = search.measure(below)
     total = float(measure.weight.sum())
     low, high = measure.window(states, total)
+    alive = low <= high
+    if not alive.any():
+        return np.zeros((0, -(-search.units.size // 64) or 1), dtype=np.uint64)
+    low, high = low[alive], high[alive]
     order = np.argsort(low, kind="stable")
     low, high = low[order], np.maximum.accumulate(high[order])
     begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))

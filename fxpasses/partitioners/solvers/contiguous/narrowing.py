@@ -1,0 +1,184 @@
+"""How narrow the windows of ideals are when devices must send: what crosses any cut between two weights, at least.
+
+Prices alone leave a device all its time for units. But a device that runs from an ideal ``I`` to an ideal ``J`` also
+receives what was made before ``I`` and is used before ``J``, and sends what it makes and others use after ``J``. Where
+both ideals lie in windows, much about them is known: a unit whose ancestors weigh more than a window allows is in none
+of its ideals, one whose descendants weigh too much to be left out is in all of them. What such a device sends at least
+is then a minimum cut (Ford & Fulkerson 1956) between the units that ``J`` must hold and those that it cannot, over the
+values that were surely not made before ``I``; and what it receives at least is one at ``I``, over the values that are
+surely used before ``J``. Less time is left for units, the windows get narrower, and more is known: a few rounds.
+
+A residual stream, a mask and rotary tables cross every cut of a transformer; without them the windows of a real one
+hold millions of ideals, with them some hundreds.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.cutting import weights_above
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import SLACK, Measure
+from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["Narrowing"]
+
+Bools = NDArray[np.bool_]
+Windows = tuple[Floats, Floats]
+
+ROUNDS = 4
+WHOLE = 1 << 30
+"""Costs are rounded down to whole parts, of which all values together have no more than this."""
+
+
+@attrs.frozen(eq=False)
+class Narrowing:
+    """What windows follow from prices and crossing values.
+
+    Args:
+        units: The reduced problem.
+        classes: Its devices.
+        states: In which numbers or order they are used.
+        weight: What each unit weighs by the prices, ``(m,)``.
+        price: What a second on a device of each class weighs at least.
+    """
+
+    units: Units
+    classes: tuple[DeviceClass, ...]
+    states: States
+    weight: Floats
+    price: Floats
+    _known: dict[bytes, Measure] = attrs.field(factory=dict, init=False)
+
+    @cached_property
+    def _total(self) -> float:
+        return float(self.weight.sum())
+
+    @cached_property
+    def _beside(self) -> tuple[Floats, Floats]:
+        """For each unit the least weight of an ideal that holds it, and the most of one that does not."""
+        units = self.units
+        turned = attrs.evolve(units, before=(units.size - 1 - units.before)[:, ::-1])
+        return weights_above(turned, self.weight[::-1])[::-1], self._total - weights_above(units, self.weight)
+
+    @cached_property
+    def _costs(self) -> tuple[Floats, Floats]:
+        """What each value takes at least on the device that sends it, and on one that receives it, ``(q,)``."""
+        leaving = np.min([group.leaving for group in self.classes], axis=0)
+        return leaving, np.min([group.entering for group in self.classes], axis=0)
+
+    def measure(self, plain: Measure) -> Measure:
+        """The same measure with narrower windows; they are empty where no pipeline has so little room."""
+        key = plain.room.tobytes()
+        if key not in self._known:
+            self._known[key] = attrs.evolve(plain, limits=self._windows(plain))
+        return self._known[key]
+
+    def _windows(self, plain: Measure) -> Windows:
+        room, slack = plain.room, SLACK * self._total
+        low, high = plain.window(self.states, self._total)
+        for _round in range(ROUNDS):
+            taken = self._taken((low, high))
+            new_low, new_high = self._propagated(room, taken, low, high, slack)
+            if new_low[0] > new_high[0]:
+                return np.full(len(low), np.inf), np.full(len(low), -np.inf)
+            moved = np.maximum(new_low - low, high - new_high)
+            low, high = new_low, new_high
+            if moved.max(initial=0.0, where=low <= high) <= 0.01 * float(room.max()):
+                break
+        return low, high
+
+    def _propagated(
+        self, room: Floats, taken: dict[tuple[int, int, int], float], low: Floats, high: Floats, slack: float
+    ) -> Windows:
+        """How far devices get from nothing on, and how far they may be in order to get to the end."""
+        states, alive = self.states, low <= high
+        reach = np.full(len(low), -np.inf)
+        reach[0] = 0.0
+        for state, moves in enumerate(states.moves):
+            if not alive[state]:
+                continue
+            reach[state] = min(reach[state], high[state])
+            for kind, there in moves:
+                reach[there] = max(reach[there], reach[state] + room[kind] - taken.get((state, there, kind), 0.0))
+            if states.skips[state] >= 0:
+                reach[states.skips[state]] = max(reach[states.skips[state]], reach[state])
+        high = np.minimum(high, reach + slack)
+        needs = np.where(high >= self._total - slack, self._total, np.inf)
+        for state in reversed(range(len(low))):
+            for kind, there in states.moves[state]:
+                if low[there] <= high[there]:
+                    needs[state] = min(needs[state], needs[there] - room[kind] + taken.get((state, there, kind), 0.0))
+            if states.skips[state] >= 0:
+                needs[state] = min(needs[state], needs[states.skips[state]])
+            needs[state] = max(needs[state], low[state])
+        return np.maximum(low, needs - slack), high
+
+    def _taken(self, windows: Windows) -> dict[tuple[int, int, int], float]:
+        """What crossing values take at least of the room of the device of each move."""
+        low, high = windows
+        known: dict[tuple[float, ...], float] = {}
+        found = {}
+        for state, moves in enumerate(self.states.moves):
+            for kind, there in moves:
+                if low[state] > high[state] or low[there] > high[there]:
+                    continue
+                key = (low[state], high[state], low[there], high[there])
+                if key not in known:
+                    known[key] = self._sent(key) + self._received(key)
+                found[state, there, kind] = known[key] * float(self.price[kind])
+        return found
+
+    def _sent(self, key: tuple[float, ...]) -> float:
+        """Seconds for values that are made between the two windows and used behind the second."""
+        least, _most = self._beside
+        units = self.units
+        return self._least_cut(key[2:], self._costs[0], least[units.source] > key[1])
+
+    def _received(self, key: tuple[float, ...]) -> float:
+        """Seconds for values that are made before the first window and used before the second."""
+        _least, most = self._beside
+        units = self.units
+        is_used = np.zeros(len(units.source), dtype=bool)
+        np.logical_or.at(is_used, units.uses[:, 0], most[units.uses[:, 1]] < key[2])
+        return self._least_cut(key[:2], self._costs[1], is_used)
+
+    def _least_cut(self, window: tuple[float, ...], cost: Floats, counts: Bools) -> float:
+        """The least that the values which count and are open cost, at any ideal of a window."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import maximum_flow
+
+        units = self.units
+        least, most = self._beside
+        inside, outside = most < window[0], least > window[1]
+        may_open = counts & ~outside[units.source] & (cost > 0)
+        goes_on = np.zeros(len(units.source), dtype=bool)
+        np.logical_or.at(goes_on, units.uses[:, 0], ~inside[units.uses[:, 1]])
+        values = np.flatnonzero(may_open & goes_on)
+        if not values.size:
+            return 0.0
+        scale = WHOLE / float(cost[values].sum())
+        source, sink = units.size + len(units.source), units.size + len(units.source) + 1
+        vertex = np.where(inside, source, np.where(outside, sink, np.arange(units.size)))
+        used = units.uses[np.isin(units.uses[:, 0], values)]
+        ends = [
+            (vertex[units.source[values]], units.size + values, np.floor(cost[values] * scale).astype(np.int64)),
+            _endless(units.size + used[:, 0], vertex[used[:, 1]]),
+            _endless(vertex[units.before[:, 1]], vertex[units.before[:, 0]]),
+        ]
+        tails, heads, capacity = (np.concatenate(each) for each in zip(*ends, strict=True))
+        kept = (tails != heads) & (heads != source) & (tails != sink)
+        codes, place = np.unique(tails[kept] * (sink + 1) + heads[kept], return_inverse=True)
+        total = np.minimum(np.bincount(place, weights=capacity[kept]), 2.0 * WHOLE - 1).astype(np.int32)
+        network = csr_array((total, (codes // (sink + 1), codes % (sink + 1))), shape=(sink + 1, sink + 1))
+        return float(maximum_flow(network, source, sink).flow_value) / scale
+
+
+def _endless(tails: Ints, heads: Ints) -> tuple[Ints, Ints, Ints]:
+    return tails, heads, np.full(len(tails), 2 * WHOLE - 1, dtype=np.int64)
