@@ -204,6 +204,21 @@ def bind_symbols(node: Node, value: Any, shape_env: ShapeEnv | None, bindings: A
     return value
 
 
+@contextlib.contextmanager
+def _weights_listed_as_before(module: torch.nn.Module) -> Iterator[None]:
+    """Recurrent layers list their weights a second time, and ``functional_call`` leaves its own in these lists."""
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.RNNBase)]
+    names = ("_flat_weights", "_flat_weight_refs")
+    lists = [(layer, name, vars(layer)[name]) for layer in layers for name in names if name in vars(layer)]
+    saved = [list(weights) for _layer, _name, weights in lists]
+    try:
+        yield
+    finally:
+        for (layer, name, weights), before in zip(lists, saved, strict=True):
+            weights[:] = before
+            vars(layer)[name] = weights
+
+
 class Evaluation:
     """Runs nodes on fake values in one mode; what it finds inside nested graphs is written there, if it records."""
 
@@ -246,7 +261,8 @@ class Evaluation:
         """Run a module with fakes for its tensors, or a BatchNorm would count this as a batch."""
         state = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
         fakes = {name: fake_of(tensor, self.mode, node) for name, tensor in state.items()}
-        return torch.func.functional_call(module, fakes, args, kwargs)
+        with _weights_listed_as_before(module):
+            return torch.func.functional_call(module, fakes, args, kwargs)
 
     def _callable_bodies(self, arg: Any) -> Any:
         if isinstance(arg, GraphModule):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses import PassManager, parse_pipeline, pipeline_text
 from fxpasses.errors import FakeValueError, MissingMetadataError, PassError
@@ -117,6 +117,19 @@ def test_examples_that_do_not_fit_the_inputs_are_refused() -> None:
         propagate_values(symbolic_trace(nn.ReLU()), ())
 
     assert "the graph takes 1 inputs (input_1), but got 0 examples" in str(failure.value)
+
+
+def test_a_recurrent_layer_is_left_as_it_was() -> None:
+    """It lists its weights a second time, and running it on fake values must not show there."""
+    layer = nn.LSTM(8, 16)
+    graph = Graph()
+    graph.output(graph.call_module("layer", (graph.placeholder("x"),)))
+    traced = GraphModule(nn.ModuleDict({"layer": layer}), graph)
+
+    (record,) = PassManager([MeasureCosts(example_inputs=(torch.randn(3, 2, 8),))])(traced).records
+
+    assert () == record.warnings
+    assert list(map(id, layer.parameters())) == list(map(id, layer._flat_weights))
 
 
 def test_costs_come_back_from_a_saved_program(tmp_path: Path) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fxpasses.devices import Device
 from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+from fxpasses.partitioners.costs.operation_counts import COUNTERS, shape_of, taken_apart, within_module
 from fxpasses.partitioners.tensor_sizes import (
     Sizes,
-    concrete_size,
     concrete_value,
     storage_bytes,
     tensor_bytes,
@@ -85,66 +83,6 @@ SECONDS = MetaKey[Mapping[str, float]]("fxpasses.seconds", made_by="ProfileCosts
 """Measured seconds of a node, by the name of the device."""
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(concrete_size(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
-
-
-def _product_flops(inputs: Sequence[Any], output: Any) -> int:
-    """Matrix products in all their forms: two operations for each output element and inner index."""
-    first = _shape(inputs[0])
-    inner = first[-1] if first else 1
-    return 2 * math.prod(_shape(output)) * inner
-
-
-def _added_product_flops(inputs: Sequence[Any], output: Any) -> int:
-    return _product_flops(inputs[1:], output)
-
-
-def _convolution_flops(inputs: Sequence[Any], output: Any) -> int:
-    """Each output element gathers ``weight[0].numel()`` products (Dumoulin & Visin, arXiv:1603.07285)."""
-    weight = _shape(inputs[1])
-    return 2 * math.prod(_shape(output)) * math.prod(weight[1:])
-
-
-def _transposed_convolution_flops(inputs: Sequence[Any], _output: Any) -> int:
-    return 2 * math.prod(_shape(inputs[0])) * math.prod(_shape(inputs[1])[1:])
-
-
-def _any_convolution_flops(inputs: Sequence[Any], output: Any) -> int:
-    transposed = len(inputs) > 6 and inputs[6] is True
-    return (_transposed_convolution_flops if transposed else _convolution_flops)(inputs, output)
-
-
-def _attention_flops(inputs: Sequence[Any], _output: Any) -> int:
-    """``Q·Kᵀ`` and ``P·V``, heads grouped or not; the mask does not shorten it."""
-    *batch, rows, width = _shape(inputs[0])
-    columns = _shape(inputs[1])[-2]
-    return 2 * math.prod(batch) * rows * columns * (width + _shape(inputs[2])[-1])
-
-
-Counter = Callable[[Sequence[Any], Any], int]
-_COUNTERS: dict[str, Counter] = {
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product_flops),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), _added_product_flops),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution_flops),
-    **dict.fromkeys(
-        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        _transposed_convolution_flops,
-    ),
-    **dict.fromkeys(("convolution", "_convolution"), _any_convolution_flops),
-    **dict.fromkeys(
-        (
-            "scaled_dot_product_attention",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        ),
-        _attention_flops,
-    ),
-}
-
-
 def _name_of(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.partition("::")[2]
@@ -165,36 +103,6 @@ def _is_view(node: Node) -> bool:
     return node.target is operator.getitem
 
 
-def _fallback_flops(node: Node, inputs: Sequence[Any], output: Any) -> int:
-    """Count an operator that decomposes into counted ones by running it on meta tensors; else one per element."""
-    target = node.target
-    composite = isinstance(target, torch._ops.OpOverload) and target.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
-    if composite or getattr(target, "overloadpacket", None) in flop_registry:
-        try:
-            if counted := _run_on_meta(target, inputs, _values(node.kwargs)):
-                return counted
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            pass  # an operator without a meta kernel: the element count below is the answer
-    touched = [*_operands(inputs), *tensors_in(output)]
-    return max((math.prod(_shape(tensor)) for tensor in touched), default=0)
-
-
-def _run_on_meta(target: Any, inputs: Sequence[Any], kwargs: Any) -> int:
-    def to_meta(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return torch.empty(_shape(leaf), dtype=leaf.dtype, device="meta")
-        return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
-
-    args, kwargs = pytree.tree_map(to_meta, (tuple(inputs), kwargs))
-    if "device" in kwargs:
-        kwargs["device"] = torch.device("meta")
-    with FlopCounterMode(display=False) as counter:
-        target(*args, **kwargs)
-    return int(counter.get_total_flops())
-
-
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
     """A conditional costs its dearer branch; a loop its body for each row of what it scans, or once."""
     owner = node.graph.owning_module
@@ -202,7 +110,7 @@ def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeC
     costs = [sum((measure_node(inner, sizes=sizes) for inner in body.graph.nodes), NodeCost()) for body in bodies]
     cost = max(costs, key=lambda each: (each.flops, each.bytes_read + each.bytes_written), default=NodeCost())
     if _name_of(node.target) in ("scan", "map_impl", "map") and (scanned := tensors_in(list(inputs))):
-        rounds = _shape(scanned[0])[0] if _shape(scanned[0]) else 1
+        rounds = shape_of(scanned[0])[0] if shape_of(scanned[0]) else 1
         return attrs.evolve(
             cost,
             flops=cost.flops * rounds,
@@ -246,9 +154,10 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         body = _higher_order_cost(node, inputs, sizes)
         read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
         return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
-    return NodeCost(_flops(node, inputs, output, sizes), read, traffic, written, constants, dtype)
+    return NodeCost(_flops(node, inputs, named, output, sizes), read, traffic, written, constants, dtype)
 
 
+_PRODUCTS = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 _WRITES_ROWS = ("index_copy_", "index_put_", "scatter_")
@@ -273,9 +182,9 @@ def _traffic(node: Node, operands: Sequence[torch.Tensor], written: int) -> tupl
 
 def _rows_looked_up(operands: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Elements and bytes of the rows that a bag adds up: as many as there are indices."""
-    rows = max((math.prod(_shape(each)) for each in operands if not each.is_floating_point()), default=0)
+    rows = max((math.prod(shape_of(each)) for each in operands if not each.is_floating_point()), default=0)
     table = max(operands, key=tensor_bytes)
-    elements = rows * (_shape(table)[-1] if table.dim() else 1)
+    elements = rows * (shape_of(table)[-1] if table.dim() else 1)
     return elements, elements * table.element_size()
 
 
@@ -307,34 +216,37 @@ def _computing_dtype(tensors: Sequence[torch.Tensor]) -> str:
     return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
 
 
-def _flops(node: Node, inputs: Sequence[Any], output: Any, sizes: Sizes) -> int:
+def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: Any, sizes: Sizes) -> int:
     name = _name_of(node.target)
-    counter = _COUNTERS.get(name)
+    counter = COUNTERS.get(name)
     if node.op == "call_module":
-        return int(_module_flops(node, output, sizes))
+        return int(_module_flops(node, inputs, named, output, sizes))
     operands = _operands(inputs)
     if name in _LOOKUPS:
-        return sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
+        return sum(math.prod(shape_of(tensor)) for tensor in tensors_in(output))
     if name in _BAGS and operands:
         return _rows_looked_up(operands)[0]
     if name in _WRITES_ROWS and len(operands) > 1:
-        return math.prod(_shape(operands[-1]))
+        return math.prod(shape_of(operands[-1]))
     if counter is not None and len(operands) >= 2:
         return int(counter(inputs, output))
-    return int(_fallback_flops(node, inputs, output))
+    if counted := taken_apart(node.target, inputs, named):
+        return counted
+    return max((math.prod(shape_of(tensor)) for tensor in [*operands, *tensors_in(output)]), default=0)
 
 
-def _module_flops(node: Node, output: Any, sizes: Sizes) -> int:
-    """A leaf module: what its weight does to each output position, or the nodes of its own graph."""
+def _module_flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: Any, sizes: Sizes) -> int:
+    """A leaf module: what its weight does to each output position, or what torch, or its own graph, makes of it."""
     owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if owner is not None else None
+    module = owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
     if isinstance(module, GraphModule):
         return sum(measure_node(inner, sizes=sizes).flops for inner in module.graph.nodes)
-    elements = sum(math.prod(_shape(tensor)) for tensor in tensors_in(output))
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, torch.Tensor) and weight.dim() >= 2 and not isinstance(module, torch.nn.Embedding):
-        return 2 * elements * math.prod(_shape(weight)[1:])
-    return elements
+    elements = sum(math.prod(shape_of(tensor)) for tensor in tensors_in(output))
+    if isinstance(module, _PRODUCTS):
+        return 2 * elements * math.prod(shape_of(module.weight)[1:])
+    if isinstance(module, torch.nn.EmbeddingBag):
+        return sum(math.prod(shape_of(each)) for each in _operands(inputs[:1])) * module.embedding_dim
+    return within_module(module, inputs, named) or elements
 
 
 def require_value(node: Node) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses import Device
-from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, seconds_on
+from fxpasses import Device, PassManager
+from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, seconds_on
 from fxpasses.partitioners.tensor_sizes import concrete_size
+from fxpasses.passes import MeasureCosts
 
 
 class Everything(nn.Module):
@@ -61,6 +65,102 @@ def test_a_decomposed_graph_counts_the_same_products(exported: torch.export.Expo
         )
 
     assert products(exported.graph_module) == products(exported.run_decompositions().graph_module)
+
+
+FLOAT8 = torch.float8_e4m3fn
+RECURRENT = 2 * (6 * 2) * 4 * 32 * (16 + 32)
+"""Operations of an LSTM from 16 to 32, six steps of two samples: both products for each of the four gates."""
+
+
+def lstm(x: Tensor, *weights: Tensor) -> Any:
+    layer = nn.LSTM(16, 32)
+    return torch.func.functional_call(layer, dict(zip(dict(layer.named_parameters()), weights, strict=True)), (x,))
+
+
+def flops_of_call(function: Any, *args: Any) -> int:
+    """The operations of the dearest node of a function, traced with values."""
+    traced = make_fx(function, tracing_mode="fake")(*args)
+    return max(measure_node(node).flops for node in traced.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (2 * 4 * 3 * 5 * 6, torch.addbmm, (torch.ones(3, 6), torch.ones(4, 3, 5), torch.ones(4, 5, 6))),
+        (
+            2 * 16 * 32 * 8,
+            lambda a, b, one: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16),
+            (torch.ones(16, 32).to(FLOAT8), torch.ones(8, 32).to(FLOAT8), torch.ones(())),
+        ),
+        (
+            2 * 32 * 64 * 48,
+            lambda a, b, ends: torch._grouped_mm(a, b, offs=ends),
+            (
+                torch.ones(32, 64, dtype=torch.bfloat16),
+                torch.ones(4, 64, 48, dtype=torch.bfloat16),
+                torch.tensor([8, 16, 24, 32], dtype=torch.int32),
+            ),
+        ),
+        (RECURRENT, lstm, (torch.ones(6, 2, 16), *nn.LSTM(16, 32).parameters())),
+    ],
+    ids=["addbmm", "float8", "experts", "lstm"],
+)
+def test_less_common_products_are_counted_as_products(flops: int, function: Any, args: tuple[Any, ...]) -> None:
+    """Sums over a batch, narrow types, groups of experts, and recurrent layers as one operator."""
+    assert flops == flops_of_call(function, *args)
+
+
+def test_the_backward_of_attention_is_five_products() -> None:
+    """The forward is two, and none of them is missing on the CPU."""
+
+    def gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        leaves = [each.detach().requires_grad_() for each in (q, k, v)]
+        return torch.autograd.grad(F.scaled_dot_product_attention(*leaves, is_causal=True).sum(), leaves)
+
+    assert 5 * (2 * 2 * 8 * 5 * 5 * 16) == flops_of_call(gradients, *(torch.ones(2, 8, 5, 16) for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("flops", "module", "args"),
+    [
+        (RECURRENT, nn.LSTM(16, 32), (torch.ones(6, 2, 16),)),
+        (2 * 10 * 16 * 16 * 4 + 4 * 2 * 5 * 5 * 16, nn.MultiheadAttention(16, 4, batch_first=True), 3),
+        (2 * (2 * 8 * 5 * 5) * (6 * 9), nn.ConvTranspose2d(8, 6, 3, stride=2), (torch.ones(2, 8, 5, 5),)),
+        (2 * 7 * 5 * (3 * 4), nn.Bilinear(3, 4, 5), (torch.ones(7, 3), torch.ones(7, 4))),
+        (2 * 8 * 16, nn.LayerNorm((8, 16)), (torch.ones(2, 8, 16),)),
+        (2 * 10 * 8, nn.EmbeddingBag(50, 8), (torch.zeros(2, 10, dtype=torch.int64),)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_called_module_counts_what_torch_makes_of_it(flops: int, module: nn.Module, args: Any) -> None:
+    """Also where its weight alone does not tell."""
+    args = args if isinstance(args, tuple) else (torch.ones(2, 5, 16),) * args
+    graph = Graph()
+    graph.output(graph.call_module("called", tuple(graph.placeholder(name) for name in "abc"[: len(args)])))
+    traced = GraphModule(nn.ModuleDict({"called": module}), graph)
+    PassManager([MeasureCosts(example_inputs=args)])(traced)
+
+    assert flops == COST.read(next(node for node in traced.graph.nodes if node.op == "call_module")).flops
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (720, lambda a, b: torch.einsum("bij,bjk->bik", a, b), (torch.ones(4, 3, 5), torch.ones(4, 5, 6))),
+        (720, lambda a, b: torch.tensordot(a, b, 2), (torch.ones(3, 4, 5), torch.ones(4, 5, 6))),
+        (240, lambda a, b: F.linear(input=a, weight=b), (torch.ones(4, 5), torch.ones(6, 5))),
+        (25600, lambda q: F.scaled_dot_product_attention(query=q, key=q, value=q), (torch.ones(2, 8, 5, 16),)),
+    ],
+    ids=["einsum", "tensordot", "linear", "attention"],
+)
+def test_functions_of_torch_in_a_traced_graph_count_as_in_an_exported_one(
+    flops: int, function: Any, args: tuple[Any, ...]
+) -> None:
+    """However their arguments are given."""
+    traced = symbolic_trace(function)
+    PassManager([MeasureCosts(example_inputs=args)])(traced)
+
+    assert [flops] == [COST.read(node).flops for node in traced.graph.nodes if node.op == "call_function"]
 
 
 def test_views_cost_nothing_but_have_a_size(exported: torch.export.ExportedProgram) -> None:

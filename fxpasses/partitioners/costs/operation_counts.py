@@ -1,0 +1,194 @@
+"""How many floating-point operations an operator takes, from the shapes of what it reads and makes.
+
+A multiply-add is two operations. Products, convolutions, attention and recurrent layers have a formula; operators and
+modules that torch takes apart into such are run on meta tensors, which have shapes and no data.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from fxpasses.partitioners.tensor_sizes import concrete_size
+
+__all__ = ["COUNTERS", "Counter", "shape_of", "taken_apart", "within_module"]
+
+Counter = Callable[[Sequence[Any], Any], int]
+"""Operations from positional inputs and the output."""
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor as numbers; ``()`` for anything else."""
+    return tuple(concrete_size(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Formulas
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _product(inputs: Sequence[Any], output: Any) -> int:
+    """Matrix products in all their forms: two operations for each output element and inner index."""
+    first = shape_of(inputs[0])
+    inner = first[-1] if first else 1
+    return 2 * math.prod(shape_of(output)) * inner
+
+
+def _added_product(inputs: Sequence[Any], output: Any) -> int:
+    return _product(inputs[1:], output)
+
+
+def _summed_product(inputs: Sequence[Any], output: Any) -> int:
+    """``addbmm`` adds the products of a batch up."""
+    return shape_of(inputs[1])[0] * _product(inputs[1:], output)
+
+
+def _grouped_product(inputs: Sequence[Any], output: Any) -> int:
+    """Rows or inner indices are shared out among the products of a mixture of experts."""
+    return 2 * math.prod(shape_of(inputs[0])) * shape_of(output)[-1]
+
+
+def _bilinear(inputs: Sequence[Any], output: Any) -> int:
+    return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[2])[1:])
+
+
+def _convolution(inputs: Sequence[Any], output: Any) -> int:
+    """Each output element gathers ``weight[0].numel()`` products (Dumoulin & Visin, arXiv:1603.07285)."""
+    return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[1])[1:])
+
+
+def _transposed_convolution(inputs: Sequence[Any], _output: Any) -> int:
+    return 2 * math.prod(shape_of(inputs[0])) * math.prod(shape_of(inputs[1])[1:])
+
+
+def _any_convolution(inputs: Sequence[Any], output: Any) -> int:
+    transposed = len(inputs) > 6 and inputs[6] is True
+    return (_transposed_convolution if transposed else _convolution)(inputs, output)
+
+
+def _attention(inputs: Sequence[Any], _output: Any) -> int:
+    """``Q·Kᵀ`` and ``P·V``, heads grouped or not; the mask does not shorten it."""
+    *batch, rows, width = shape_of(inputs[0])
+    columns = shape_of(inputs[1])[-2]
+    return 2 * math.prod(batch) * rows * columns * (width + shape_of(inputs[2])[-1])
+
+
+def _attention_backward(inputs: Sequence[Any], output: Any) -> int:
+    """``Q·Kᵀ`` again, and a product for each of the gradients of P, Q, K and V (Dao et al., arXiv:2205.14135)."""
+    return 5 * _attention(inputs[1:4], output) // 2
+
+
+def _recurrent_layer(inputs: Sequence[Any], _output: Any) -> int:
+    """Each step of each sample is multiplied with both weights of all gates."""
+    *rows, _width = shape_of(inputs[0])
+    return 2 * math.prod(rows) * sum(math.prod(shape_of(weight)) for weight in inputs[1:3])
+
+
+def _recurrent_layer_backward(inputs: Sequence[Any], output: Any) -> int:
+    return 2 * _recurrent_layer(inputs, output)
+
+
+COUNTERS: Mapping[str, Counter] = {
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product),
+    **dict.fromkeys(("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "cdist", "_cdist_forward"), _product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), _added_product),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped_product),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
+    **dict.fromkeys(("convolution", "_convolution"), _any_convolution),
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_attention",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        _attention,
+    ),
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_flash_attention_backward",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_scaled_dot_product_efficient_attention_backward",
+            "_scaled_dot_product_cudnn_attention_backward",
+        ),
+        _attention_backward,
+    ),
+    "addbmm": _summed_product,
+    "bilinear": _bilinear,
+    "mkldnn_rnn_layer": _recurrent_layer,
+    "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
+}
+"""The formula of an operator, by its name without namespace and overload. Needs two tensors or more as inputs."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs on meta tensors
+# ---------------------------------------------------------------------------------------------------------------------
+
+_NO_META = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError)
+"""What operators without a meta kernel raise."""
+
+
+def taken_apart(target: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Count an operator that torch takes apart into counted ones; 0 where it does not, or has none.
+
+    Args:
+        target: An operator, or a function of torch as it stands in a traced graph.
+        inputs: Its positional inputs; tensors may be fake.
+        kwargs: Its other inputs.
+    """
+    return _on_meta(target, inputs, kwargs) if _is_taken_apart(target) else 0
+
+
+def within_module(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Count what a module of ``torch.nn`` that has parameters does; 0 for others, which may be anybody's code.
+
+    The module itself is neither run nor changed.
+    """
+    if not type(module).__module__.startswith("torch.nn.") or next(module.parameters(), None) is None:
+        return 0
+    try:
+        memo = {id(each): torch.nn.Parameter(each.detach().to("meta"), False) for each in module.parameters()}
+        twin = copy.deepcopy(module, memo | {id(each): each.detach().to("meta") for each in module.buffers()})
+    except _NO_META:
+        return 0
+    return _on_meta(twin, inputs, kwargs)
+
+
+def _is_taken_apart(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return _is_composite(target) or target.overloadpacket in flop_registry
+    if isinstance(target, types.FunctionType):
+        return (target.__module__ or "").startswith("torch.")
+    packet = getattr(torch.ops.aten, getattr(target, "__name__", "") or "_", None)
+    return packet is not None and any(_is_composite(getattr(packet, each)) for each in packet.overloads())
+
+
+def _is_composite(operator: Any) -> bool:
+    return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def _on_meta(called: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def to_meta(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return torch.empty(shape_of(leaf), dtype=leaf.dtype, device="meta")
+        return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
+
+    args, named = pytree.tree_map(to_meta, (tuple(inputs), dict(kwargs)))
+    if "device" in named:
+        named["device"] = torch.device("meta")
+    try:
+        with FlopCounterMode(display=False) as counter:
+            called(*args, **named)
+    except _NO_META:
+        return 0
+    return int(counter.get_total_flops())
