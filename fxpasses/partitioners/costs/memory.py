@@ -2,7 +2,8 @@
 
 A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
 that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
-needs it to the last. What an operator needs for itself is there while it runs.
+needs it to the last. An input that is on the device already is there all the time. What an operator needs for itself is
+there while it runs.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ def follow_memory(
     names = list(dict.fromkeys(device.name for device in device_of.values()))
     storages = homes_in_memory(graph_module, effects)
     lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule))
+    _keep_inputs(lives, {device.name: device for device in device_of.values()}, len(schedule))
     held = _held(graph_module, effects, storages, home)
     state = _held(graph_module, effects, storages, home, parameters=False)
     return MemoryCourse(
@@ -220,6 +222,16 @@ def _lives(
         if inside := workspace_bytes(node):
             lives.setdefault(home[node], {})[-2 - at] = Life(at, at, inside, False, node, inside=True)
     return lives
+
+
+def _keep_inputs(lives: Mapping[str, Mapping[int, Life]], devices: Mapping[str, Device], end: int) -> None:
+    """What the caller has on the very device is there from the first operator to the last."""
+    for name, there in lives.items():
+        kind, _, index = devices[name].torch_device.partition(":")
+        for life in there.values():
+            given = tensors_in(value_of(life.value))[0].device
+            if life.value.op == "placeholder" and (given.type, given.index or 0) == (kind, int(index or 0)):
+                life.start, life.stop = 0, end
 
 
 def _stays(

@@ -174,7 +174,10 @@ def _is_taken_apart(target: Any) -> bool:
 
 
 def _is_composite(operator: Any) -> bool:
-    return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    try:
+        return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    except RuntimeError:  # an operator of TorchScript alone, on numbers or lists
+        return False
 
 
 def _on_meta(called: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -149,9 +149,10 @@ def test_a_called_module_counts_what_torch_makes_of_it(flops: int, module: nn.Mo
         (720, lambda a, b: torch.einsum("bij,bjk->bik", a, b), (torch.ones(4, 3, 5), torch.ones(4, 5, 6))),
         (720, lambda a, b: torch.tensordot(a, b, 2), (torch.ones(3, 4, 5), torch.ones(4, 5, 6))),
         (240, lambda a, b: F.linear(input=a, weight=b), (torch.ones(4, 5), torch.ones(6, 5))),
+        (20, lambda a, b: a * b, (torch.ones(4, 5), torch.ones(4, 5))),
         (25600, lambda q: F.scaled_dot_product_attention(query=q, key=q, value=q), (torch.ones(2, 8, 5, 16),)),
     ],
-    ids=["einsum", "tensordot", "linear", "attention"],
+    ids=["einsum", "tensordot", "linear", "mul", "attention"],
 )
 def test_functions_of_torch_in_a_traced_graph_count_as_in_an_exported_one(
     flops: int, function: Any, args: tuple[Any, ...]

@@ -69,7 +69,19 @@ def training_batch_norm() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(), (torch.randn(4, 3, 8, 8),)
 
 
+class LateInput(nn.Module):
+    """An input that is used after the fullest moment, as the decoder's is; the caller has it all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 512), nn.Linear(512, 8)
+
+    def forward(self, x: Tensor, late: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()) + late
+
+
 MODELS = {
+    "late input": lambda: (LateInput(), (torch.randn(64, 8), torch.randn(64, 8))),
     "mlp": lambda: (Mlp(6).eval(), (torch.randn(256, 64),)),
     "tied": lambda: (Tied().eval(), (torch.randint(0, 50, (16, 32)),)),
     "widening": lambda: (Widening(), (torch.randn(64, 64),)),
