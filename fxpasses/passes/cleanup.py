@@ -25,6 +25,7 @@ from fxpasses.effects.storages import executable_order, resolve
 from fxpasses.metadata import merge_provenance
 from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.passes.assertions import is_proven_assertion
 
 __all__ = [
     "CSEPass",
@@ -405,11 +406,19 @@ def _surely_equal(left: Any, right: Any) -> bool:
 
 @attrs.frozen
 class RemoveNoOps(PassBase):
-    """Replace operations that do nothing by their input: views and casts to what is there already, needless copies."""
+    """Replace operations that do nothing by their input: views and casts to what is there already, needless copies.
+
+    Assertions about a type or a shape that the recorded value meets do nothing either, and go.
+    """
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Remove them in place."""
-        return _replaced_by_input(graph_module, find_no_ops(graph_module))
+        replaced = _replaced_by_input(graph_module, find_no_ops(graph_module)).modified
+        proven = [node for node in graph_module.graph.nodes if is_proven_assertion(node)]
+        erase_nodes(proven)
+        if proven:
+            graph_module.recompile()
+        return PassResult(graph_module, replaced or bool(proven))
 
 
 # --- guards ---------------------------------------------------------------------------------------------------------

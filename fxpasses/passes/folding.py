@@ -12,15 +12,15 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxpasses.arguments import normalized_arguments
 from fxpasses.editing import erase_nodes, replace_node
 from fxpasses.metadata import value_of
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.passes.assertions import is_proven_assertion
 from fxpasses.programs.constant_values import Constants
 from fxpasses.units import MiB
 from fxpasses.values import has_value
 
-__all__ = ["FoldConstants", "find_foldable", "is_proven_assertion"]
+__all__ = ["FoldConstants", "find_foldable"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -88,19 +88,6 @@ def _to_replace(foldable: Iterable[Node], constants: Constants) -> list[Node]:
             going.add(node)
             ends.append(node)
     return ends[::-1]
-
-
-def is_proven_assertion(node: Node) -> bool:
-    """Whether a node is an assertion about dtype, device and layout that the recorded value of its operand meets."""
-    if node.target is not torch.ops.aten._assert_tensor_metadata.default:
-        return False
-    named = normalized_arguments(node)
-    value = value_of(named.pop("a"))
-    facts = {"size": lambda: list(value.shape), "stride": lambda: list(value.stride())}
-    return all(
-        wanted is None or wanted == (facts[name]() if name in facts else getattr(value, name))
-        for name, wanted in named.items()
-    )
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import observe, random_program, same
 from torch import nn
-from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -556,6 +556,48 @@ def test_an_exported_model_loses_its_no_ops() -> None:
     assert "dropout" not in text
     assert "contiguous" not in text
     assert torch.equal(program.module()(X), result.exported_program.module()(X))
+
+
+class Asserting(nn.Module):
+    """The assertion that comes with casts of exported models, written by hand."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.ops.aten._assert_tensor_metadata.default(x, dtype=torch.float32, device=torch.device("cpu"))
+        return x + 1
+
+
+def assertion_in(graph_module: GraphModule) -> Node:
+    (found,) = (node for node in graph_module.graph.nodes if "_assert" in node.name)
+    return found
+
+
+def test_assertions_that_the_recorded_values_prove_are_no_ops() -> None:
+    program = exported(Asserting(), X)
+    result = PassManager([RemoveNoOps()])(program)
+
+    assert ["x", "add", "output"] == names(result.exported_program.graph_module)
+    assert torch.equal(program.module()(X), result.exported_program.module()(X))
+
+
+@pytest.mark.parametrize(("size", "stays"), [([2, 3], False), ([2, 4], True)])
+def test_assertions_about_sizes_are_compared_with_the_sizes(size: list[int], stays: bool) -> None:
+    graph_module = exported(Asserting(), X).graph_module
+    node = assertion_in(graph_module)
+    node.args = (node.args[0], size)
+
+    assert stays == (node in RemoveNoOps()(graph_module).graph_module.graph.nodes)
+
+
+def test_assertions_that_nothing_proves_stay() -> None:
+    """One that the value contradicts, one about a size that may change, one on a value that nobody recorded."""
+    batch = torch.export.Dim("batch", min=2, max=64)
+    wrong, open_size, unknown = (exported(Asserting(), X, dynamic_shapes=({0: batch},)).graph_module for _ in range(3))
+    assertion_in(wrong).args = (*assertion_in(wrong).args[:3], torch.int32)
+    assertion_in(open_size).args = (assertion_in(open_size).args[0], [2, 3])
+    unknown.graph.find_nodes(op="placeholder")[0].meta.clear()
+
+    for graph_module in (wrong, open_size, unknown):
+        assert not RemoveNoOps()(graph_module).modified
 
 
 def test_symbolic_sizes_are_compared_without_new_guards() -> None:

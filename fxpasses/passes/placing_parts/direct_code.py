@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
-from fxpasses.passes.folding import is_proven_assertion
+from fxpasses.passes.assertions import is_proven_assertion
 from fxpasses.passes.placing_parts.bindings import binding_of
 from fxpasses.passes.placing_parts.copies import COPY, COPY_OF
 from fxpasses.passes.placing_parts.moving_parts import same_device
