@@ -22,6 +22,7 @@ from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.partitioners.costs.dry_runs import makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, shape_of, taken_apart, within_module
+from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.tensor_sizes import (
     Sizes,
     concrete_value,
@@ -143,7 +144,7 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     written = sum(map(tensor_bytes, tensors_in(output)))
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
-    if node.op == "call_function" and _is_view(node):
+    if (node.op == "call_function" and _is_view(node)) or runs_anywhere(node):
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]

@@ -250,3 +250,18 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory_plus_the_launch() -> No
     assert pytest.approx(1e-6 + 2e-3) == seconds_on(NodeCost(2_000_000, 10, 10, 10), device)
     assert pytest.approx(1e-6 + 3e-3) == seconds_on(NodeCost(10, 2_000_000, 1_000_000, 10), device)
     assert 0.0 == seconds_on(NodeCost(output_bytes=100), device)
+
+
+def test_what_asks_for_a_shape_costs_no_device_anything() -> None:
+    """The host runs it: no kernel is launched and no element is read."""
+
+    class Asking(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.float64).reshape(x.shape[0] * 2, -1)
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Asking(), (torch.randn(4, 6),), dynamic_shapes=({0: batch},))
+    asking = [node for node in program.graph.nodes if "_assert" in node.name or "sym_size" in node.name]
+
+    assert 2 <= len(asking)
+    assert all(0.0 == seconds_on(measure_node(node), Device("a")) for node in asking)
