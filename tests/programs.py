@@ -302,13 +302,14 @@ def random_program(
 
 def observe(graph_module: nn.Module, inputs: Sequence[Any], seed: int = 0) -> list[torch.Tensor]:
     """All that a run shows: outputs, inputs and buffers afterwards, the random state. Puts the buffers back."""
-    kept = [(tensor, tensor.detach().clone()) for tensor in _state_of(graph_module)]
+    state = _state_of(graph_module)
+    kept = [(tensor, tensor.detach().clone()) for tensor in state]
     given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), list(inputs))
     torch.manual_seed(seed)
     try:
         outputs = graph_module(*given)
         leaves = [leaf for leaf in pytree.tree_leaves([outputs, given]) if isinstance(leaf, torch.Tensor)]
-        shown = [leaf.detach().clone() for leaf in [*leaves, *_state_of(graph_module)]]
+        shown = [leaf.detach().clone() for leaf in [*leaves, *state]]
     finally:
         with torch.no_grad():
             for tensor, before in kept:
@@ -317,7 +318,11 @@ def observe(graph_module: nn.Module, inputs: Sequence[Any], seed: int = 0) -> li
 
 
 def _state_of(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    """Parameters and buffers, sorted by what they hold, so that the order stays if some of them go into a submodule."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [
+        tensor for _, tensor in sorted(named, key=lambda each: (each[1].flatten().tolist(), each[0].split(".")[::-1]))
+    ]
 
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
