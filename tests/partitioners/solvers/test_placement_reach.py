@@ -20,6 +20,7 @@ from benchmarks.placement_problems import (
     training,
     transformer,
 )
+from benchmarks.placement_workloads import DEVICES, WORKLOADS, mixed
 from fxpasses.devices import Device, Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
@@ -110,6 +111,15 @@ def test_a_wide_grid_of_cells_has_a_certificate() -> None:
     solution = solve_placement(place(recurrent(4, 12), 6, equal=False, memory=1.3, time_budget=20))
 
     assert solution.is_optimal
+
+
+def test_the_first_answer_on_devices_that_are_all_different_is_the_best() -> None:
+    """Inception-v3 on eight speeds: 256 sets of devices leave no time for a proof; a long search found this optimum."""
+    speeds, memory = DEVICES["8 different"]
+
+    solution = solve_placement(mixed(WORKLOADS["inception-v3, layers"](), speeds, memory=memory))
+
+    assert pytest.approx(0.015270377164190474) == solution.objective_value
 
 
 def on_islands(graph: Graph, count: int) -> PlacementProblem:

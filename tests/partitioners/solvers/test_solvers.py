@@ -20,7 +20,7 @@ from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_pla
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, prefixes, unpack
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
+from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -284,8 +284,9 @@ def test_ideals_are_all_and_only_the_sets_that_hold_their_predecessors() -> None
 def test_linear_orders_are_topological_and_their_prefixes_ideals() -> None:
     problem = PlacementProblem(layers(5), devices(2))
     units = reduce_problem(problem, tables_of(problem))
+    orders = linear_orders(units, 6, seed=3)
 
-    for order in linear_orders(units, 6, seed=3):
+    for order in [*orders, *orders_between(orders[:3], (0.25, 0.5))]:
         place = {unit: index for index, unit in enumerate(order)}
         assert all(place[a] < place[b] for b in place for a in units.predecessors[b])
     assert units.size + 1 == len(prefixes([list(range(units.size))]))

@@ -156,7 +156,7 @@ class Decision:
                     ideals.setdefault(skip, empty.copy())[going_on[state]] = True
                 for _kind, there in self.states.moves[state]:
                     ideals.setdefault(there, empty.copy())
-            taken += self._extend(spans, layer, going_on, ideals, allowed, below)
+            taken += self._extend(spans, layer, going_on, ideals, allowed, below, steps - taken)
             if taken > steps:
                 return Outcome(None, False, taken)
         return Outcome(None, True, taken)
@@ -169,8 +169,9 @@ class Decision:
         ideals: dict[int, Bools],
         allowed: list[Bools],
         below: float,
+        steps: float,
     ) -> float:
-        """Let one more device run from each ideal that goes on to each that it can reach."""
+        """Let one more device run from each ideal that goes on to each that it can reach; it ends with the steps."""
         family = spans.family
         if not layer:
             return 0.0
@@ -186,6 +187,8 @@ class Decision:
         taken = 0.0
         reach = float(self.measure.room.max()) + SLACK * float(family.position[-1])
         for start in range(0, len(rows), BLOCK):
+            if taken > steps:
+                break
             block = rows[start : start + BLOCK]
             columns = self._columns(family, block, open_to, reach)
             for first in range(0, len(columns), COLUMNS):

@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, limits, smallest
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, smallest
 
 __all__ = ["by_links"]
 
@@ -29,7 +29,7 @@ def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]
     """An answer that is at least as good, and what no pipeline can be below. Spends about the budget, twice."""
     if search.units.size > LONG:
         return best, bound
-    steps, _limit = limits(search.problem.time_budget)
+    steps, _limit = search.account.limits(search.problem.time_budget)
     found, proven = _between(search, best, bound)
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]

@@ -88,7 +88,8 @@ class Narrowing:
             new_low, new_high = self._propagated(room, taken, low, high, slack)
             if new_low[0] > new_high[0]:
                 return np.full(len(low), np.inf), np.full(len(low), -np.inf)
-            moved = np.maximum(new_low - low, high - new_high)
+            with np.errstate(invalid="ignore"):  # windows that are empty already
+                moved = np.maximum(new_low - low, high - new_high)
             low, high = new_low, new_high
             if moved.max(initial=0.0, where=low <= high) <= 0.01 * float(room.max()):
                 break

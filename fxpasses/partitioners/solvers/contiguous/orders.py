@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["linear_orders", "long_orders", "successors_of"]
+__all__ = ["linear_orders", "long_orders", "orders_between", "successors_of"]
 
 MANY = 20_000
 
@@ -32,6 +33,17 @@ def linear_orders(units: Units, count: int, seed: int) -> list[list[int]]:
         shuffled = [draw.random() for _ in range(units.size)]
         orders.append(_ordered(units, lambda unit, step, drawn=shuffled: (-step, drawn[unit])))  # type: ignore[misc]  # mypy cannot infer defaults
     return orders
+
+
+def orders_between(orders: Sequence[Sequence[int]], shares: Sequence[float]) -> list[list[int]]:
+    """Topological orders between each two of some: by a weighted sum of the places that units have in both.
+
+    On a grid of cells they go along slopes of which rows and columns are the ends.
+    """
+    places = [np.argsort(order) for order in orders]
+    pairs = itertools.combinations(places, 2)
+    sums = (share * one + (1 - share) * other for one, other in pairs for share in shares)
+    return [np.argsort(each, kind="stable").tolist() for each in sums]
 
 
 def long_orders(units: Units, seed: int) -> list[Ints]:

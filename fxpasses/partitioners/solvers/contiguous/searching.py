@@ -26,18 +26,20 @@ __all__ = [
     "BETTER",
     "FEW_STATES",
     "LONG",
+    "Account",
     "Answer",
     "Search",
     "every_ideal",
     "improved",
     "improved_far",
-    "limits",
     "smallest",
 ]
 
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 600e6
 MAX_STATES = 8192
+SOME_STATES = 200
+"""States from which on no question about many ideals has an answer within a second."""
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
 NEAR = (300, 2000)
@@ -57,9 +59,19 @@ MANY = 5000
 BETTER = 1 - 1e-9
 
 
-def limits(budget: float) -> tuple[float, int]:
-    """How many steps and how many ideals a budget in seconds stands for; half of the first is for the first answer."""
-    return STEPS_A_SECOND * max(budget / 2, budget - 0.5), int(IDEALS_A_SECOND * budget)
+@attrs.define
+class Account:
+    """The steps that all searches for one problem took so far: what a budget in seconds is turned into."""
+
+    spent: float = 0.0
+
+    def limits(self, budget: float) -> tuple[float, int]:
+        """How many steps are left, half of the budget at least, and how many ideals there may be.
+
+        The first answer has half a second of its own.
+        """
+        left = STEPS_A_SECOND * (budget + 0.5) - self.spent
+        return max(STEPS_A_SECOND * budget / 2, left), int(IDEALS_A_SECOND * budget)
 
 
 @attrs.frozen(eq=False)
@@ -77,6 +89,7 @@ class Search:
     """States that know more than which devices are used."""
     narrowing: Narrowing | None = None
     """What crosses at least, where that is asked for."""
+    account: Account = attrs.field(factory=Account)
 
     @classmethod
     def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> Search:
@@ -89,7 +102,7 @@ class Search:
         prices = attrs.evolve(self.prices, weight=weight)
         units = contract(self.units, order, stops)
         classes = device_classes(self.problem, self.tables, units)
-        return Search(self.problem, self.tables, units, classes, prices, self.order)
+        return Search(self.problem, self.tables, units, classes, prices, self.order, account=self.account)
 
     def measure(self, below: float) -> Measure:
         """Weights of the units and rooms of the devices under a threshold: prices, or bytes when there is none."""
@@ -117,7 +130,7 @@ class Search:
         search = PipelineSearch(
             self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
         )
-        return search.run(words, below, steps)
+        return self._counted(search.run(words, below, steps))
 
     def decide(self, words: Words, below: float, steps: float = math.inf) -> Outcome:
         """Some pipeline under a threshold, if there is one: much less work than the best one in wide graphs."""
@@ -127,7 +140,11 @@ class Search:
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
         search = Decision(self.units, self.classes, self.states(), self.measure(below), fine, self.credit)
-        return search.run(words, below, steps)
+        return self._counted(search.run(words, below, steps))
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        self.account.spent += outcome.steps
+        return outcome
 
     def states(self) -> States:
         """The numbers of devices of each class, or the first ones in order."""
@@ -205,24 +222,31 @@ class Answer:
         return self.pipeline.value
 
 
-def improved(search: Search, best: Answer) -> Answer:
+def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND) -> Answer:
     """Look at the ideals around the cuts of an answer as long as that helps."""
-    while True:
+    while steps > 0:
         words = _near_cuts(search, best, NEAR[0])
-        pipeline = search.run(words, best.goal(search) * BETTER, steps=STEPS_A_SECOND).pipeline
-        found = None if pipeline is None else Answer.of(search, pipeline)
+        outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
+        steps -= outcome.steps
+        found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
         if found is None or found.rank >= best.rank:
-            return best
+            break
         best = found
+    return best
 
 
-def improved_far(search: Search, best: Answer, steps: float) -> Answer:
-    """Ask for something better among many ideals around the cuts: 2 % better first, in the end anything."""
-    share = FIRST_SHARE
+def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bool]:
+    """Ask for something better among many ideals around the cuts: 2 % better first, in the end anything.
+
+    Returns:
+        The best answer, and whether the last question had an answer within the steps.
+    """
+    share, finished = FIRST_SHARE, True
     while steps > 0:
         words = _near_cuts(search, best, NEAR[1])
         outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
         steps -= outcome.steps + CALL
+        finished = outcome.finished
         if outcome.pipeline is not None:
             found = improved(search, Answer.of(search, outcome.pipeline))
             if found.by_value() >= best.by_value():
@@ -232,7 +256,7 @@ def improved_far(search: Search, best: Answer, steps: float) -> Answer:
             share = share / 4 if share > LAST_SHARE else 0.0
         else:
             break
-    return best
+    return best, finished
 
 
 def _near_cuts(search: Search, best: Answer, limit: int) -> Words:
@@ -250,7 +274,7 @@ def smallest(
     The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
     all was looked at and nothing found.
     """
-    (steps, limit), proven = limits(budget), 0.0
+    (steps, limit), proven = search.account.limits(budget), 0.0
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
         if (words is None or len(words) > MANY) and search.narrowing is None:
@@ -273,8 +297,12 @@ def _decided(
 ) -> tuple[Answer | None, float]:
     """The same from above: ask for something better until there is nothing."""
     steps, limit = budget
+    if States.count(search.classes) > SOME_STATES and steps < 1.5 * STEPS_A_SECOND:
+        return best, proven
     if best is not None and search.units.size <= LONG and States.count(search.classes) <= FEW_STATES:
-        best = improved_far(search, best, STEPS_A_SECOND / 2)
+        few = min(steps, STEPS_A_SECOND / 2)
+        best, finished = improved_far(search, best, few)
+        steps -= 0.0 if finished else few  # everything takes more than what is near
         goal = min(goal, best.by_value() * BETTER)
     while (words := every_ideal(search, goal, limit)) is not None:
         outcome = search.decide(words, goal, steps)

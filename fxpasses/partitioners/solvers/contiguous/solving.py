@@ -14,7 +14,7 @@ from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, st
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders
+from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
     FEW_STATES,
@@ -25,7 +25,6 @@ from fxpasses.partitioners.solvers.contiguous.searching import (
     every_ideal,
     improved,
     improved_far,
-    limits,
     smallest,
 )
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -38,7 +37,17 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Int
 
 __all__ = ["fewest_by_memory", "solve_pipeline"]
 
-ORDERS = 6
+ORDERS, BASIC = 12, 4
+"""Linear orders, and of these the first, which others are put between."""
+LADDER = (2, 6, 30)
+"""How many orders are cut at a time; the answer along a few of them is the threshold that prunes the next search."""
+BETWEEN = (0.25, 0.5, 0.75)
+PREFIXES = 10_000
+"""How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
+FEWEST = 6
+FIRST_STEPS = STEPS_A_SECOND / 2
+SHARES = (1.1, 1.3, 2.0, math.inf)
+"""Thresholds of the first searches, as multiples of the bound."""
 STOPS = 1000
 REFINING = 8
 
@@ -62,7 +71,7 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
         ordered = search.ordered(bound)
         first = _first_answer(ordered, bound)
         if first is not None and ordered.order is not None and units.size <= LONG:
-            first = improved_far(ordered, first, STEPS_A_SECOND)
+            first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
         best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
         bound = max(bound, proven)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
@@ -77,15 +86,31 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
     if search.units.size > LONG:
         return _long_answer(search, bound) or tight_answer(search)
-    words = prefixes(linear_orders(search.units, ORDERS, search.problem.seed))
-    best = next(_answers(search, words, bound), None)
+    orders = _many_orders(search)
+    best, steps = None, FIRST_STEPS
+    for count in LADDER:
+        words = prefixes(orders[:count])
+        if best is None:
+            best = next(_answers(search, words, bound), None)
+        elif best.rank[0] > bound and steps > 0:
+            outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
+            steps -= outcome.steps
+            found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
+            best = best if found is None else min(best, found, key=Answer.by_rank)
     return tight_answer(search) if best is None else improved(search, best)
 
 
+def _many_orders(search: Search) -> list[list[int]]:
+    """Orders that go through branches differently, and others between the first of them."""
+    orders = linear_orders(search.units, ORDERS, search.problem.seed)
+    orders += orders_between(orders[:BASIC], BETWEEN)
+    return orders[: max(FEWEST, PREFIXES // search.units.size)]
+
+
 def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
-    for below in (1.1 * bound, 2 * bound, math.inf):
-        if below > 0:
-            pipeline = search.run(words, below).pipeline
+    for share in SHARES:
+        if bound > 0 or share == math.inf:
+            pipeline = search.run(words, share * bound if bound > 0 else share).pipeline
             if pipeline is not None:
                 yield Answer.of(search, pipeline)
 
@@ -154,7 +179,7 @@ def _fewest(search: Search) -> tuple[Answer, float]:
     """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
     best = _first_answer(search.ordered(0.0), 0.0)
     budget, bound = search.problem.time_budget, fewest_by_memory(search.units, search.tables.memory)
-    steps, limit = limits(budget)
+    steps, limit = search.account.limits(budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])
     for count in range(bound, most + 1):
         below = best.rank[1] * BETTER if best is not None and count == most else math.inf
