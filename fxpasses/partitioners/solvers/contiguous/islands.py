@@ -24,7 +24,7 @@ from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
-__all__ = ["all_uses", "between_devices"]
+__all__ = ["all_uses", "between_devices", "islands_of"]
 
 MAX_KINDS = 150
 MAX_STATES = 1500
@@ -37,7 +37,7 @@ Kind = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
 
 def between_devices(search: Search) -> Search | None:
     """The search with a class for each device, the one before it and the one after it; None if these are too many."""
-    islands = _islands(search)
+    islands = islands_of(search)
     sizes = tuple(map(len, islands))
     if int(np.prod([size + 1 for size in sizes])) * len(sizes) ** 2 > MAX_STATES:
         return None
@@ -61,7 +61,7 @@ def between_devices(search: Search) -> Search | None:
     return attrs.evolve(search, classes=classes, given=states)
 
 
-def _islands(search: Search) -> list[tuple[int, ...]]:
+def islands_of(search: Search) -> list[tuple[int, ...]]:
     """Devices that are alike, and that have the same links to each other device."""
     found: list[list[int]] = []
     for group in device_classes(search.problem, search.tables, search.units):

@@ -15,7 +15,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
 from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
-from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices
+from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, smallest
 
@@ -23,6 +23,8 @@ __all__ = ["by_links"]
 
 NEAR = 100
 LINEAR = 2
+CALL = 20e6
+"""Steps that it takes to prepare one order."""
 
 
 def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
@@ -76,18 +78,23 @@ def _swapped_orders(search: Search, best: Answer, bound: float, steps: float) ->
     unused = [device for device in range(len(search.tables.memory)) if device not in best.order]
     order = (*best.order, *unused)
     words = _family(search, best)
-    waiting = iter([order, *_swaps(order)])
+    island = {device: place for place, own in enumerate(islands_of(search)) for device in own}
+    waiting, seen = iter([order, *_swaps(order)]), set[tuple[int, ...]]()
     for candidate in waiting:
         if steps <= 0 or best.rank[0] <= bound:
             break
+        alike = tuple(island[device] for device in candidate)
+        if alike in seen:
+            continue
+        seen.add(alike)
         outcome = _along(search, candidate).run(words, best.rank[0] * BETTER, steps=steps)
-        steps -= outcome.steps + 1e6
+        steps -= outcome.steps + CALL
         if outcome.pipeline is None:
             continue
         found = Answer.of(search, outcome.pipeline)
         if found.rank < best.rank:
             best, words = found, _family(search, found)
-            waiting = iter([candidate, *_swaps(candidate)])
+            waiting, seen = iter([candidate, *_swaps(candidate)]), set()
     return best
 
 
