@@ -86,6 +86,11 @@ def _known_rates(instance: object, attribute: attrs.Attribute[Any], rates: Mappi
         _positive(f"flops in {dtype}")(instance, attribute, rate)
 
 
+def _answers(_device: Any, _field: Any, supports: Any) -> None:
+    if supports is not None and not callable(getattr(supports, "is_node_supported", supports)):
+        raise InputError(f"supports is called as supports(submodules, node), and {supports!r} cannot be called.")
+
+
 @attrs.frozen
 class Device:
     """A place that holds tensors and runs operators.
@@ -114,7 +119,7 @@ class Device:
     bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
     overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True, validator=_seconds("A device's overhead"))
     backend: str = attrs.field(default="eager", kw_only=True)
-    supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False, validator=_answers)
     flops_by_dtype: Mapping[str, float] = attrs.field(
         factory=dict, kw_only=True, converter=_rates, validator=_known_rates, hash=False
     )

@@ -63,17 +63,19 @@ def propose(
             _refuse_too_small(graph_module, placement)
             return OffloadedPlacement(placement, ())
         return offload_where_too_small(graph_module, placement)
+    options = dict(options or {})
     try:
-        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **(options or {})), ())
+        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **options), ())
     except InfeasibleError as error:
-        if error.node is not None and error.missing_bytes is None:  # an operator that no device supports
+        if error.missing_bytes is None:  # an operator that no device supports, or may run: no memory would help
             raise
         if offload is None:
             raise _with_hint(error) from error.__cause__
     except PlacementError:  # none was found, though nothing says that there is none
         if offload is None:
             raise
-    return place_with_offloading(graph_module, topology, objective=objective)
+    options.pop("replicate", None)  # an offloaded placement has none
+    return place_with_offloading(graph_module, topology, objective=objective, options=options)
 
 
 def _with_hint(error: InfeasibleError) -> InfeasibleError:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.devices import Device, Link, Topology, check_torch_devices
-from fxpasses.errors import PlanError
+from fxpasses.errors import InputError, PlacementError, PlanError
 from fxpasses.lowering.model_placement import check_offload, propose
 from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, prepare
 from fxpasses.partitioners.assignment import Assignment
@@ -37,6 +37,10 @@ def _copy(entries: Mapping[Selector, Any] | None) -> dict[Selector, Any]:
 
 
 def _tuples(groups: Iterable[Iterable[Selector]]) -> tuple[tuple[Selector, ...], ...]:
+    groups = tuple(groups)
+    for group in groups:
+        if isinstance(group, str):
+            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
     return tuple(tuple(group) for group in groups)
 
 
@@ -196,6 +200,7 @@ def place(
         PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
     """
     check_offload(offload)
+    _check_plan(plan, device_map)
     clock = clock or Clock(progress)
     topology = _topology(devices, links, device_map, plan)
     check_torch_devices(topology.devices)
@@ -210,6 +215,13 @@ def place(
         wishes = Wishes(objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate)
         called = name or _name_of(model)
         return _found(called, topology, prepared, wishes, clock, device_map=device_map, offload=offload)
+
+
+def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:
+    if plan is not None and not isinstance(plan, Plan):
+        raise InputError(f"plan is a Plan, not {type(plan).__name__}; of a file write Plan.load('plan.json').")
+    if plan is not None and device_map is not None:
+        raise InputError("A plan and a device map both say where the model runs; give one of them.")
 
 
 def _followed(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:

@@ -8,7 +8,8 @@ the others load theirs one part ahead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -44,7 +45,11 @@ class OffloadedPlacement:
 
 
 def place_with_offloading(
-    graph_module: GraphModule, topology: Topology, *, objective: Objective = "latency"
+    graph_module: GraphModule,
+    topology: Topology,
+    *,
+    objective: Objective = "latency",
+    options: Mapping[str, Any] | None = None,
 ) -> OffloadedPlacement:
     """Place a model that does not fit the devices; its parameters stay in main memory where they have to.
 
@@ -52,44 +57,51 @@ def place_with_offloading(
         graph_module: A graph whose nodes carry ``val``.
         topology: The devices; every budget is kept, with the parameters of two offloaded parts at a time.
         objective: See :func:`~fxpasses.partitioners.by_device.place_by_device`.
+        options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed.
 
     Raises:
         InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
     """
-    figures = GraphFigures.of(graph_module)
+    figures, options = GraphFigures.of(graph_module), dict(options or {})
     failures: list[InfeasibleError] = []
     for device in sorted(topology.devices, key=lambda device: -device.memory):
         try:
-            placement = _with_least_on(figures, topology, device, objective)
+            placement = _with_least_on(figures, topology, device, objective, options)
             return offload_where_too_small(graph_module, placement, figures=figures)
         except InfeasibleError as error:
             failures.append(error)
     raise min(failures, key=lambda error: math.inf if error.missing_bytes is None else error.missing_bytes)
 
 
-def _with_least_on(figures: GraphFigures, topology: Topology, device: Device, objective: Objective) -> DevicePlacement:
+def _with_least_on(
+    figures: GraphFigures, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
+) -> DevicePlacement:
     """The placement that gives a device with unlimited memory as little as it can."""
-    best = _enlarged(figures.graph_module, topology, device, None, objective)
+    best = _enlarged(figures.graph_module, topology, device, None, objective, options)
     if len(topology.devices) == 1:
         return best
     low, high = device.memory, float(figures.bytes_of(range(len(figures.nodes))))
     for _ in range(_STEPS):
         middle = (low + high) / 2
         try:
-            best, high = _enlarged(figures.graph_module, topology, device, int(middle), objective), middle
+            best, high = _enlarged(figures.graph_module, topology, device, int(middle), objective, options), middle
         except PlacementError:  # none exists, or none was found
             low = middle
     return best
 
 
 def _enlarged(
-    graph_module: GraphModule, topology: Topology, device: Device, memory: int | None, objective: Objective
+    graph_module: GraphModule,
+    topology: Topology,
+    device: Device,
+    memory: int | None,
+    objective: Objective,
+    options: Mapping[str, Any],
 ) -> DevicePlacement:
     larger = attrs.evolve(device, available_mem_bytes=memory)
     devices = tuple(larger if each is device else each for each in topology.devices)
-    placement = place_by_device(
-        graph_module, Topology(devices, topology.links), objective=objective, time_budget=_SECONDS
-    )
+    asked = {**options, "time_budget": _SECONDS}
+    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked)
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 

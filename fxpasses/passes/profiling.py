@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, is_here
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
 from fxpasses.partitioners.costs.node_costs import SECONDS, cost_of, require_value
@@ -230,6 +230,12 @@ class ProfileCosts(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Measure every call of the graph."""
+        for device in self.devices:
+            if not is_here(device.torch_device):
+                raise PlacementError(
+                    f"{device.name!r} is the torch device {device.torch_device}, and this machine has none to measure "
+                    "on; leave it out, and the roofline counts for it."
+                )
         measurements = Measurements() if self.file is None else Measurements.load(self.file)
         for device in self.devices:
             where = _fingerprint(device.torch_device)

@@ -323,6 +323,30 @@ def test_values_that_cross_are_still_copied_once() -> None:
     assert not any("weight" in copy_.value for copy_ in copies)
 
 
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"pinned": {"layers.0": "right", "layers.7": "left"}},
+        {"forbidden": {"layers.0": ["left"]}},
+        {"colocate": [["layers.0", "layers.7"]], "contiguity": "free"},
+    ],
+    ids=["pinned", "forbidden", "together"],
+)
+def test_pins_forbidden_devices_and_groups_hold_where_parameters_are_offloaded(wishes: dict[str, Any]) -> None:
+    """As they do without offloading, and within the budgets."""
+    model, x = Mlp(8), torch.randn(2, 64)
+    devices = [Device("left", 50 * KiB), Device("right", 50 * KiB)]
+
+    lowered = lower(model, (x,), devices=devices, offload="cpu", objective="throughput", **wishes)
+
+    where = lowered.plan.device_map(strict=False)
+    assert lowered.plan.offloaded
+    assert (where["layers.0"] == where["layers.7"]) == ("colocate" in wishes)
+    assert "colocate" in wishes or where["layers.0"] == "right"
+    assert all(row.peak_bytes <= 50 * KiB for row in lowered.report.devices)
+    assert torch.equal(model(x), lowered(x))
+
+
 def test_without_permission_the_error_names_the_option() -> None:
     with pytest.raises(
         InfeasibleError, match='Or allow offload="cpu": parameters that find no place then stay in main'

@@ -193,6 +193,40 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "No device supports relu_1 (aten.relu.default); allow it on one of picky, or add a device that runs",
         ),
         (
+            lambda: place(Mlp(), ARGS, devices=TWO, forbidden={"layers.0": "left"}),
+            "`forbidden` gives 'layers.0' the text 'left'; write a list: ['left'].",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=[Device("a"), Device("b")], colocate=[["head", "layers.0"]]),
+            "`colocate` names 'head', from which no operator of this graph comes; ",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, colocate=["layers.0"]),
+            "`colocate` is a list of groups, and 'layers.0' is a text; write [['layers.0', ...]].",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, time_budget=-1),
+            "The time budget is a number of seconds, not -1.",
+        ),
+        (lambda: place(Mlp(), ARGS, devices=TWO, seed="x"), "The seed is a whole number from 0 on, not 'x'."),  # type: ignore[arg-type]
+        (
+            lambda: place(Mlp(), ARGS, plan="plan.json"),  # type: ignore[arg-type]
+            "plan is a Plan, not str; of a file write Plan.load('plan.json').",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, plan=place(Mlp(), ARGS, devices=TWO).plan, device_map={"": "left"}),
+            "A plan and a device map both say where the model runs; give one of them.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=[Device("a"), Device("b")], forbidden={"layers.0": ["a", "b"]}),
+            "No device may run linear: think of what the devices can run, and of pins, forbidden devices, groups.",
+        ),
+        (lambda: Device("a", supports="all"), "supports is called as supports(submodules, node), and 'all' cannot"),
+        (
+            lambda: place_by_device(torch.export.export(Mlp(), ARGS), TWO),  # type: ignore[arg-type]
+            "A graph is a GraphModule, not ExportedProgram; of a program take .module().",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=TWO, pipeline=3),
             "A pipeline is a text, a PassManager or a list of passes, not int.",
         ),

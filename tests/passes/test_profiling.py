@@ -143,3 +143,8 @@ def test_measured_seconds_are_plain_json(tmp_path: Path) -> None:
 
     (known,) = json.loads(file.read_text())["seconds"].values()
     assert all(key.startswith("aten.") and value > 0 for key, value in known.items())
+
+
+def test_a_device_that_is_not_here_cannot_be_measured() -> None:
+    with pytest.raises(PlacementError, match="'gpu' is the torch device cuda:99, and this machine has none to"):
+        ProfileCosts(Device("gpu", torch_device="cuda:99"))(exported())

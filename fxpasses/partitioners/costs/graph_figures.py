@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
@@ -75,8 +76,13 @@ class GraphFigures:
         """Measure a graph in one walk over its nodes and edges.
 
         Raises:
+            InputError: it is no graph.
             MissingMetadataError: a node has neither a cost nor a value.
         """
+        if not isinstance(graph_module, GraphModule):
+            raise InputError(
+                f"A graph is a GraphModule, not {type(graph_module).__name__}; of a program take .module()."
+            )
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]

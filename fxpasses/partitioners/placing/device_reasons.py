@@ -55,7 +55,9 @@ def _too_large(node: Node, need: int, largest: float) -> InfeasibleError:
 
 
 def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleError, kind: str) -> InfeasibleError:
-    """The model is too large: for all devices together, or for every way to divide it."""
+    """The model is too large: for all devices together, or for every way to divide it. What no memory helps stays."""
+    if cause.missing_bytes is None:
+        return cause
     need = figures.bytes_of(range(len(figures.nodes)))
     have = sum(device.memory for device in topology.devices)
     budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -23,7 +23,7 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets
-from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.colocation import Selector, select
 from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
@@ -45,6 +45,22 @@ Contiguity = Literal["pipeline", "convex", "free"]
 Solver = Callable[[PlacementProblem], PlacementSolution]
 
 
+def _lists(_wish: Any, _field: Any, forbidden: Mapping[Selector, Collection[str]]) -> None:
+    for selector, names in forbidden.items():
+        if isinstance(names, str):
+            raise PlacementError(f"`forbidden` gives {selector!r} the text {names!r}; write a list: [{names!r}].")
+
+
+def _seconds(_wish: Any, _field: Any, budget: float) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < np.inf:
+        raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")
+
+
+def _whole(_wish: Any, _field: Any, seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise PlacementError(f"The seed is a whole number from 0 on, not {seed!r}.")
+
+
 @attrs.frozen(eq=False)
 class Wish:
     """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
@@ -54,9 +70,9 @@ class Wish:
     supports: Support | None = None
     colocate: Sequence[Sequence[Selector]] = ()
     pinned: Mapping[Selector, str] = attrs.field(factory=dict)
-    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
-    time_budget: float = 0.5
-    seed: int = 0
+    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict, validator=_lists)
+    time_budget: float = attrs.field(default=0.5, validator=_seconds)
+    seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
@@ -199,6 +215,8 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
 
 def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
     """Everything on the fastest device that can run and hold it, if there is one and nothing says otherwise."""
+    for selector in (selector for group in wish.colocate for selector in group):
+        select(figures, selector, "colocate")  # kept anyway, but a slip is told
     if wish.pinned or wish.forbidden or not figures.nodes:
         return None
     times = list(figures.seconds(wish.topology.devices, wish.supports))
