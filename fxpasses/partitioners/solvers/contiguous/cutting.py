@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["CutFamily", "Window", "Words", "all_ideals", "ideals_near", "pack", "prefixes"]
+__all__ = ["CutFamily", "Window", "Words", "all_ideals", "ideals_near", "masks", "pack", "prefixes", "weights_above"]
 
 Words = NDArray[np.uint64]
 
@@ -102,7 +102,7 @@ def all_ideals(units: Units, limit: int, window: Window | None = None) -> Words 
     above = None if window is None else window.weight.sum() - weights_above(units, window.weight)
     for unit, predecessors in enumerate(units.predecessors):
         ready = np.ones(count, dtype=bool)
-        for word, mask in _masks(predecessors).items():
+        for word, mask in masks(predecessors).items():
             ready &= found[:count, word] & mask == mask
         larger = found[:count][ready]
         larger[:, unit // 64] |= np.uint64(1 << unit % 64)
@@ -124,11 +124,12 @@ def all_ideals(units: Units, limit: int, window: Window | None = None) -> Words 
     return np.ascontiguousarray(found[:count])
 
 
-def _masks(units: Sequence[int]) -> dict[int, np.uint64]:
-    masks: dict[int, int] = {}
+def masks(units: Sequence[int]) -> dict[int, np.uint64]:
+    """The words of a set of units that are not empty, with their bits."""
+    found: dict[int, int] = {}
     for unit in units:
-        masks[unit // 64] = masks.get(unit // 64, 0) | 1 << unit % 64
-    return {word: np.uint64(mask) for word, mask in masks.items()}
+        found[unit // 64] = found.get(unit // 64, 0) | 1 << unit % 64
+    return {word: np.uint64(mask) for word, mask in found.items()}
 
 
 def weights_above(units: Units, weight: Floats) -> Floats:

@@ -14,13 +14,15 @@ hold millions of ideals, with them some hundreds.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.contiguous.cutting import weights_above
+from fxpasses.partitioners.solvers.contiguous.affordable import Affordable
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, weights_above
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import SLACK, Measure
 from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -31,8 +33,10 @@ __all__ = ["Narrowing"]
 
 Bools = NDArray[np.bool_]
 Windows = tuple[Floats, Floats]
+Crossing = dict[tuple[int, int, int], tuple[float, float]]
+"""For each move (state, state after it, class): what its device sends and receives at least."""
 
-ROUNDS = 4
+ROUNDS = 3
 WHOLE = 1 << 30
 """Costs are rounded down to whole parts, of which all values together have no more than this."""
 
@@ -84,20 +88,59 @@ class Narrowing:
         room, slack = plain.room, SLACK * self._total
         low, high = plain.window(self.states, self._total)
         for _round in range(ROUNDS):
-            taken = self._taken((low, high))
-            new_low, new_high = self._propagated(room, taken, low, high, slack)
+            new_low, new_high = self._propagated(room, self._crossing((low, high)), low, high, slack)
             if new_low[0] > new_high[0]:
                 return np.full(len(low), np.inf), np.full(len(low), -np.inf)
-            with np.errstate(invalid="ignore"):  # windows that are empty already
-                moved = np.maximum(new_low - low, high - new_high)
+            alive = new_low <= new_high
+            moved = np.maximum(new_low[alive] - low[alive], high[alive] - new_high[alive]).max()
             low, high = new_low, new_high
-            if moved.max(initial=0.0, where=low <= high) <= 0.01 * float(room.max()):
+            if moved <= 0.01 * float(room.max()):
                 break
         return low, high
 
-    def _propagated(
-        self, room: Floats, taken: dict[tuple[int, int, int], float], low: Floats, high: Floats, slack: float
-    ) -> Windows:
+    def ideals(self, narrow: Measure, limit: int) -> Words | None:
+        """All ideals in some window at which a pipeline can afford to be cut, or None if there are too many."""
+        low, high = narrow.window(self.states, self._total)
+        crossing = self._crossing((low, high))
+        found = {(low[state], high[state]): state for state in np.flatnonzero(low <= high).tolist()}
+        every = [np.zeros((0, -(-self.units.size // 64) or 1), dtype=np.uint64)]
+        for state in found.values():
+            words = self._affordable(state, narrow.room, (low, high), crossing).ideals(limit)
+            if words is None or sum(map(len, every)) + len(words) > limit:
+                return None
+            every.append(words)
+        return np.unique(np.concatenate(every), axis=0)
+
+    def _affordable(self, state: int, room: Floats, windows: Windows, crossing: Crossing) -> Affordable:
+        """What the ideals of a state may send and receive; states of one window are the same in all that counts."""
+        (low, high), (least, most), units = windows, self._beside, self.units
+        same = np.flatnonzero((low == low[state]) & (high == high[state]))
+        before = [(one, kind) for one, there, kind in crossing if there in same]
+        after = [(there, kind) for one, there, kind in crossing if one in same]
+        slack = SLACK * self._total
+        far, near = math.inf, -math.inf
+        sending, receiving = np.zeros((2, len(units.source)))
+        if before:
+            far = max(
+                high[one] + room[kind] - self.price[kind] * crossing[one, there, kind][1]
+                for one, there, kind in crossing
+                if there in same
+            )
+            made = least[units.source] > max(high[one] for one, _kind in before)
+            sending = made * self._costs[0] * min(self.price[kind] for _one, kind in before)
+        if after:
+            near = min(
+                low[there] - room[kind] + self.price[kind] * crossing[one, there, kind][0]
+                for one, there, kind in crossing
+                if one in same
+            )
+            used = self._is_used(min(low[there] for there, _kind in after))
+            receiving = used * self._costs[1] * min(self.price[kind] for _there, kind in after)
+        return Affordable(
+            units, self.weight, least, most, low[state], high[state], sending, receiving, far + slack, near - slack
+        )
+
+    def _propagated(self, room: Floats, crossing: Crossing, low: Floats, high: Floats, slack: float) -> Windows:
         """How far devices get from nothing on, and how far they may be in order to get to the end."""
         states, alive = self.states, low <= high
         reach = np.full(len(low), -np.inf)
@@ -107,7 +150,8 @@ class Narrowing:
                 continue
             reach[state] = min(reach[state], high[state])
             for kind, there in moves:
-                reach[there] = max(reach[there], reach[state] + room[kind] - taken.get((state, there, kind), 0.0))
+                taken = self.price[kind] * sum(crossing.get((state, there, kind), (0.0,)))
+                reach[there] = max(reach[there], reach[state] + room[kind] - taken)
             if states.skips[state] >= 0:
                 reach[states.skips[state]] = max(reach[states.skips[state]], reach[state])
         high = np.minimum(high, reach + slack)
@@ -115,25 +159,25 @@ class Narrowing:
         for state in reversed(range(len(low))):
             for kind, there in states.moves[state]:
                 if low[there] <= high[there]:
-                    needs[state] = min(needs[state], needs[there] - room[kind] + taken.get((state, there, kind), 0.0))
+                    taken = self.price[kind] * sum(crossing.get((state, there, kind), (0.0,)))
+                    needs[state] = min(needs[state], needs[there] - room[kind] + taken)
             if states.skips[state] >= 0:
                 needs[state] = min(needs[state], needs[states.skips[state]])
             needs[state] = max(needs[state], low[state])
         return np.maximum(low, needs - slack), high
 
-    def _taken(self, windows: Windows) -> dict[tuple[int, int, int], float]:
-        """What crossing values take at least of the room of the device of each move."""
+    def _crossing(self, windows: Windows) -> Crossing:
+        """For each move what its device must send and receive at least, in seconds."""
         low, high = windows
-        known: dict[tuple[float, ...], float] = {}
+        known: dict[tuple[float, ...], tuple[float, float]] = {}
         found = {}
         for state, moves in enumerate(self.states.moves):
             for kind, there in moves:
-                if low[state] > high[state] or low[there] > high[there]:
-                    continue
-                key = (low[state], high[state], low[there], high[there])
-                if key not in known:
-                    known[key] = self._sent(key) + self._received(key)
-                found[state, there, kind] = known[key] * float(self.price[kind])
+                if low[state] <= high[state] and low[there] <= high[there]:
+                    key = (low[state], high[state], low[there], high[there])
+                    if key not in known:
+                        known[key] = self._sent(key), self._received(key)
+                    found[state, there, kind] = known[key]
         return found
 
     def _sent(self, key: tuple[float, ...]) -> float:
@@ -144,11 +188,13 @@ class Narrowing:
 
     def _received(self, key: tuple[float, ...]) -> float:
         """Seconds for values that are made before the first window and used before the second."""
-        _least, most = self._beside
-        units = self.units
-        is_used = np.zeros(len(units.source), dtype=bool)
-        np.logical_or.at(is_used, units.uses[:, 0], most[units.uses[:, 1]] < key[2])
-        return self._least_cut(key[:2], self._costs[1], is_used)
+        return self._least_cut(key[:2], self._costs[1], self._is_used(key[2]))
+
+    def _is_used(self, low: float) -> Bools:
+        """Which values have a user that is in every ideal of some weight or more."""
+        found = np.zeros(len(self.units.source), dtype=bool)
+        np.logical_or.at(found, self.units.uses[:, 0], self._beside[1][self.units.uses[:, 1]] < low)
+        return found
 
     def _least_cut(self, window: tuple[float, ...], cost: Floats, counts: Bools) -> float:
         """The least that the values which count and are open cost, at any ideal of a window."""

@@ -40,6 +40,8 @@ STEPS_A_SECOND = 600e6
 MAX_STATES = 8192
 SOME_STATES = 200
 """States from which on no question about many ideals has an answer within a second."""
+MOVES_A_SECOND = 16
+"""Moves between states up to which windows are narrowed: each asks for some minimum cuts, a millisecond each."""
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
 NEAR = (300, 2000)
@@ -52,6 +54,8 @@ MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
 FIRST_SHARE, LAST_SHARE = 0.02, 0.001
 """How much better an answer is asked for around the cuts of one."""
+HALVINGS = 6
+"""How often the interval is halved in which the least threshold lies that windows do not rule out."""
 CALL = 10e6
 """Steps that it takes to prepare such a question."""
 MANY = 5000
@@ -116,12 +120,15 @@ class Search:
 
     def narrowed(self) -> Search:
         """The same, its windows narrowed by what crosses at least; for links and states of one kind only."""
-        if self.narrowing is not None or self.given is not None or self.problem.objective != "throughput":
+        is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"
+        if self.narrowing is not None or not is_simple or States.count(self.classes) > FEW_STATES:
+            return self
+        states = self.states()
+        if sum(map(len, states.moves)) > MOVES_A_SECOND * self.problem.time_budget:
             return self
         price = np.array([self.prices.load[list(group.devices)].min() for group in self.classes])
-        return attrs.evolve(
-            self, narrowing=Narrowing(self.units, self.classes, self.states(), self.prices.weight, price)
-        )
+        narrowing = Narrowing(self.units, self.classes, states, self.prices.weight, price)
+        return attrs.evolve(self, narrowing=narrowing)
 
     def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
         """The best pipeline under a threshold that cuts at some ideals."""
@@ -275,11 +282,12 @@ def smallest(
     all was looked at and nothing found.
     """
     (steps, limit), proven = search.account.limits(budget), 0.0
+    narrowed = search.narrowed()
+    if narrowed.narrowing is not None and (bound > 0 and not _few_ideals(search, goal)):
+        search, bound = narrowed, _least_threshold(narrowed, bound, goal)
+        proven = bound
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
-        if (words is None or len(words) > MANY) and search.narrowing is None:
-            search = search.narrowed()
-            words = every_ideal(search, below, limit)
         if words is None or len(words) > MANY:
             return _decided(search, proven, goal, (steps, limit), known)
         outcome = search.run(words, below, steps=steps)
@@ -290,6 +298,12 @@ def smallest(
             break
         proven = below
     return None, proven
+
+
+def _few_ideals(search: Search, goal: float) -> bool:
+    """Whether prices alone leave few ideals."""
+    words = every_ideal(search, goal, MANY // 4)
+    return words is not None
 
 
 def _decided(
@@ -315,6 +329,24 @@ def _decided(
     return best, proven
 
 
+def _least_threshold(search: Search, low: float, high: float) -> float:
+    """The largest threshold up to ``high`` found to be out of reach by the windows alone; ``low`` is known to be."""
+    if not math.isfinite(high):
+        return low
+    for _step in range(HALVINGS):
+        middle = high if not _step else (low + high) / 2
+        if _is_empty(search.measure(middle), search.states()):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _is_empty(measure: Measure, states: States) -> bool:
+    low, high = measure.window(states, float(measure.weight.sum()))
+    return bool((low > high).all())
+
+
 def _thresholds(bound: float, goal: float) -> Iterator[float]:
     """From just above the bound to the goal, in steps that double."""
     share = 0.01
@@ -332,14 +364,12 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
         or search.units.size > MAX_UNITS
     ):
         return None
+    if search.narrowing is not None and math.isfinite(below):
+        return search.narrowing.ideals(search.measure(below), limit)
     states = search.states() if most is None else States.of(search.classes, most)
     measure = search.measure(below)
     total = float(measure.weight.sum())
     low, high = measure.window(states, total)
-    alive = low <= high
-    if not alive.any():
-        return np.zeros((0, -(-search.units.size // 64) or 1), dtype=np.uint64)
-    low, high = low[alive], high[alive]
     order = np.argsort(low, kind="stable")
     low, high = low[order], np.maximum.accumulate(high[order])
     begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
