@@ -26,8 +26,9 @@ from fxpasses.partitioners.solvers.contiguous.cutting import Words, weights_abov
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import SLACK, Measure
 from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.minimum_cuts import ENDLESS, least_cut
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import Floats
 
 __all__ = ["Narrowing"]
 
@@ -37,8 +38,6 @@ Crossing = dict[tuple[int, int, int], tuple[float, float]]
 """For each move (state, state after it, class): what its device sends and receives at least."""
 
 ROUNDS = 3
-WHOLE = 1 << 30
-"""Costs are rounded down to whole parts, of which all values together have no more than this."""
 
 
 @attrs.frozen(eq=False)
@@ -198,34 +197,21 @@ class Narrowing:
 
     def _least_cut(self, window: tuple[float, ...], cost: Floats, counts: Bools) -> float:
         """The least that the values which count and are open cost, at any ideal of a window."""
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import maximum_flow
-
         units = self.units
         least, most = self._beside
         inside, outside = most < window[0], least > window[1]
-        may_open = counts & ~outside[units.source] & (cost > 0)
         goes_on = np.zeros(len(units.source), dtype=bool)
         np.logical_or.at(goes_on, units.uses[:, 0], ~inside[units.uses[:, 1]])
-        values = np.flatnonzero(may_open & goes_on)
+        values = np.flatnonzero(counts & goes_on & ~outside[units.source] & (cost > 0))
         if not values.size:
             return 0.0
-        scale = WHOLE / float(cost[values].sum())
         source, sink = units.size + len(units.source), units.size + len(units.source) + 1
         vertex = np.where(inside, source, np.where(outside, sink, np.arange(units.size)))
         used = units.uses[np.isin(units.uses[:, 0], values)]
-        ends = [
-            (vertex[units.source[values]], units.size + values, np.floor(cost[values] * scale).astype(np.int64)),
-            _endless(units.size + used[:, 0], vertex[used[:, 1]]),
-            _endless(vertex[units.before[:, 1]], vertex[units.before[:, 0]]),
+        edges = [
+            (vertex[units.source[values]], units.size + values, cost[values]),
+            (units.size + used[:, 0], vertex[used[:, 1]], np.full(len(used), ENDLESS)),
+            (vertex[units.before[:, 1]], vertex[units.before[:, 0]], np.full(len(units.before), ENDLESS)),
         ]
-        tails, heads, capacity = (np.concatenate(each) for each in zip(*ends, strict=True))
-        kept = (tails != heads) & (heads != source) & (tails != sink)
-        codes, place = np.unique(tails[kept] * (sink + 1) + heads[kept], return_inverse=True)
-        total = np.minimum(np.bincount(place, weights=capacity[kept]), 2.0 * WHOLE - 1).astype(np.int32)
-        network = csr_array((total, (codes // (sink + 1), codes % (sink + 1))), shape=(sink + 1, sink + 1))
-        return float(maximum_flow(network, source, sink).flow_value) / scale
-
-
-def _endless(tails: Ints, heads: Ints) -> tuple[Ints, Ints, Ints]:
-    return tails, heads, np.full(len(tails), 2 * WHOLE - 1, dtype=np.int64)
+        tails, heads, capacity = (np.concatenate(part) for part in zip(*edges, strict=True))
+        return least_cut(tails, heads, capacity, source, sink)

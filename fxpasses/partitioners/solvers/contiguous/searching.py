@@ -130,6 +130,11 @@ class Search:
         narrowing = Narrowing(self.units, self.classes, states, self.prices.weight, price)
         return attrs.evolve(self, narrowing=narrowing)
 
+    @property
+    def kinds(self) -> list[tuple[Floats, Floats, Floats]]:
+        """For each class of devices the seconds of units, and of values that leave and enter."""
+        return [(np.where(group.banned, np.inf, group.weight), group.leaving, group.entering) for group in self.classes]
+
     def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
         """The best pipeline under a threshold that cuts at some ideals."""
         states = self.states() if states is None else states

@@ -32,6 +32,7 @@ from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swap
 from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -65,6 +66,8 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
     units = fold_leaves(problem, tables, units)
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     bound = load_bound(units, tables.memory, problem.objective)
+    if problem.objective == "throughput" and units.size <= LONG:
+        bound = heavy_bound(units, search.kinds, bound)
     if problem.objective == "devices":
         best, bound = _fewest(search)
     else:
