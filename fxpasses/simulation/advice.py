@@ -1,12 +1,14 @@
 """What would help most: the objective of a placement if one device were larger or faster, or one link faster.
 
 Each change is evaluated with the operators where they are. A larger memory only helps once operators move, so those
-changes, and the others as far as the graph is small enough, are placed again as well; the better answer counts.
+changes, and the others as far as the graph is small enough, are placed again as well; the better answer counts. Where
+such a placement is better on the devices as they are, too, it was the search that missed it, and that is said.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -36,6 +38,8 @@ MOST_WORK, LEAST_ROUNDS, LARGEST = 2_500, 2, 20_000
 LEAST_GAIN = 0.002
 """Share of the objective below which a change is not worth a sentence."""
 
+_SEARCH = "another placement on the same devices, which a larger time_budget or another seed may find"
+
 Placed = tuple[GraphModule, Assignment, Mapping[str, Device]]
 """The graph (or a copy of it with replicas), its parts, and the device of each."""
 
@@ -48,7 +52,7 @@ class Advice:
     """One change of the machine, and what it would do to the objective.
 
     Args:
-        what: ``memory``, ``device`` or ``link``.
+        what: ``memory``, ``device`` or ``link``; or ``search``, where another placement does it on the same devices.
         name: The device, or the two ends of the link.
         change: The change in words.
         objective: What ``before`` and ``after`` are: seconds (``latency``, ``throughput``), bytes (``memory``) or
@@ -58,7 +62,7 @@ class Advice:
         how: ``placed again``, or ``same placement`` where the operators stay where they are.
     """
 
-    what: Literal["memory", "device", "link"]
+    what: Literal["memory", "device", "link", "search"]
     name: str
     change: str
     objective: str
@@ -139,12 +143,14 @@ def what_helps(
         return []
     size = max(1, len(assignment.partition_of))
     rounds = 0 if replace is None or size > LARGEST else max(LEAST_ROUNDS, MOST_WORK // size)
-    found = []
+    found, unchanged = [], now.value
     for index, change in enumerate(_most_urgent_first(_changes(now))):
         after, how = _with_same_placement(now, change), "same placement"
         if replace is not None and index < rounds and (again := _placed_again(now, change, replace)) is not None:
-            after, how = (again, "placed again") if again < after * (1 - 1e-6) else (after, how)
+            after, how = (again.value, "placed again") if again.value < after * (1 - 1e-6) else (after, how)
+            unchanged = min(unchanged, _without_change(now, again))
         found.append(Advice(change.what, change.name, change.words, objective, now.value, after, how))  # type: ignore[arg-type]
+    found.append(Advice("search", "", _SEARCH, objective, now.value, unchanged, "placed again"))
     helping = [advice for advice in found if advice.gain > LEAST_GAIN]
     return sorted(helping, key=lambda advice: -advice.gain)
 
@@ -264,12 +270,20 @@ def _times(
     return total, load
 
 
-def _placed_again(now: _Now, change: _Change, replace: Replace) -> float | None:
+def _placed_again(now: _Now, change: _Change, replace: Replace) -> _Now | None:
     try:
         graph_module, assignment, device_of = replace(change.topology)
     except PlacementError:
         return None
-    return _now(graph_module, assignment, device_of, change.topology, now.objective).value
+    return _now(graph_module, assignment, device_of, change.topology, now.objective)
+
+
+def _without_change(now: _Now, again: _Now) -> float:
+    """The objective of a new placement on the devices as they are; infinite if it passes a budget."""
+    there = {part: now.topology[device.name] for part, device in again.device_of.items()}
+    same = _now(again.graph_module, again.assignment, there, now.topology, now.objective)
+    fits = all(peak <= now.topology[name].memory for name, peak in same.peaks.items())
+    return same.value if fits else math.inf
 
 
 def _worded(objective: str, value: float) -> str:

@@ -70,6 +70,22 @@ def test_a_larger_memory_is_placed_again() -> None:
     assert [each.gain for each in found] == sorted((each.gain for each in found), reverse=True)
 
 
+def test_what_placing_again_gains_without_any_change_is_not_put_down_to_the_change() -> None:
+    """Where the search has missed a placement, the advice is to search on."""
+
+    def on_one(changed: Topology) -> Placed:
+        nodes = [node for node in GRAPH.graph.nodes if node.op == "call_function"]
+        return GRAPH, Assignment.of(GRAPH, dict.fromkeys(nodes, "a")), {"a": changed["a"]}
+
+    found = tried(Topology((Device("a"), Device("b")), (LINK,)), "latency", replace=on_one)
+    (search,) = (advice for advice in found if advice.what == "search")
+
+    assert search.gain >= 0.5  # nothing goes over the slow link
+    assert search.sentence().startswith(
+        "With another placement on the same devices, which a larger time_budget or another seed may find, one run "
+    )
+
+
 def test_without_placing_again_no_memory_helps() -> None:
     topology = Topology((Device("a", 45 * KiB), Device("b", 45 * KiB)))
 
