@@ -14,7 +14,7 @@ from random_placements import EveryPlacement, every_placement, random_problem
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.contiguous import searching
+from fxpasses.partitioners.solvers.contiguous import islands, searching
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 
 RANDOM_GRAPHS = examples(300)
@@ -84,8 +84,12 @@ def test_the_question_for_something_better_ends_at_the_optimum(seed: int, monkey
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
-def test_the_bound_holds_on_islands_of_fast_links(seed: int) -> None:
-    """Devices that are alike, fast links inside two islands and slow ones between them; often it is the optimum."""
+def test_the_bound_holds_on_islands_of_fast_links(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that are alike, fast links inside two islands and slow ones between them; often it is the optimum.
+
+    In half of the graphs no value counts as one that reaches far.
+    """
+    monkeypatch.setattr(islands, "LOCAL", 0.5 if seed % 2 else 10.0)
     problem = random_problem(seed, training=seed % 3 == 0, objective="throughput", pinned={}, forbidden={})
     names = [device.name for device in problem.devices]
     island = {name: place // 2 for place, name in enumerate(names)}

@@ -5,6 +5,11 @@ the device before: those of the last unit, where an ideal has only one. They are
 the others over the best link to any device that is left, or from any that was used. So the states of the search say
 also which device ran last, and which comes next; devices that can take each other's place, as those of one island of
 fast links, are one class.
+
+A value can also pass a device by: it is made before and used after what the device runs. Few do, since most values are
+used soon, and a device that such a value passes runs little. So the states say of each device whether a value passes it
+that does not reach far. Where none passes the device before and the one after, all these values come from the one and
+go to the other, and are charged over those two links.
 """
 
 from __future__ import annotations
@@ -26,13 +31,17 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
 __all__ = ["all_uses", "between_devices", "islands_of"]
 
-MAX_KINDS = 150
+MAX_KINDS = 600
 MAX_STATES = 1500
+LOCAL = 0.5
+"""What share of the work of a device a value may reach over that is not to pass a device by."""
 
-Key = tuple[tuple[int, ...], int, int]
-"""How many devices of each island are used, which one ran last, and which comes next; -1 for none."""
-Kind = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
-"""An island, the one before, the one after, all that have devices before, and all that have some after."""
+Key = tuple[tuple[int, ...], int, int, bool, bool]
+"""How many devices of each island are used, which one ran last, which comes next (-1 for none); whether
+values pass them by."""
+Kind = tuple[int, int, int, tuple[int, ...], tuple[int, ...], bool, bool]
+"""An island, the one before, the one after, all that have devices before, and all that have some after; whether its
+device is passed by, and whether the one before and the one after are not."""
 
 
 def between_devices(search: Search) -> Search | None:
@@ -86,17 +95,18 @@ def _swap(tables: CostTables, first: int, second: int) -> bool:
 
 def _moves(sizes: tuple[int, ...]) -> dict[Key, list[tuple[Kind, Key]]]:
     """For each state what can be done, and the state after it; the fewest devices first."""
-    start: Key = ((0,) * len(sizes), -1, -1)
+    start: Key = ((0,) * len(sizes), -1, -1, False, False)
     keys, moves = [start], {start: list[tuple[Kind, Key]]()}
     for key in keys:
-        held, last, own = key
+        held, last, own, before, passed = key
         earlier = tuple(place for place, size in enumerate(held) if size)
-        for island in range(len(sizes)) if key == start else [own] if own >= 0 else []:
+        begins = [(island, by) for island in range(len(sizes)) for by in (False, True)]
+        for island, by in begins if key == start else [(own, passed)] if own >= 0 else []:
             counts = tuple(size + (place == island) for place, size in enumerate(held))
             later = tuple(place for place, size in enumerate(counts) if size < sizes[place])
-            for following in (-1, *later):
-                there = (counts, island, following)
-                moves[key].append(((island, last, following, earlier, later), there))
+            for following, after in [(-1, False), *itertools.product(later, (False, True))]:
+                there = (counts, island, following, by, after)
+                moves[key].append(((island, last, following, earlier, later, by, not before and not after), there))
                 if there not in moves:
                     moves[there] = []
                     keys.append(there)
@@ -119,21 +129,37 @@ def _classes(
         pairs = itertools.product(sources, targets)
         return sending.best([(a, b) for one, two in pairs for a in islands[one] for b in islands[two] if a != b])
 
+    local = _local(search) & (ahead | back)
     for kind in kinds:
-        island, before, after, earlier, later = kind
+        island, before, after, earlier, later, passed, straight = kind
         own = (island,)
         leaving = np.where(ahead, best(own, later), np.where(back, best(own, earlier), best(own, every)))
         entering = np.where(ahead, best(earlier, own), np.where(back, best(later, own), best(every, own)))
+        if straight:
+            last, following = ((place,) if place >= 0 else () for place in (before, after))
+            leaving = np.where(local, np.where(ahead, best(own, following), best(own, last)), leaving)
+            entering = np.where(local, np.where(ahead, best(last, own), best(following, own)), entering)
         group = attrs.evolve(plain[islands[island][0]], devices=islands[island], leaving=leaving, entering=entering)
         to_next = None if after < 0 else np.where(ahead, best(own, (after,)) - leaving, 0.0)
         from_last = None if before < 0 else np.where(ahead, best((before,), own) - entering, 0.0)
-        group = attrs.evolve(group, to_next=to_next, from_last=from_last)
-        key = (island, *group.charges)
+        group = attrs.evolve(group, to_next=to_next, from_last=from_last, passed=passed, local=local)
+        key = (island, passed, *group.charges)
         classes.setdefault(key, group)
         number[kind] = list(classes).index(key)
         if len(classes) > MAX_KINDS:
             return None
     return number, tuple(classes.values())
+
+
+def _local(search: Search) -> NDArray[np.bool_]:
+    """The values that do not reach farther than a share of what a device runs, in the order of the units."""
+    units = search.units
+    at = np.cumsum(search.prices.weight)
+    low, high = at[units.source].copy(), at[units.source].copy()
+    np.minimum.at(low, units.uses[:, 0], at[units.uses[:, 1]])
+    np.maximum.at(high, units.uses[:, 0], at[units.uses[:, 1]])
+    near: NDArray[np.bool_] = high - low <= LOCAL * at[-1] / len(search.tables.memory)
+    return near
 
 
 def all_uses(units: Units, certain: NDArray[np.bool_]) -> NDArray[np.bool_]:

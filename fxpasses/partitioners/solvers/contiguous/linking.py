@@ -1,12 +1,14 @@
 """Pipelines over links that differ: the order of the devices decides which links are used.
 
 With the devices in one order, values are charged over the link to the next device, and the dynamic program runs along
-that order; the answer is then evaluated with the links as they are. Orders are improved by swaps.
+that order; the answer is then evaluated with the links as they are. Orders are improved by swaps; where devices are in
+a few islands of fast links, each order of islands is tried.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import attrs
@@ -17,12 +19,16 @@ from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, smallest
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, every_ideal, smallest
 
 __all__ = ["by_links"]
 
 NEAR = 100
 LINEAR = 2
+SEQUENCES = 100
+"""Orders of islands up to which all of them are tried."""
+MANY = 1000
+"""Ideals up to which all of them are looked at for each order."""
 CALL = 20e6
 """Steps that it takes to prepare one order."""
 
@@ -74,12 +80,13 @@ def _along(search: Search, order: tuple[int, ...]) -> Search:
 
 
 def _swapped_orders(search: Search, best: Answer, bound: float, steps: float) -> Answer:
-    """Swap two devices of the order as long as that gives a better answer and steps are left."""
+    """Swap two devices of the order, then try others, as long as that gives a better answer and steps are left."""
     unused = [device for device in range(len(search.tables.memory)) if device not in best.order]
     order = (*best.order, *unused)
     words = _family(search, best)
-    island = {device: place for place, own in enumerate(islands_of(search)) for device in own}
-    waiting, seen = iter([order, *_swaps(order)]), set[tuple[int, ...]]()
+    islands = islands_of(search)
+    island = {device: place for place, own in enumerate(islands) for device in own}
+    waiting, seen = itertools.chain([order], _swaps(order), _sequences(islands)), set[tuple[int, ...]]()
     for candidate in waiting:
         if steps <= 0 or best.rank[0] <= bound:
             break
@@ -94,7 +101,7 @@ def _swapped_orders(search: Search, best: Answer, bound: float, steps: float) ->
         found = Answer.of(search, outcome.pipeline)
         if found.rank < best.rank:
             best, words = found, _family(search, found)
-            waiting, seen = iter([candidate, *_swaps(candidate)]), set()
+            waiting, seen = itertools.chain([candidate], _swaps(candidate), _sequences(islands)), set()
     return best
 
 
@@ -105,8 +112,25 @@ def _swaps(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(swapped)
 
 
+def _sequences(islands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """An order for each sequence of islands, if these are few."""
+    size = sum(map(len, islands))
+    if math.factorial(size) / math.prod(math.factorial(len(own)) for own in islands) > SEQUENCES:
+        return
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        held = waiting.pop()
+        if len(held) == size:
+            yield held
+        for own in reversed(islands):
+            waiting += [(*held, device) for device in own if device not in held][:1]
+
+
 def _family(search: Search, best: Answer) -> Words:
-    """Prefixes of linear orders, and what lies near the cuts of an answer."""
+    """All ideals where these are few; else prefixes of linear orders, and what lies near the cuts of an answer."""
+    everything = every_ideal(search, best.rank[0], MANY)
+    if everything is not None:
+        return everything
     near = ideals_near(search.units, search.cuts(best.pipeline), NEAR)
     along = prefixes(linear_orders(search.units, LINEAR, search.problem.seed))
     return np.unique(np.concatenate([near, along]), axis=0)

@@ -37,6 +37,8 @@ class DeviceClass:
         entering: What each value adds when it enters, ``(q,)``.
         to_next: What a value adds beside that when it goes to the device that comes next, ``(q,)``; None for nothing.
         from_last: What it adds when it comes from the device before.
+        passed: Whether some local value must pass them by, or none may; None for either.
+        local: The values that this is about, ``(q,)``.
     """
 
     devices: tuple[int, ...]
@@ -47,6 +49,8 @@ class DeviceClass:
     entering: Floats
     to_next: Floats | None = None
     from_last: Floats | None = None
+    passed: bool | None = None
+    local: Bools | None = None
 
     @property
     def charges(self) -> tuple[bytes, ...]:
@@ -178,6 +182,7 @@ class Spans:
         if self.credit is not None:
             return self._by_bytes(rows, columns, nested, self.credit, below)
         found = []
+        passing = self._passing(rows, columns)
         crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
             key = group.charges
@@ -185,7 +190,7 @@ class Spans:
                 crossing[key] = self._crossing(kind, rows, columns)
             load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
             np.maximum(load, 0.0, out=load)
-            legal = (load < below) & nested
+            legal = (load < below) & self._meant(group, nested, passing)
             if (banned := self.banned[kind]) is not None:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
@@ -203,13 +208,14 @@ class Spans:
         if self.credit is not None:
             return [np.isfinite(load) for load in self.loads(rows, columns, below)]
         nested, found = self._nested(rows, columns), []
+        passing = self._passing(rows, columns)
         crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
             key = group.charges
             if key not in crossing:
                 crossing[key] = self._crossing(kind, rows, columns)
             fine = crossing[key] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
-            fine &= nested
+            fine &= self._meant(group, nested, passing)
             if (banned := self.banned[kind]) is not None:
                 fine &= banned[columns][None, :] == banned[rows][:, None]
             found.append(fine)
@@ -251,6 +257,22 @@ class Spans:
             if bits:
                 held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
         return held
+
+    def _passing(self, rows: slice | Ints, columns: slice | Ints) -> Bools | None:
+        """Whether a local value is open, one way or the other, at both ideals of each pair."""
+        local = next((group.local for group in self.classes if group.local is not None), None)
+        if local is None:
+            return None
+        both = [table[local].astype(np.float32) for table in (self.open, self.back)]
+        passing: Bools = sum(table[:, rows].T @ table[:, columns] for table in both) > 0
+        return passing
+
+    @staticmethod
+    def _meant(group: DeviceClass, nested: Bools, passing: Bools | None) -> Bools:
+        """The nested pairs that a class is about."""
+        if passing is None or group.passed is None:
+            return nested
+        return nested & (passing if group.passed else ~passing)
 
     def _crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
         """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
