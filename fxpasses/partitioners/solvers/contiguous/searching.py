@@ -293,10 +293,14 @@ def smallest(
         proven = bound
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
-        if words is None or len(words) > MANY:
+        many = words is None or len(words) > MANY
+        if words is None or (many and (search.narrowing is None or below >= goal)):
             return _decided(search, proven, goal, (steps, limit), known)
-        outcome = search.run(words, below, steps=steps)
+        outcome = (search.decide if many else search.run)(words, below, steps=steps)
         steps -= outcome.steps
+        if outcome.pipeline is not None and many:
+            known = improved(search, Answer.of(search, outcome.pipeline))
+            return _decided(search, proven, known.by_value() * BETTER, (steps, limit), known)
         if outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
         if not outcome.finished:
