@@ -93,22 +93,29 @@ class LoweredModule(GraphModule):
         """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
         return self._direct.source(self)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Parameters and buffers under the model's own names."""
-        own = super().state_dict(*args, **kwargs)
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Parameters and buffers under the model's own names, also where it is part of another module."""
+        if args:  # as old code gives them
+            destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
+        own = super().state_dict(prefix=prefix, keep_vars=keep_vars)
         names = self.qualified_names
-        renamed = type(own)((names.get(key, key), value) for key, value in own.items())
-        if hasattr(own, "_metadata"):
-            renamed._metadata = own._metadata
-        return renamed
+        renamed = {prefix + names.get(key, key): own[prefix + key] for key in (each[len(prefix) :] for each in own)}
+        if destination is None:
+            destination = type(own)()
+            destination._metadata = own._metadata
+        elif hasattr(destination, "_metadata"):
+            destination._metadata.update(own._metadata)
+        destination.update(renamed)
+        return destination
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a checkpoint of the model; its own names are expected."""
-        own = super().state_dict()
-        names = {key: self.qualified_names.get(key, key) for key in own}
-        renamed = {key: state_dict[name] for key, name in names.items() if name in state_dict}
-        renamed |= {key: value for key, value in state_dict.items() if key not in set(names.values())}
-        return super().load_state_dict(renamed, strict=strict, assign=assign)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a checkpoint of the model, whose own names are expected; torch asks each module of a module for this."""
+        names = {prefix + key: prefix + self.qualified_names.get(key, key) for key in super().state_dict()}
+        found = {key: state_dict[name] for key, name in names.items() if name in state_dict}
+        for name in set(names.values()):
+            state_dict.pop(name, None)
+        state_dict.update(found)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class OffloadedModule(LoweredModule):

@@ -84,6 +84,20 @@ def test_a_checkpoint_goes_through_a_file_into_the_model_and_back() -> None:
     assert torch.equal(results[0], results[2])
 
 
+def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
+    """As ``DistributedDataParallel``, a trainer or the user's own module holds it; names and values go both ways."""
+    model = Training().train()
+    lowered = in_two(copy.deepcopy(model), torch.randn(6, 8))
+    outer, wanted = nn.ModuleDict({"net": lowered}), nn.ModuleDict({"net": Training()})
+
+    assert set(wanted.state_dict()) == set(outer.state_dict())
+    assert "<All keys matched successfully>" == str(outer.load_state_dict(wanted.state_dict()))
+    assert all(torch.equal(value, outer.state_dict()[name]) for name, value in wanted.state_dict().items())
+    assert "<All keys matched successfully>" == str(nn.ModuleDict({"net": model}).load_state_dict(outer.state_dict()))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        outer.load_state_dict({**wanted.state_dict(), "net.more": torch.ones(1)})
+
+
 def test_a_copy_is_trained_alone() -> None:
     lowered = in_two(Training().train(), torch.randn(6, 8))
     before = {name: value.clone() for name, value in lowered.state_dict().items()}
