@@ -96,8 +96,9 @@ class LoweredModule(GraphModule):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Parameters and buffers under the model's own names, also where it is part of another module."""
         if args:  # as old code gives them
-            destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
-        own = super().state_dict(prefix=prefix, keep_vars=keep_vars)
+            given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
+            destination, prefix, keep_vars = given
+        own: Any = super().state_dict(prefix=prefix, keep_vars=keep_vars)
         names = self.qualified_names
         renamed = {prefix + names.get(key, key): own[prefix + key] for key in (each[len(prefix) :] for each in own)}
         if destination is None:
