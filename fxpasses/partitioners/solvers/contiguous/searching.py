@@ -374,7 +374,10 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     ):
         return None
     if search.narrowing is not None and math.isfinite(below):
-        return search.narrowing.ideals(search.measure(below), limit)
+        words = search.narrowing.ideals(search.measure(below), limit)
+        if words is not None:
+            return words
+        search = attrs.evolve(search, narrowing=None)  # its windows overlap, and it counts what is in each
     states = search.states() if most is None else States.of(search.classes, most)
     measure = search.measure(below)
     total = float(measure.weight.sum())
