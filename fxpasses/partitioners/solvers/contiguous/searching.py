@@ -58,6 +58,8 @@ HALVINGS = 6
 """How often the interval is halved in which the least threshold lies that windows do not rule out."""
 CALL = 10e6
 """Steps that it takes to prepare such a question."""
+FEW = 1250
+"""Ideals under the goal up to which windows need not be narrowed."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
@@ -287,14 +289,14 @@ def smallest(
     all was looked at and nothing found.
     """
     (steps, limit), proven = search.account.limits(budget), 0.0
-    narrowed = search.narrowed()
-    if narrowed.narrowing is not None and (bound > 0 and not _few_ideals(search, goal)):
+    narrowed, climbs = search.narrowed(), False
+    if narrowed.narrowing is not None and bound > 0 and every_ideal(search, goal, FEW) is None:
         search, bound = narrowed, _least_threshold(narrowed, bound, goal)
-        proven = bound
+        proven, climbs = bound, every_ideal(narrowed, goal, limit) is None
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
         many = words is None or len(words) > MANY
-        if words is None or (many and (search.narrowing is None or below >= goal)):
+        if words is None or (many and (not climbs or below >= goal)):
             return _decided(search, proven, goal, (steps, limit), known)
         outcome = (search.decide if many else search.run)(words, below, steps=steps)
         steps -= outcome.steps
@@ -307,12 +309,6 @@ def smallest(
             break
         proven = below
     return None, proven
-
-
-def _few_ideals(search: Search, goal: float) -> bool:
-    """Whether prices alone leave few ideals."""
-    words = every_ideal(search, goal, MANY // 4)
-    return words is not None
 
 
 def _decided(
