@@ -60,6 +60,8 @@ CALL = 10e6
 """Steps that it takes to prepare such a question."""
 FEW = 1250
 """Ideals under the goal up to which windows need not be narrowed."""
+PREPARING = 15
+"""Steps that it takes to prepare an ideal, for each unit."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
@@ -144,7 +146,7 @@ class Search:
         search = PipelineSearch(
             self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
         )
-        return self._counted(search.run(words, below, steps))
+        return self._counted(search.run(words, below, steps), words)
 
     def decide(self, words: Words, below: float, steps: float = math.inf) -> Outcome:
         """Some pipeline under a threshold, if there is one: much less work than the best one in wide graphs."""
@@ -154,11 +156,13 @@ class Search:
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
         search = Decision(self.units, self.classes, self.states(), self.measure(below), fine, self.credit)
-        return self._counted(search.run(words, below, steps))
+        return self._counted(search.run(words, below, steps), words)
 
-    def _counted(self, outcome: Outcome) -> Outcome:
-        self.account.spent += outcome.steps
-        return outcome
+    def _counted(self, outcome: Outcome, words: Words) -> Outcome:
+        """The outcome with the steps that it takes to prepare the ideals."""
+        steps = outcome.steps + PREPARING * len(words) * self.units.size
+        self.account.spent += steps
+        return attrs.evolve(outcome, steps=steps)
 
     def states(self) -> States:
         """The numbers of devices of each class, or the first ones in order."""
