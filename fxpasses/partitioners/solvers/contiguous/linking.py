@@ -63,11 +63,10 @@ def _along(search: Search, order: tuple[int, ...]) -> Search:
     ahead, back = all_uses(units, ordered(units, back=False)), all_uses(units, ordered(units, back=True))
     plain = {device: group for group in search.classes for device in group.devices}
     found = []
-    for before, device, after in zip((None, *order), order, (*order[1:], None), strict=False):
-        out, into = (
-            [sending.best([] if other is None else [link(other)]) for other in (after, before)]
-            for link in (lambda other, own=device: (own, other), lambda other, own=device: (other, own))
-        )
+    for place, device in enumerate(order):
+        beside = order[place + 1 : place + 2], order[:place][-1:]
+        out = [sending.best([(device, other) for other in others]) for others in beside]
+        into = [sending.best([(other, device) for other in others]) for others in beside]
         found.append(
             attrs.evolve(
                 plain[device],

@@ -263,8 +263,8 @@ class Spans:
         local = next((group.local for group in self.classes if group.local is not None), None)
         if local is None:
             return None
-        both = [table[local].astype(np.float32) for table in (self.open, self.back)]
-        passing: Bools = sum(table[:, rows].T @ table[:, columns] for table in both) > 0
+        both = np.concatenate([self.open[local], self.back[local]]).astype(np.float32)
+        passing: Bools = both[:, rows].T @ both[:, columns] > 0
         return passing
 
     @staticmethod
