@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError
 from fxpasses.partitioners.assignment import Assignment
 
-__all__ = ["Runs", "runs_in_turns", "runs_of"]
+__all__ = ["Runs", "runs_by_schedule", "runs_in_turns", "runs_of"]
 
 
 @attrs.frozen
@@ -72,6 +72,49 @@ def runs_in_turns(
             homes[names[turn]] = device
         partition_of[dependencies.nodes[number]] = names[turn]
     return Runs(Assignment.of(graph_module, partition_of, order=homes, dependencies=dependencies), homes)
+
+
+def runs_by_schedule(
+    graph_module: GraphModule | Graph,
+    device_of: Mapping[Node, str],
+    dependencies: Dependencies | None = None,
+    start: Mapping[Any, float] | None = None,
+) -> Runs:
+    """Cut a schedule into parts such that no part waits for more than its first operator, and nobody for its end only.
+
+    On each device operators keep the order in which they start. One that uses a value of another device begins a part,
+    one whose value another device uses ends it: so each part can start when its first operator is scheduled to.
+
+    The arguments are those of :func:`runs_of`. O((n + m) log n).
+    """
+    dependencies = dependencies or Dependencies.of(graph_module)
+    nodes, homes = dependencies.nodes, [device_of.get(node) for node in dependencies.nodes]
+    begin = _starts(dependencies, start or {})
+    part_at: dict[str, str] = {}  # the part that each device is at, while it is open
+    names: dict[str, str] = {}
+    partition_of: dict[Node, str] = {}
+    for number in sorted((at for at, home in enumerate(homes) if home is not None), key=lambda at: (begin[at], at)):
+        home = str(homes[number])
+        if home not in part_at or _is_elsewhere(homes, dependencies.predecessor_lists[number], home):
+            part_at[home] = _free_name(home, names)
+            names[part_at[home]] = home
+        partition_of[nodes[number]] = part_at[home]
+        if _is_elsewhere(homes, dependencies.successor_lists[number], home):
+            del part_at[home]
+    return Runs(Assignment.of(graph_module, partition_of, order=names, dependencies=dependencies), names)
+
+
+def _starts(dependencies: Dependencies, start: Mapping[Any, float]) -> list[float]:
+    """When each node starts; never before what it needs."""
+    begin: list[float] = []
+    for number, node in enumerate(dependencies.nodes):
+        needed = (begin[each] for each in dependencies.predecessor_lists[number])
+        begin.append(max(start.get(node, 0.0), max(needed, default=0.0)))
+    return begin
+
+
+def _is_elsewhere(homes: list[str | None], numbers: Iterable[int], home: str) -> bool:
+    return any(homes[each] not in (None, home) for each in numbers)
 
 
 def _turns(

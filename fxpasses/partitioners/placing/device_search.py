@@ -24,7 +24,7 @@ from fxpasses.partitioners.costs.device_times import critical_path, predict_make
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets
 from fxpasses.partitioners.placing.colocation import Selector, select
-from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
+from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
@@ -187,12 +187,15 @@ def _emptiest(figures: GraphFigures, wish: Wish, found: Found, along: Found | No
 
 def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:
     """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
-    runs = runs_in_turns(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-    if len(runs.device_of) <= len(found.runs.device_of):
-        return found
-    other = _found(figures, wish, found.contiguity, runs, found.value, found.bound)
-    is_quicker = other.value < QUICKER * found.value
-    return other if is_quicker and not check_budgets(figures, wish.topology, runs, wish.training).over else found
+    best, limit = found, QUICKER * found.value
+    for cut in (runs_in_turns, runs_by_schedule):
+        runs = cut(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+        if len(runs.device_of) <= len(best.runs.device_of):
+            continue
+        other = _found(figures, wish, found.contiguity, runs, found.value, found.bound)
+        if other.value < limit and not check_budgets(figures, wish.topology, runs, wish.training).over:
+            best, limit = other, QUICKER * other.value
+    return best
 
 
 def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
