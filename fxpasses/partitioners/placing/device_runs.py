@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.grouping.keep_together import is_getitem
 
 __all__ = ["Runs", "runs_by_schedule", "runs_in_turns", "runs_of"]
 
@@ -93,15 +94,27 @@ def runs_by_schedule(
     part_at: dict[str, str] = {}  # the part that each device is at, while it is open
     names: dict[str, str] = {}
     partition_of: dict[Node, str] = {}
-    for number in sorted((at for at, home in enumerate(homes) if home is not None), key=lambda at: (begin[at], at)):
+    placed = (number for number, home in enumerate(homes) if home is not None and not is_getitem(nodes[number]))
+    for number in sorted(placed, key=lambda at: (begin[at], at)):
         home = str(homes[number])
         if home not in part_at or _is_elsewhere(homes, dependencies.predecessor_lists[number], home):
             part_at[home] = _free_name(home, names)
             names[part_at[home]] = home
-        partition_of[nodes[number]] = part_at[home]
-        if _is_elsewhere(homes, dependencies.successor_lists[number], home):
+        whole = [number, *_elements(dependencies, number)]
+        partition_of |= {nodes[each]: part_at[home] for each in whole}
+        if any(_is_elsewhere(homes, dependencies.successor_lists[each], home) for each in whole):
             del part_at[home]
     return Runs(Assignment.of(graph_module, partition_of, order=names, dependencies=dependencies), names)
+
+
+def _elements(dependencies: Dependencies, number: int) -> Iterator[int]:
+    """The elements that are taken out of a tuple, and out of tuples in it: they stay with it."""
+    waiting = [number]
+    while waiting:
+        for user in dependencies.successor_lists[waiting.pop()]:
+            if is_getitem(dependencies.nodes[user]):
+                waiting.append(user)
+                yield user
 
 
 def _starts(dependencies: Dependencies, start: Mapping[Any, float]) -> list[float]:
