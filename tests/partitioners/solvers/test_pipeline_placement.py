@@ -84,6 +84,30 @@ def test_the_question_for_something_better_ends_at_the_optimum(seed: int, monkey
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
+def test_leaves_that_leave_their_bytes_behind_give_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and heads with bytes on devices with little memory; what crosses costs more than they take."""
+    monkeypatch.setattr(pipelines, "MUCH_TIME", 0.0)
+    bounds = []
+    light_bound = pipelines._light_bound
+    monkeypatch.setattr(pipelines, "_light_bound", lambda *given: bounds.append(light_bound(*given)) or bounds[-1])
+    draw, problem = random.Random(seed), random_problem(seed, objective="throughput")
+    graph = problem.graph.copy()
+    for _node, facts in graph.nodes(data=True):
+        facts |= {"seconds": draw.uniform(0.2, 2.0), "output_bytes": 0, "output_seconds": draw.choice([0.3, 1.0, 2.0])}
+    devices = [Device(device.name, draw.choice([60, 90, 120])) for device in problem.devices]
+    problem = attrs.evolve(problem, graph=graph, devices=devices)
+    values = every_placement(problem).values(problem)
+    if not len(values):
+        return
+
+    solution = solve_placement(problem)
+
+    assert all(bound <= values[0] * (1 + 1e-9) for bound in bounds)
+    assert pytest.approx(values[0]) == solution.objective_value
+    assert solution.bound <= values[0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
 def test_the_bound_holds_on_islands_of_fast_links(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that are alike, fast links inside two islands and slow ones between them; often it is the optimum.
 

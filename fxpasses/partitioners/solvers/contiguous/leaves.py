@@ -8,6 +8,7 @@ are such units, and each of them that is left doubles the number of ideals.
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +17,7 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, merge
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["fold_leaves"]
+__all__ = ["fold_leaves", "fold_leaves_without_bytes"]
 
 MAX_ROUNDS = 20
 LARGE = 20_000
@@ -26,11 +27,32 @@ def fold_leaves(problem: PlacementProblem, tables: CostTables, units: Units) -> 
     """Apply the rule until it changes nothing. Time O(rounds × (units × devices + uses)); few rounds where large."""
     for _round in range(MAX_ROUNDS if units.size <= LARGE else 1):
         leaf, neighbour = _leaves(units)
-        cheap = _is_cheap(problem, tables, units, leaf, neighbour)
+        cheap = _is_quick(problem, tables, units, leaf, neighbour) & _is_light(problem, tables, units, leaf, neighbour)
         if not cheap.any():
             break
         units = merge(units, leaf[cheap], neighbour[cheap])
     return units
+
+
+def fold_leaves_without_bytes(problem: PlacementProblem, tables: CostTables, units: Units) -> Units:
+    """The same for leaves of any size, whose bytes no longer count: a problem whose bound holds for the given one.
+
+    An answer to the given problem stays one when such a leaf moves beside its neighbour and leaves its bytes behind.
+    """
+    for _round in range(MAX_ROUNDS):
+        leaf, neighbour = _leaves(units)
+        cheap = _is_quick(problem, tables, units, leaf, neighbour)
+        if not cheap.any():
+            break
+        units = merge(_without_bytes(units, leaf[cheap]), leaf[cheap], neighbour[cheap])
+    return units
+
+
+def _without_bytes(units: Units, chosen: Ints) -> Units:
+    gone = np.zeros(units.size, dtype=bool)
+    gone[chosen] = True
+    kept, live = np.where(gone, 0, units.kept), np.where(gone, 0, units.live)
+    return attrs.evolve(units, kept=kept, live=live, shares=units.shares[~gone[units.shares[:, 1]]])
 
 
 def _leaves(units: Units) -> tuple[Ints, Ints]:
@@ -47,26 +69,29 @@ def _leaves(units: Units) -> tuple[Ints, Ints]:
     return leaf, near[leaf]
 
 
-def _is_cheap(
+def _is_quick(
     problem: PlacementProblem, tables: CostTables, units: Units, leaf: Ints, neighbour: Ints
 ) -> NDArray[np.bool_]:
-    """Whether a leaf costs nothing beside its neighbour that is not saved there."""
+    """Whether a leaf takes no longer beside its neighbour than what is saved there."""
     allowed = np.isfinite(units.seconds[neighbour])
     saved = _saved(problem, tables, units)[leaf]
-    fits: NDArray[np.bool_] = np.all(
-        np.where(allowed, units.seconds[leaf], 0.0) <= saved, axis=1
-    )  # inf where only the neighbour can run
+    fits: NDArray[np.bool_] = np.all(np.where(allowed, units.seconds[leaf], 0.0) <= saved, axis=1)
+    return fits  # seconds are inf where only the neighbour can run
+
+
+def _is_light(
+    problem: PlacementProblem, tables: CostTables, units: Units, leaf: Ints, neighbour: Ints
+) -> NDArray[np.bool_]:
+    """Whether a leaf needs no bytes beside its neighbour that are not needed there anyway."""
     if problem.objective == "throughput" and np.isinf(tables.memory).all():
-        return fits
-    fits &= (units.kept[leaf] == 0) & (units.live[leaf] <= units.live[neighbour])
+        return np.ones(len(leaf), dtype=bool)
+    fits: NDArray[np.bool_] = (units.kept[leaf] == 0) & (units.live[leaf] <= units.live[neighbour])
     named = set(map(tuple, units.shares[:, ::-1].tolist()))
     keys: dict[int, list[int]] = {}
     for key, unit in units.shares.tolist():
         keys.setdefault(unit, []).append(key)
     there = zip(leaf.tolist(), neighbour.tolist(), strict=True)
-    known = np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
-    fits &= known
-    return fits
+    return fits & np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
 
 
 def _saved(problem: PlacementProblem, tables: CostTables, units: Units) -> Floats:

@@ -12,7 +12,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
-from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves
+from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.searching import (
@@ -49,6 +49,8 @@ FEWEST = 6
 FIRST_STEPS = STEPS_A_SECOND / 2
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
+MUCH_TIME = 5.0
+"""Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
 STOPS = 1000
 REFINING = 8
 
@@ -158,7 +160,11 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
     budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
-    found, proven = smallest(search, bound, goal, budget, best)
+    light = _light_bound(search, bound, goal)
+    if best is not None and light >= goal:
+        return best, best.rank[0]
+    found, proven = smallest(search, max(bound, light), goal, budget, best)
+    proven = max(proven, light)
     if found is None and proven == math.inf:
         raise _none(search)
     answers = [answer for answer in (found, best) if answer is not None]
@@ -169,6 +175,19 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
         _found, relaxed = smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
         proven = max(proven, relaxed)
     return best, min(proven / BETTER, best.rank[0])
+
+
+def _light_bound(search: Search, bound: float, goal: float) -> float:
+    """A bound up to the goal: leaves may leave their bytes behind; where memory is tight, far fewer ideals are left."""
+    problem, tables = search.problem, search.tables
+    if problem.time_budget < MUCH_TIME or problem.objective != "throughput" or not math.isfinite(goal):
+        return bound
+    units = fold_leaves_without_bytes(problem, tables, search.units)
+    if units.size == search.units.size:
+        return bound
+    relaxed = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    _found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2)
+    return max(bound, min(proven, goal))
 
 
 def _none(search: Search) -> PlacementError:
