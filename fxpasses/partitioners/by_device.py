@@ -29,13 +29,15 @@ from fxpasses.partitioners.placing.device_reasons import (
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
-from fxpasses.partitioners.solvers.solving import solve_in_turn
+from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
 _OBJECTIVES = ("latency", "throughput", "memory", "devices")
 _CONTIGUITIES = ("pipeline", "convex", "free")
 _REPLICATE = ("cheaper", "always", "never")
+ENOUGH = 0.005
+"""A pipeline that is proven to take at most this share more than the best is not searched further."""
 
 
 @attrs.frozen(eq=False)
@@ -183,9 +185,8 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
-            answers.append(search(figures, wish, kind))
-            if wish.objective == "latency" and kind == "pipeline":  # its parts run in turn
-                answers += _in_turn(figures, wish, answers[-1].bound)
+            is_in_turn = wish.objective == "latency" and kind == "pipeline"
+            answers += _in_turn(figures, wish) if is_in_turn else [search(figures, wish, kind)]
         except InfeasibleError as error:
             failures.append(does_not_fit(figures, wish.topology, error, kind))
         except PlacementError as error:
@@ -195,13 +196,21 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     return min(answers, key=lambda found: found.value)
 
 
-def _in_turn(figures: GraphFigures, wish: Wish, bound: float) -> list[Found]:
-    """The pipeline whose parts take the least time one after the other, if one is found that keeps the budgets."""
+def _in_turn(figures: GraphFigures, wish: Wish) -> list[Found]:
+    """The pipeline whose parts take the least time one after the other; where that is far from proven, a searched one.
+
+    Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do.
+    """
     try:
-        found = search(figures, wish, "pipeline", solve_in_turn)
+        found = [search(figures, wish, "pipeline", solve_in_turn)]
     except PlacementError:
-        return []
-    return [attrs.evolve(found, bound=min(bound, found.value))]
+        found = []
+    known = min((each.value for each in found), default=math.inf)
+    bound = bound_in_turn(wish.problem(figures, "pipeline", figures.needs), known)
+    if known > bound * (1 + ENOUGH) or not found:
+        found.append(search(figures, wish, "pipeline"))
+    bound = max(bound, *(each.bound for each in found))
+    return [attrs.evolve(each, bound=min(bound, each.value)) for each in found]
 
 
 def _with_replicas(wish: Wish, again: Replicated) -> DevicePlacement:

@@ -11,13 +11,15 @@ from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
+from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["solve_in_turn", "solve_placement"]
+__all__ = ["bound_in_turn", "solve_in_turn", "solve_placement"]
 
 
 def solve_placement(problem: PlacementProblem) -> PlacementSolution:
@@ -50,7 +52,7 @@ def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
     """Find the pipeline for which compute and transfers of one sample add up to the least.
 
     That is what counts where the parts run one after the other. Only cuts of some linear orders are looked at, so it is
-    a candidate beside the answer of :func:`solve_placement` for ``latency``; it has no bound.
+    a candidate beside the answer of :func:`solve_placement` for ``latency``; :func:`bound_in_turn` says how good it is.
 
     Raises:
         InfeasibleError: a node fits nowhere, or all devices together are too small.
@@ -63,6 +65,19 @@ def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
         raise PlacementError("No cut of a linear order into one run a device keeps every budget.")
     used = tuple(dict.fromkeys(device_of.tolist()))
     return _solution(attrs.evolve(problem, objective="throughput"), tables, Solved(device_of, used, 0.0))
+
+
+def bound_in_turn(problem: PlacementProblem, value: float) -> float:
+    """What no pipeline is quicker than if each of its parts runs as a whole, once its inputs are there.
+
+    Args:
+        problem: What to place, where.
+        value: What a known pipeline takes; the bound is that if only rounding is between the two.
+    """
+    similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
+    tables = tables_of(similar)
+    bound = bound_of_turns(tables, reduce_problem(similar, tables))
+    return value if value <= bound * (1 + 3 * ROUNDING) else bound
 
 
 def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:

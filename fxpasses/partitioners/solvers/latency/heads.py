@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Heads"]
+__all__ = ["Heads", "ancestors"]
 
 MAX_NODES = 2000
 """Nodes up to which the work in front of each node counts."""
@@ -64,7 +64,7 @@ class Heads:
         none = np.zeros(count)
         head, tail = _pass(order, makers, into, seconds, none), _pass(order[::-1], users, out, seconds, none)
         if 1 < count <= MAX_NODES:
-            above = _ancestors(order, makers)
+            above = ancestors(order, makers)
             head = _pass(order, makers, into, seconds, _in_front(above, head.min(axis=1), weight))
             tail = _pass(order[::-1], users, out, seconds, _in_front(above.T, tail.min(axis=1), weight))
         return cls(head, tail, seconds, weight)
@@ -140,7 +140,7 @@ def _one_by_one(begin: list[float] | Floats, taken: list[float] | Floats) -> flo
     return float(end)
 
 
-def _ancestors(order: list[int], makers: list[list[int]]) -> NDArray[np.bool_]:
+def ancestors(order: list[int], makers: list[list[int]]) -> NDArray[np.bool_]:
     """Whether a node, in a column, has to run before another, in a row, ``(n, n)``."""
     above = np.zeros((len(order), len(order)), dtype=bool)
     for node in order:

@@ -87,4 +87,6 @@ class Program:
         if answer.status == 2:
             return Answer(None, np.inf)
         known = getattr(answer, "mip_dual_bound", None)
+        if known is None and answer.status == 0:  # nothing had to be whole
+            known = answer.fun
         return Answer(answer.x, -np.inf if known is None else float(known))
