@@ -91,7 +91,8 @@ def _is_light(
     for key, unit in units.shares.tolist():
         keys.setdefault(unit, []).append(key)
     there = zip(leaf.tolist(), neighbour.tolist(), strict=True)
-    return fits & np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
+    fits &= np.array([all((to, key) in named for key in keys.get(unit, ())) for unit, to in there], dtype=bool)
+    return fits
 
 
 def _saved(problem: PlacementProblem, tables: CostTables, units: Units) -> Floats:
