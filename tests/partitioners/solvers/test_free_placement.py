@@ -20,7 +20,6 @@ from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.free import searching as free
-from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.free.coarsening import chopped, clustered
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
@@ -68,7 +67,8 @@ def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pyte
     try:
         solution = solve_placement(problem)
     except PlacementError:
-        return  # it may miss a placement, and then says so
+        assert math.isinf(best)
+        return
 
     assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
@@ -237,42 +237,17 @@ def test_a_larger_graph_is_no_worse_than_its_pipeline_and_keeps_budgets(tight: b
         assert solution.objective_value <= solve_placement(attrs.evolve(problem, contiguity="pipeline")).objective_value
 
 
-def test_unequal_devices_links_shared_and_live_bytes_count_in_the_search() -> None:
-    """Loads and needs that the annealer keeps up to date are those of a fresh count."""
-    graph = grid(3, 5, live_bytes=3, shared_bytes={"w": 9})
-    for index, node in enumerate(graph):
-        graph.nodes[node]["seconds"] = {"a": 1.0, "b": 2.0, "c": 0.5 + index % 3}
-        graph.nodes[node]["output_bytes"] = 8
-    links = [Link("a", "b", 16.0, 0.5), Link("b", "c", 64.0, 0.1), Link("a", "c", 4.0, 0.2)]
-    model = model_of(PlacementProblem(graph, [Device("a", 40), Device("b"), Device("c", 60)], links, contiguity="free"))
-    draw = np.random.default_rng(0)
-    homes = draw.integers(0, 3, (8, model.size))
-    annealer = Annealer(model, homes, scale=10.0, squarings=4, draw=draw)
-
-    for unit in range(model.size):
-        annealer._step(unit, draw.gumbel(size=(8, 3)) * -0.05)
-
-    assert (homes != annealer.homes).any()
-    np.testing.assert_allclose(model.loads(annealer.homes), annealer.load)
-    np.testing.assert_allclose(model.needs(annealer.homes), annealer.bytes + annealer.live)
-    np.testing.assert_array_equal(model.users(annealer.homes), annealer.users)
-    best = Best(math.inf, annealer.homes[0])
-    annealer.sweep(0.01, best)
-    if math.isfinite(best.value):
-        assert model.legal(best.home[None])[0]
-
-
-def test_clusters_keep_given_assignments_possible() -> None:
+def test_clusters_weigh_what_their_units_weigh() -> None:
+    """Loads of clusters on devices are those of their units there, and no cluster is larger than it may be."""
     model = model_of(PlacementProblem(grid(4, 10), [Device("a"), Device("b")], contiguity="free"))
-    homes = np.random.default_rng(1).integers(0, 2, (2, model.size))
 
-    cluster = clustered(model, homes, 10, 8.0, np.random.default_rng(0))
+    cluster = clustered(model, 10, 8.0, np.random.default_rng(0))
 
-    first = np.unique(cluster, return_index=True)[1]
-    assert model.size > len(first)
-    np.testing.assert_array_equal(homes, homes[:, first][:, cluster])
-    np.testing.assert_allclose(model.loads(homes), model.merged(cluster).loads(homes[:, first]))
-    assert 8.0 >= model.merged(cluster).weight[:, 0].max()
+    merged = model.merged(cluster)
+    homes = np.random.default_rng(1).integers(0, 2, (2, merged.size))
+    assert model.size > merged.size >= 10
+    np.testing.assert_allclose(model.loads(homes[:, cluster]), merged.loads(homes))
+    assert 8.0 >= merged.weight[:, 0].max()
 
 
 def test_a_sequence_is_chopped_where_little_crosses() -> None:

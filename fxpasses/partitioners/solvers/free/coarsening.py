@@ -1,8 +1,7 @@
 """Join units that talk to each other into clusters, so that a search can move what belongs together at once.
 
-Heavy edges are matched at random, round by round, and a cluster never joins what given assignments keep apart, so each
-of them is an assignment of the clusters too (multilevel partitioning with cycles and combination: Sanders & Schulz,
-"Engineering multilevel graph partitioning algorithms", ESA 2011).
+Heavy edges are matched at random, round by round (as in multilevel partitioning: Karypis & Kumar, "Multilevel k-way
+partitioning scheme for irregular graphs", Journal of Parallel and Distributed Computing 48(1), 1998).
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 __all__ = ["chopped", "clustered"]
 
 
-def clustered(model: LoadModel, homes: Ints, count: int, largest: float, draw: np.random.Generator) -> Ints:
+def clustered(model: LoadModel, count: int, largest: float, draw: np.random.Generator) -> Ints:
     """Number the clusters of the units, ``(m,)``.
 
     Args:
         model: The units and the values between them.
-        homes: Assignments that stay possible, ``(p, m)``.
         count: Stop at so few clusters.
         largest: The most seconds that a cluster may have, on average over the devices.
         draw: For the order in which units look for a partner.
     """
     weight = model.weight.mean(axis=1)
-    ends, heavy = _edges(model, homes)
+    ends, heavy = _edges(model)
     cluster = np.arange(model.size)
     while True:
         joined = _matched(cluster, ends, heavy, weight, count, largest, draw)
@@ -68,12 +66,10 @@ def chopped(model: LoadModel, count: int, draw: np.random.Generator) -> Ints:
     return np.searchsorted(np.sort(np.array(cuts, dtype=np.int64)), np.arange(model.size), side="right")
 
 
-def _edges(model: LoadModel, homes: Ints) -> tuple[Ints, Floats]:
-    """Pairs of units that share a device in every assignment, with the seconds between them."""
+def _edges(model: LoadModel) -> tuple[Ints, Floats]:
+    """Pairs of units that one value connects, with its seconds."""
     maker, user = model.source[model.uses[:, 0]], model.uses[:, 1]
-    seconds = model.send.mean(axis=(1, 2))[model.uses[:, 0]]
-    alike = (homes[:, maker] == homes[:, user]).all(axis=0)
-    return np.stack([maker[alike], user[alike]], axis=1), seconds[alike]
+    return np.stack([maker, user], axis=1), model.send.mean(axis=(1, 2))[model.uses[:, 0]]
 
 
 def _matched(

@@ -1,28 +1,31 @@
 """Anneal one assignment of units to devices move by move, compiled by numba: millions of moves in a second.
 
 A move takes one unit to another device, swaps two units, or takes a connected set of units along; loads, users of each
-value and bytes are kept up to date by what changes. The energy is a p-norm of the loads plus what passes the budgets.
-Work is counted in steps and the generator is its own (xoroshiro128+: Blackman & Vigna, "Scrambled linear pseudorandom
-number generators", ACM TOMS 47, 2021), so the answer depends on the seed only. Numba takes half a second to import and
-some to compile once, so this module is imported only where a search is long.
+value and bytes are kept up to date by what changes. The energy is a p-norm of the loads (most moves do not change the
+maximum) plus what passes the budgets. Work is counted in steps and the generator is its own (xoroshiro128+: Blackman &
+Vigna, "Scrambled linear pseudorandom number generators", ACM TOMS 47, 2021), so the answer depends on the seed only.
+
+Everything that is compiled stands in this one file, because numba makes its cache anew when a file has changed, but
+does not look at other files. Importing numba takes half a second, so this module is imported where a search starts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+from fxpasses.partitioners.solvers.free.graphs import LARGEST, Graph, Plan, State
+from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["LARGEST", "Graph", "Plan", "State", "anneal", "cached"]
+__all__ = ["anneal", "cached"]
 
 PROPOSAL = 20
-"""Steps that a proposal costs besides what its values cost."""
+"""Steps that a proposal costs besides its units."""
 BLOCK = 1024
 """Proposals between two temperatures."""
 SUMS = 4096
@@ -31,73 +34,17 @@ SINGLE, SWAP = 0.55, 0.75
 """Below these chances a move takes one unit, or swaps two; else it takes a connected set."""
 BESIDE = 0.5
 """How often a unit goes to the device of a neighbour rather than to any."""
-LARGEST = 32
-"""Units of a connected set, at most."""
-SETTLED = 40.0
-"""How many temperatures worse is never taken."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Counts = NDArray[np.int32]
-_inline = njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # not in its types
-
-
-class Graph(NamedTuple):
-    """What does not change: costs, and lists of values, neighbours and blocks of unit ``u`` from ``start[u]`` on."""
-
-    weight: Floats  # (m, k), inf where banned
-    kept: Floats
-    memory: Floats
-    made_start: Ints
-    made: Ints
-    used_start: Ints
-    used: Ints
-    near_start: Ints
-    near: Ints
-    hold_start: Ints
-    hold: Ints
-    shared: Floats
-    source: Ints
-    send: Floats  # (q, k, k)
-    rank: Ints  # of each unit's live bytes among the sizes
-    sizes: Floats
-
-
-class State(NamedTuple):
-    """An assignment and its sums."""
-
-    home: Ints
-    load: Floats
-    bytes: Floats
-    users: Counts  # (q, k)
-    holders: Counts  # (s, k)
-    ranks: Counts  # (k, sizes)
-    top: Ints  # the highest rank on each device
-    moved: Ints  # the units of a move
-    target: Ints
-    stamp: Ints  # the last move that each unit was in
-
-
-class Plan(NamedTuple):
-    """One annealing.
-
-    Args:
-        steps: Elementary steps.
-        hot: The first temperature, as a share of the average load.
-        cold: The last.
-        squarings: The norm is of order ``2 ** squarings``.
-        soft: What passing a budget costs at first, as a share of what it costs in the end.
-    """
-
-    steps: float
-    hot: float
-    cold: float
-    squarings: int
-    soft: float
+Random = NDArray[np.uint64]
+UNCOUNTED: dict[str, Any] = {"_nrt": False}
+"""No references are counted, since no array is made or kept: with counts all of it takes five times as long."""
+_inline = njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **UNCOUNTED)  # type: ignore[call-overload]  # not in its types
 
 
 @_inline
-def _next(random: NDArray[np.uint64]) -> np.uint64:
+def _next(random: Random) -> np.uint64:
     a, b = random[0], random[1]
     result = a + b
     b ^= a
@@ -107,19 +54,18 @@ def _next(random: NDArray[np.uint64]) -> np.uint64:
 
 
 @_inline
-def _chance(random: NDArray[np.uint64]) -> float:
+def _chance(random: Random) -> float:
     return float(_next(random) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @_inline
-def _below(random: NDArray[np.uint64], count: int) -> np.int64:
+def _below(random: Random, count: int) -> np.int64:
     return np.int64(((_next(random) >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
 
 
 @_inline
-def _charge(graph: Graph, state: State, value: int, sign: float) -> None:
+def _charge(graph: Graph, state: State, value: int, made: int, sign: float) -> None:
     """Add a value to the loads: what each device that uses it receives, and the slowest of these where it is made."""
-    made = state.home[graph.source[value]]
     slowest = 0.0
     for device in range(len(state.load)):
         if device != made and state.users[value, device]:
@@ -130,9 +76,22 @@ def _charge(graph: Graph, state: State, value: int, sign: float) -> None:
 
 
 @_inline
-def _add(graph: Graph, state: State, unit: int, device: int) -> None:
-    """Put a unit's own seconds and bytes on a device."""
-    state.load[device] += graph.weight[unit, device]
+def _hand_over(graph: Graph, state: State, value: int, home: int, target: int) -> None:
+    """A user of a value goes to another device; the loads change only where it was the only user, or is the first."""
+    made = state.home[graph.source[value]]
+    leaves = state.users[value, home] == 1 and home != made
+    matters = leaves or (state.users[value, target] == 0 and target != made)
+    if matters:
+        _charge(graph, state, value, made, -1.0)
+    state.users[value, home] -= 1
+    state.users[value, target] += 1
+    if matters:
+        _charge(graph, state, value, made, 1.0)
+
+
+@_inline
+def _hold(graph: Graph, state: State, unit: int, device: int) -> None:
+    """Put a unit's bytes on a device."""
     state.bytes[device] += graph.kept[unit]
     for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
         block = graph.hold[place]
@@ -144,9 +103,8 @@ def _add(graph: Graph, state: State, unit: int, device: int) -> None:
 
 
 @_inline
-def _remove(graph: Graph, state: State, unit: int, device: int) -> None:
-    """Take a unit's own seconds and bytes from a device."""
-    state.load[device] -= graph.weight[unit, device]
+def _drop(graph: Graph, state: State, unit: int, device: int) -> None:
+    """Take a unit's bytes from a device."""
     state.bytes[device] -= graph.kept[unit]
     for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
         block = graph.hold[place]
@@ -161,25 +119,27 @@ def _remove(graph: Graph, state: State, unit: int, device: int) -> None:
 
 
 @_inline
-def _charge_around(graph: Graph, state: State, unit: int, sign: float) -> None:
-    for place in range(graph.made_start[unit], graph.made_start[unit + 1]):
-        _charge(graph, state, graph.made[place], sign)
-    for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
-        _charge(graph, state, graph.used[place], sign)
-
-
-@_inline
 def _move(graph: Graph, state: State, unit: int, target: int) -> None:
     """Take a unit to another device, in time O(its values × devices)."""
     home = state.home[unit]
-    _charge_around(graph, state, unit, -1.0)
     for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
-        state.users[graph.used[place], home] -= 1
-        state.users[graph.used[place], target] += 1
+        _hand_over(graph, state, graph.used[place], home, target)
+    for place in range(graph.made_start[unit], graph.made_start[unit + 1]):
+        _charge(graph, state, graph.made[place], home, -1.0)
+        _charge(graph, state, graph.made[place], target, 1.0)
     state.home[unit] = target
-    _charge_around(graph, state, unit, 1.0)
-    _remove(graph, state, unit, home)
-    _add(graph, state, unit, target)
+    state.load[home] -= graph.weight[unit, home]
+    state.load[target] += graph.weight[unit, target]
+    if graph.counts_bytes:
+        _drop(graph, state, unit, home)
+        _hold(graph, state, unit, target)
+
+
+@_inline
+def _need(graph: Graph, state: State, device: int) -> float:
+    """Bytes that a device needs."""
+    need: float = state.bytes[device] + graph.sizes[state.top[device]]
+    return need
 
 
 @_inline
@@ -192,23 +152,40 @@ def _rebuild(graph: Graph, state: State) -> None:
     state.ranks[:] = 0
     state.top[:] = 0
     for unit in range(len(state.home)):
-        _add(graph, state, unit, state.home[unit])
+        state.load[state.home[unit]] += graph.weight[unit, state.home[unit]]
+        _hold(graph, state, unit, state.home[unit])
         for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
             state.users[graph.used[place], state.home[unit]] += 1
     for value in range(len(graph.source)):
-        _charge(graph, state, value, 1.0)
+        _charge(graph, state, value, state.home[graph.source[value]], 1.0)
+    state.load_before[:] = -1.0  # no power is known
 
 
 @_inline
-def _norm(state: State, scale: float, squarings: int) -> float:
+def _squared(number: float, squarings: int) -> float:
+    power = min(max(number, 0.0), 1e4)
+    for _ in range(squarings):
+        power *= power
+    return power
+
+
+@_inline
+def _root(number: float, squarings: int) -> float:
+    for _ in range(squarings):
+        number = math.sqrt(number)
+    return number
+
+
+@_inline
+def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
+    """The sum of the loads' powers; those of loads that the move has not changed are known."""
     total = 0.0
     for device in range(len(state.load)):
-        power = min(max(state.load[device], 0.0) / scale, 1e4)
-        for _ in range(squarings):
-            power *= power
-        total += power
-    for _ in range(squarings):
-        total = math.sqrt(total)
+        if graph.by_bytes:
+            state.load[device] = _need(graph, state, device)
+        if state.load[device] != state.load_before[device]:
+            state.power[device] = _squared(state.load[device] / scale, squarings)
+        total += state.power[device]
     return total
 
 
@@ -217,14 +194,14 @@ def _over(graph: Graph, state: State) -> float:
     """By which shares of the budgets they are passed, all together."""
     over = 0.0
     for device in range(len(state.load)):
-        need = state.bytes[device] + graph.sizes[state.top[device]]
+        need = _need(graph, state, device)
         if need > graph.memory[device]:
             over += (need - graph.memory[device]) / max(graph.memory[device], 1.0)
     return over
 
 
 @_inline
-def _device(graph: Graph, state: State, random: NDArray[np.uint64], unit: int) -> int:
+def _device(graph: Graph, state: State, random: Random, unit: int) -> int:
     """Where a unit might go: to a neighbour, or anywhere."""
     first, count = graph.near_start[unit], graph.near_start[unit + 1] - graph.near_start[unit]
     if count and _chance(random) < BESIDE:
@@ -233,7 +210,7 @@ def _device(graph: Graph, state: State, random: NDArray[np.uint64], unit: int) -
 
 
 @_inline
-def _swap(graph: Graph, state: State, random: NDArray[np.uint64], unit: int) -> int:
+def _swap(graph: Graph, state: State, random: Random, unit: int) -> int:
     """Propose that two units change places."""
     other = _below(random, len(state.home))
     here, there = state.home[unit], state.home[other]
@@ -245,7 +222,7 @@ def _swap(graph: Graph, state: State, random: NDArray[np.uint64], unit: int) -> 
 
 
 @_inline
-def _set(graph: Graph, state: State, random: NDArray[np.uint64], unit: int, target: int, most: int, stamp: int) -> int:
+def _set(graph: Graph, state: State, random: Random, unit: int, target: int, most: int, stamp: int) -> int:
     """Propose that a unit and so many that hang on it and stand beside it go to a device."""
     here = state.home[unit]
     state.moved[0], state.target[0], state.stamp[unit] = unit, target, stamp
@@ -265,7 +242,7 @@ def _set(graph: Graph, state: State, random: NDArray[np.uint64], unit: int, targ
 
 
 @_inline
-def _propose(graph: Graph, state: State, random: NDArray[np.uint64], stamp: int) -> int:
+def _propose(graph: Graph, state: State, random: Random, stamp: int) -> int:
     """Write down a move; how many units are in it, 0 where it is none."""
     unit, kind = _below(random, len(state.home)), _chance(random)
     if SINGLE <= kind < SWAP:
@@ -280,31 +257,60 @@ def _propose(graph: Graph, state: State, random: NDArray[np.uint64], stamp: int)
 @_inline
 def _turn(graph: Graph, state: State, count: int) -> int:
     """Make the move, and write down the way back; its elementary steps."""
+    for device in range(len(state.load)):
+        state.load_before[device], state.power_before[device] = state.load[device], state.power[device]
     steps = 0
     for index in range(count):
         unit, home = state.moved[index], state.home[state.moved[index]]
         _move(graph, state, unit, state.target[index])
         state.target[index] = home
-        values = graph.made_start[unit + 1] - graph.made_start[unit] + graph.used_start[unit + 1]
-        steps += (values - graph.used_start[unit] + 1) * (len(state.load) + 4)
+        steps += graph.steps[unit]
     return steps
+
+
+@_inline
+def _turn_back(graph: Graph, state: State, count: int) -> None:
+    """Undo the move: loads are as they were, counts are counted back."""
+    for device in range(len(state.load)):
+        state.load[device], state.power[device] = state.load_before[device], state.power_before[device]
+    for index in range(count):
+        unit, home = state.moved[index], state.target[index]
+        target = state.home[unit]
+        state.home[unit] = home
+        for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
+            state.users[graph.used[place], target] -= 1
+            state.users[graph.used[place], home] += 1
+        if graph.counts_bytes:
+            _drop(graph, state, unit, target)
+            _hold(graph, state, unit, home)
+
+
+@_inline
+def _keep(state: State, best: Ints, value: float) -> float:
+    """Write down the assignment if its largest load is below a value; the smaller of the two."""
+    largest = state.load[0]
+    for device in range(1, len(state.load)):
+        largest = max(largest, state.load[device])
+    if largest >= value:
+        return value
+    for unit in range(len(best)):
+        best[unit] = state.home[unit]
+    return largest
 
 
 def cached(function: Callable[P, T]) -> Callable[P, T]:
     """Compile a function, and keep the result on disk for other processes, if there is anywhere to write."""
     try:
-        return njit(cache=True, nogil=True)(function)
+        return njit(cache=True, nogil=True, **UNCOUNTED)(function)
     except RuntimeError:  # numba found no folder
-        return njit(nogil=True)(function)
+        return njit(nogil=True, **UNCOUNTED)(function)
 
 
 @cached
-def anneal(
-    graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: NDArray[np.uint64]
-) -> float:
+def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: Random) -> float:
     """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
-    value, stamp, steps, energy = math.inf, 0, 0.0, math.inf
-    temperature, weight = plan.hot, penalty
+    value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
+    temperature = plan.hot
     while True:
         if stamp % BLOCK == 0:
             done = steps / plan.steps
@@ -313,25 +319,21 @@ def anneal(
             if stamp % (BLOCK * SUMS) == 0:
                 _rebuild(graph, state)
             temperature = plan.hot * (plan.cold / plan.hot) ** done
-            weight = penalty * min(1.0, plan.soft * (1.5 / plan.soft) ** done)
-            energy = _norm(state, scale, plan.squarings) + weight * _over(graph, state)
+            power = _power(graph, state, scale, plan.squarings)
+            energy = _root(power, plan.squarings) + penalty * _over(graph, state)
         stamp += 1
         steps += PROPOSAL
         count = _propose(graph, state, random, stamp)
         if count == 0:
             continue
         steps += _turn(graph, state, count)
-        over = _over(graph, state)
-        after = _norm(state, scale, plan.squarings) + weight * over
-        worse = (after - energy) / temperature
-        if worse > 0.0 and (worse > SETTLED or _chance(random) >= math.exp(-worse)):
-            for index in range(count // 2):  # backwards
-                other = count - 1 - index
-                state.moved[index], state.moved[other] = state.moved[other], state.moved[index]
-                state.target[index], state.target[other] = state.target[other], state.target[index]
-            steps += _turn(graph, state, count)
+        if graph.counts_bytes:
+            over = _over(graph, state)
+        power = _power(graph, state, scale, plan.squarings)
+        limit = energy - temperature * math.log(1.0 - _chance(random)) - penalty * over  # of the norm (Metropolis)
+        if limit < 0.0 or power > _squared(limit, plan.squarings):
+            _turn_back(graph, state, count)
             continue
-        energy = after
-        if over == 0.0 and state.load.max() < value:
-            value = state.load.max()
-            best[:] = state.home
+        energy = _root(power, plan.squarings) + penalty * over
+        if over == 0.0:
+            value = _keep(state, best, value)

@@ -1,0 +1,147 @@
+"""What compiled annealing reads and writes: costs as flat arrays, an assignment with its sums, how to cool.
+
+These are named tuples of arrays because numba knows them; :mod:`.moves` works on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["LARGEST", "Graph", "Plan", "State", "graph_of", "state_of"]
+
+LARGEST = 32
+"""Units of one move, at most."""
+PER_UNIT, PER_MADE, PER_LOAD = 20, 4, 4
+"""Steps of moving a unit; of a value that it makes, in those of one that it uses; of a value besides its devices."""
+
+Counts = NDArray[np.int32]
+
+
+class Graph(NamedTuple):
+    """What does not change: costs, and lists of values, neighbours and blocks of unit ``u`` from ``start[u]`` on."""
+
+    weight: Floats  # (m, k), inf where banned
+    kept: Floats
+    memory: Floats
+    made_start: Ints
+    made: Ints
+    used_start: Ints
+    used: Ints
+    near_start: Ints
+    near: Ints
+    hold_start: Ints
+    hold: Ints
+    shared: Floats
+    source: Ints
+    send: Floats  # (q, k, k)
+    rank: Ints  # of each unit's live bytes among the sizes
+    sizes: Floats
+    steps: Ints  # of moving each unit
+    counts_bytes: bool  # whether they matter at all
+    by_bytes: bool  # whether a device's load is its bytes
+
+
+class State(NamedTuple):
+    """An assignment and its sums."""
+
+    home: Ints
+    load: Floats
+    power: Floats  # of each load
+    load_before: Floats  # the move that is tried
+    power_before: Floats
+    bytes: Floats
+    users: Counts  # (q, k)
+    holders: Counts  # (s, k)
+    ranks: Counts  # (k, sizes)
+    top: Ints  # the highest rank on each device
+    moved: Ints  # the units of a move
+    target: Ints
+    stamp: Ints  # the last move that each unit was in
+
+
+class Plan(NamedTuple):
+    """One annealing.
+
+    Args:
+        steps: Elementary steps.
+        hot: The first temperature, as a share of the average load.
+        cold: The last.
+        squarings: The norm is of order ``2 ** squarings``.
+    """
+
+    steps: float
+    hot: float
+    cold: float
+    squarings: int
+
+
+def graph_of(model: LoadModel) -> Graph:
+    """The costs of a model, as arrays."""
+    uses = model.uses[model.uses[:, 1] != model.source[model.uses[:, 0]]]
+    uses = np.unique(uses, axis=0)
+    values, users = np.ascontiguousarray(uses[:, 0]), np.ascontiguousarray(uses[:, 1])
+    makers = model.source[values]
+    made_start, made = _lists(model.source, np.arange(len(model.source)), model.size)
+    used_start, used = _lists(users, values, model.size)
+    near_start, near = _lists(np.concatenate([users, makers]), np.concatenate([makers, users]), model.size)
+    holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
+    hold_start, hold = _lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size)
+    sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
+    return Graph(
+        np.where(model.banned, np.inf, model.weight),
+        _floats(model.kept),
+        _floats(model.memory),
+        made_start,
+        made,
+        used_start,
+        used,
+        near_start,
+        near,
+        hold_start,
+        hold,
+        _floats(model.shared),
+        np.ascontiguousarray(model.source, dtype=np.int64),
+        _floats(model.send),
+        np.ascontiguousarray(rank[1:], dtype=np.int64),
+        sizes,
+        PER_UNIT + (PER_MADE * np.diff(made_start) + np.diff(used_start)) * (model.devices + PER_LOAD),
+        model.by_bytes or bool(np.isfinite(model.memory).any()),
+        model.by_bytes,
+    )
+
+
+def state_of(model: LoadModel, graph: Graph, home: Ints) -> State:
+    """An assignment; its sums are made when it is annealed."""
+    load, power, load_before, power_before, kept = np.zeros((5, model.devices))
+    return State(
+        home.astype(np.int64),
+        load,
+        power,
+        load_before,
+        power_before,
+        kept,
+        np.zeros((len(model.source), model.devices), dtype=np.int32),
+        np.zeros((len(model.shared), model.devices), dtype=np.int32),
+        np.zeros((model.devices, len(graph.sizes)), dtype=np.int32),
+        np.zeros(model.devices, dtype=np.int64),
+        np.zeros(LARGEST, dtype=np.int64),
+        np.zeros(LARGEST, dtype=np.int64),
+        np.zeros(model.size, dtype=np.int64),
+    )
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+def _lists(owner: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
+    """The items of each owner, one after the other, and where each owner's start."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    start[1:] = np.cumsum(np.bincount(owner, minlength=count))
+    return start, np.ascontiguousarray(item[np.argsort(owner, kind="stable")], dtype=np.int64)
