@@ -20,9 +20,9 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.span_bytes import span_bytes
 from fxpasses.partitioners.solvers.contiguous.beams import Beam
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, contract, reduce_problem

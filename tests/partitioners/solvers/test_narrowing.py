@@ -14,7 +14,7 @@ from random_placements import EveryPlacement, every_placement, random_problem
 
 from fxpasses.devices import Device, Link, fake_devices
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import searching
+from fxpasses.partitioners.solvers.contiguous import certifying
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.cutting import unpack
 from fxpasses.partitioners.solvers.contiguous.searching import Search
@@ -73,7 +73,7 @@ def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(seed: int) -> None:
     load = every.load.max(axis=1)
 
     for below in (values[0] * (1 + 1e-6), values[0] * 1.2, values[0] * 2):
-        words = searching.every_ideal(search, below, 100_000)
+        words = certifying.every_ideal(search, below, 100_000)
         assert words is not None
         kept = set(map(tuple, unpack(words, search.units.size).tolist()))
         rows = np.flatnonzero(every.legal & every.pipeline & (load < below))[:200]
@@ -87,7 +87,7 @@ def test_answers_found_in_narrowed_windows_are_those_of_brute_force(
     seed: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is known before: the threshold grows from the bound on until the best pipeline is found."""
-    monkeypatch.setattr(searching, "MANY", many)
+    monkeypatch.setattr(certifying, "MANY", many)
     monkeypatch.setattr(pipelines, "_first_answer", lambda *_given: None)
     problem = sending_problem(seed)
     values = every_placement(problem).values(problem)
@@ -124,8 +124,8 @@ def test_ideals_that_cut_branches_are_left_out_while_they_are_made() -> None:
     problem = branching_chain(12)
     search, solution = narrowed(problem), solve_placement(problem)
 
-    plain = searching.every_ideal(attrs.evolve(search, narrowing=None), solution.objective_value, 100_000)
-    left = searching.every_ideal(search, solution.objective_value, 100_000)
+    plain = certifying.every_ideal(attrs.evolve(search, narrowing=None), solution.objective_value, 100_000)
+    left = certifying.every_ideal(search, solution.objective_value, 100_000)
 
     assert plain is not None
     assert left is not None

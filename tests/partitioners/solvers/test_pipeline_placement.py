@@ -14,7 +14,7 @@ from random_placements import EveryPlacement, every_placement, random_problem
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.contiguous import islands, searching
+from fxpasses.partitioners.solvers.contiguous import certifying, islands
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 
 RANDOM_GRAPHS = examples(300)
@@ -63,7 +63,7 @@ def test_brute_force_over_all_assignments_finds_nothing_better(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
 def test_the_question_for_something_better_ends_at_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As wide graphs are searched, from no answer at all: units cost more than their values, so most are absorbed."""
-    monkeypatch.setattr(searching, "MANY", -1)
+    monkeypatch.setattr(certifying, "MANY", -1)
     monkeypatch.setattr(pipelines, "_first_answer", lambda *_given: None)
     draw, problem = random.Random(seed), random_problem(seed, training=seed % 3 == 0, objective="throughput")
     graph = problem.graph.copy()

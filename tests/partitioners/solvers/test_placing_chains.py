@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fxpasses import Device, InfeasibleError, PlacementError
 from fxpasses.devices import Link, fake_devices
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import searching
+from fxpasses.partitioners.solvers.contiguous import certifying
+from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 
 Layer = dict[str, object]
 Run = tuple[int, int, int]  # device, start, stop
@@ -133,7 +134,8 @@ def test_long_graphs_are_not_searched_around_their_cuts(monkeypatch: pytest.Monk
     def refuse(*_: Any) -> Any:
         raise AssertionError("a long graph was searched around its cuts")
 
-    monkeypatch.setattr(searching, "improved_far", refuse)
+    for module in (certifying, pipelines):
+        monkeypatch.setattr(module, "improved_far", refuse)
     graph = nx.path_graph(9_000, create_using=nx.DiGraph)
     for node in graph:
         graph.nodes[node].update(seconds=1e-3 * (1 + node % 7), output_seconds=1e-4)

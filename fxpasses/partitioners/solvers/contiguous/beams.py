@@ -14,8 +14,9 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, prefixes
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass, Spans
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 

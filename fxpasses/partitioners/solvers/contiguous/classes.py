@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units

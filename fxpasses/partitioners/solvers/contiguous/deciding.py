@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass, Spans
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
 from fxpasses.partitioners.solvers.contiguous.classes import Sending, device_classes
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.searching import Search
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats

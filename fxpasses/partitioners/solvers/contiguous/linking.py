@@ -15,11 +15,12 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
+from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search, every_ideal, smallest
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search
 
 __all__ = ["by_links"]
 

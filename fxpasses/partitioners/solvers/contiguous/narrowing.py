@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.affordable import Affordable
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, weights_above
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import SLACK, Measure
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.minimum_cuts import ENDLESS, least_cut
 from fxpasses.partitioners.solvers.reduced.reducing import Units

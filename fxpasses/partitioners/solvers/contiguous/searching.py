@@ -1,9 +1,8 @@
-"""What the searches for pipelines share: a reduced problem with its devices, answers, a look around cuts."""
+"""What the searches for pipelines share: a reduced problem with its devices, an account of steps, answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import attrs
 import numpy as np
@@ -11,11 +10,11 @@ import numpy as np
 from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
 from fxpasses.partitioners.solvers.contiguous.beams import Beam
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals, ideals_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, stops_of
 from fxpasses.partitioners.solvers.contiguous.deciding import Decision
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.narrowing import Narrowing
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import Prices
@@ -29,10 +28,6 @@ __all__ = [
     "Account",
     "Answer",
     "Search",
-    "every_ideal",
-    "improved",
-    "improved_far",
-    "smallest",
 ]
 
 IDEALS_A_SECOND = 60_000
@@ -44,26 +39,11 @@ MOVES_A_SECOND = 16
 """Moves between states up to which windows are narrowed: each asks for some minimum cuts, a millisecond each."""
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
-NEAR = (300, 2000)
-"""Ideals that are looked at around each cut of an answer."""
-ALL_NEAR = 20_000
 BEAM_STOPS = 300
 LONG = 2000
 """Units from which on few linear orders are cut, coarsely first."""
-MAX_UNITS = 8000
-"""Units up to which all ideals are asked for."""
-FIRST_SHARE, LAST_SHARE = 0.02, 0.001
-"""How much better an answer is asked for around the cuts of one."""
-HALVINGS = 6
-"""How often the interval is halved in which the least threshold lies that windows do not rule out."""
-CALL = 10e6
-"""Steps that it takes to prepare such a question."""
-FEW = 1250
-"""Ideals under the goal up to which windows need not be narrowed."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
-MANY = 5000
-"""Ideals from which on it is asked whether anything is better, not what is best."""
 BETTER = 1 - 1e-9
 
 
@@ -238,152 +218,3 @@ class Answer:
     def by_value(self) -> float:
         """The objective as the search counts it, links at their best."""
         return self.pipeline.value
-
-
-def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND) -> Answer:
-    """Look at the ideals around the cuts of an answer as long as that helps."""
-    while steps > 0:
-        words = _near_cuts(search, best, NEAR[0])
-        outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
-        steps -= outcome.steps
-        found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
-        if found is None or found.rank >= best.rank:
-            break
-        best = found
-    return best
-
-
-def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bool]:
-    """Ask for something better among many ideals around the cuts: 2 % better first, in the end anything.
-
-    Returns:
-        The best answer, and whether the last question had an answer within the steps.
-    """
-    share, finished = FIRST_SHARE, True
-    while steps > 0:
-        words = _near_cuts(search, best, NEAR[1])
-        outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
-        steps -= outcome.steps + CALL
-        finished = outcome.finished
-        if outcome.pipeline is not None:
-            found = improved(search, Answer.of(search, outcome.pipeline))
-            if found.by_value() >= best.by_value():
-                break
-            best = found
-        elif share:
-            share = share / 4 if share > LAST_SHARE else 0.0
-        else:
-            break
-    return best, finished
-
-
-def _near_cuts(search: Search, best: Answer, limit: int) -> Words:
-    cuts = search.cuts(best.pipeline)
-    return ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
-
-
-def smallest(
-    search: Search, bound: float, goal: float, budget: float, known: Answer | None = None
-) -> tuple[Answer | None, float]:
-    """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
-
-    ``known`` is an answer of the search that reaches the goal, if there is one.
-
-    The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
-    all was looked at and nothing found.
-    """
-    (steps, limit), proven = search.account.limits(budget), 0.0
-    narrowed, climbs = search.narrowed(), False
-    if narrowed.narrowing is not None and bound > 0 and every_ideal(search, goal, FEW) is None:
-        search, bound = narrowed, _least_threshold(narrowed, bound, goal)
-        proven, climbs = bound, every_ideal(narrowed, goal, limit) is None
-    for below in _thresholds(bound, goal):
-        words = every_ideal(search, below, limit)
-        many = words is None or len(words) > MANY
-        if words is None or (many and (not climbs or below >= goal)):
-            return _decided(search, proven, goal, (steps, limit), known)
-        outcome = (search.decide if many else search.run)(words, below, steps=steps)
-        steps -= outcome.steps
-        if outcome.pipeline is not None and many:
-            known = improved(search, Answer.of(search, outcome.pipeline))
-            return _decided(search, proven, known.by_value() * BETTER, (steps, limit), known)
-        if outcome.pipeline is not None:
-            return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
-        if not outcome.finished:
-            break
-        proven = below
-    return None, proven
-
-
-def _decided(
-    search: Search, proven: float, goal: float, budget: tuple[float, int], best: Answer | None
-) -> tuple[Answer | None, float]:
-    """The same from above: ask for something better until there is nothing."""
-    steps, limit = budget
-    if States.count(search.classes) > SOME_STATES and steps < 1.5 * STEPS_A_SECOND:
-        return best, proven
-    if best is not None and search.units.size <= LONG and States.count(search.classes) <= FEW_STATES:
-        few = min(steps, STEPS_A_SECOND / 2)
-        best, finished = improved_far(search, best, few)
-        steps -= 0.0 if finished else few  # everything takes more than what is near
-        goal = min(goal, best.by_value() * BETTER)
-    while (words := every_ideal(search, goal, limit)) is not None:
-        outcome = search.decide(words, goal, steps)
-        steps -= outcome.steps
-        if outcome.pipeline is None:
-            return best, goal if outcome.finished else proven
-        found = Answer.of(search, outcome.pipeline)
-        best = min(found, improved(search, found), key=Answer.by_value)
-        goal = best.by_value() * BETTER
-    return best, proven
-
-
-def _least_threshold(search: Search, low: float, high: float) -> float:
-    """The largest threshold up to ``high`` found to be out of reach by the windows alone; ``low`` is known to be."""
-    if not math.isfinite(high):
-        return low
-    for _step in range(HALVINGS):
-        middle = high if not _step else (low + high) / 2
-        if _is_empty(search.measure(middle), search.states()):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _is_empty(measure: Measure, states: States) -> bool:
-    low, high = measure.window(states, float(measure.weight.sum()))
-    return bool((low > high).all())
-
-
-def _thresholds(bound: float, goal: float) -> Iterator[float]:
-    """From just above the bound to the goal, in steps that double."""
-    share = 0.01
-    while bound > 0 and bound * (1 + share) < goal and share < 3:
-        yield bound * (1 + share)
-        share *= 2
-    yield goal
-
-
-def every_ideal(search: Search, below: float, limit: int, most: int | None = None) -> Words | None:
-    """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
-    if (
-        not limit
-        or (search.order is None and search.given is None and States.count(search.classes) > MAX_STATES)
-        or search.units.size > MAX_UNITS
-    ):
-        return None
-    if search.narrowing is not None and math.isfinite(below):
-        words = search.narrowing.ideals(search.measure(below), limit)
-        if words is not None:
-            return words
-        search = attrs.evolve(search, narrowing=None)  # its windows overlap, and it counts what is in each
-    states = search.states() if most is None else States.of(search.classes, most)
-    measure = search.measure(below)
-    total = float(measure.weight.sum())
-    low, high = measure.window(states, total)
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], np.maximum.accumulate(high[order])
-    begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
-    ends = np.append(begins[1:] - 1, len(low) - 1)
-    return all_ideals(search.units, limit, Window(measure.weight, low[begins], high[ends]))

@@ -9,24 +9,15 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
+from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
-from fxpasses.partitioners.solvers.contiguous.searching import (
-    BETTER,
-    FEW_STATES,
-    LONG,
-    STEPS_A_SECOND,
-    Answer,
-    Search,
-    every_ideal,
-    improved,
-    improved_far,
-    smallest,
-)
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, LONG, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swapped
 from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not

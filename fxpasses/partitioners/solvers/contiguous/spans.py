@@ -14,102 +14,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, Forced
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["DeviceClass", "Spans"]
+__all__ = ["Spans"]
 
 Bools = NDArray[np.bool_]
 CHUNK = 20_000
-
-
-@attrs.frozen(eq=False)
-class DeviceClass:
-    """Devices that are alike: what a unit and a crossing value weigh on each of them.
-
-    Args:
-        devices: Their positions.
-        weight: Seconds of each unit, ``(m,)``; 0 where they cannot run it.
-        banned: Whether they cannot run a unit, ``(m,)``.
-        memory: Bytes that each has.
-        leaving: What each value adds when it leaves, ``(q,)``.
-        entering: What each value adds when it enters, ``(q,)``.
-        to_next: What a value adds beside that when it goes to the device that comes next, ``(q,)``; None for nothing.
-        from_last: What it adds when it comes from the device before.
-        passed: Whether some local value must pass them by, or none may; None for either.
-        local: The values that this is about, ``(q,)``.
-    """
-
-    devices: tuple[int, ...]
-    weight: Floats
-    banned: Bools
-    memory: float
-    leaving: Floats
-    entering: Floats
-    to_next: Floats | None = None
-    from_last: Floats | None = None
-    passed: bool | None = None
-    local: Bools | None = None
-
-    @property
-    def charges(self) -> tuple[bytes, ...]:
-        """What tells the crossings of two classes apart."""
-        every = (self.leaving, self.entering, self.to_next, self.from_last)
-        return tuple(b"" if each is None else each.tobytes() for each in every)
-
-
-@attrs.frozen(eq=False)
-class _Crossings:
-    """For each value (or shared key), how many of its users each ideal holds.
-
-    Args:
-        made: Whether an ideal holds the maker, ``(q, f)``; for shared keys always.
-        count: How many users it holds, ``(q, f)``.
-        users: How many there are, ``(q,)``.
-    """
-
-    made: Bools
-    count: NDArray[np.int16]
-    users: NDArray[np.int16]
-
-    @classmethod
-    def of(cls, made: Bools, pairs: Ints, inside: Bools) -> _Crossings:
-        count = np.zeros(made.shape, dtype=np.int16)
-        for value, user in pairs.tolist():
-            count[value] += inside[user]
-        return cls(made, count, np.bincount(pairs[:, 0], minlength=len(made)).astype(np.int16))
-
-    @property
-    def open(self) -> Bools:
-        """Whether a value is made inside and used outside, ``(q, f)``."""
-        return self.made & (self.count < self.users[:, None])
-
-    @property
-    def back(self) -> Bools:
-        """Whether a value is made outside and used inside, ``(q, f)``: values of backward nodes."""
-        return ~self.made & (self.count > 0)
-
-
-@attrs.frozen(eq=False)
-class _Forced:
-    """Values at an ideal that the next part must use, and those that the last part must have made, ``(q, f)``."""
-
-    ahead: Bools
-    behind: Bools
-
-    @classmethod
-    def of(cls, units: Units, inside: Bools, opened: Bools) -> _Forced:
-        """A part that comes next has a unit that is ready, one that came last has a unit that no other one needs."""
-        ready, last = ~inside, inside.copy()
-        for before, after in units.before.tolist():
-            ready[after] &= inside[before]
-            last[before] &= ~inside[after]
-        used = np.zeros(opened.shape, dtype=np.int32)
-        for value, user in units.uses.tolist():
-            used[value] += ready[user]
-        alone = last.sum(axis=0) == 1
-        return cls(opened & (used == ready.sum(axis=0)), opened & last[units.source] & alone)
 
 
 @attrs.frozen(eq=False)
@@ -123,8 +37,8 @@ class Spans:
     family: CutFamily
     classes: tuple[DeviceClass, ...]
     credit: tuple[float, ...] | None
-    values: _Crossings
-    shared: _Crossings
+    values: Crossings
+    shared: Crossings
     open: Bools
     back: Bools
     weight: tuple[Floats, ...]
@@ -136,7 +50,7 @@ class Spans:
     live: Floats
     ends: tuple[Floats, ...]
     starts: tuple[Floats, ...]
-    forced: _Forced | None
+    forced: Forced | None
 
     @classmethod
     def of(
@@ -148,13 +62,13 @@ class Spans:
     ) -> Spans:
         """Sum up what each ideal holds. Time O((units × classes + uses) × ideals)."""
         inside = family.inside
-        values = _Crossings.of(inside[units.source], units.uses, inside)
+        values = Crossings.of(inside[units.source], units.uses, inside)
         everywhere = np.ones((len(units.shared), family.count), dtype=bool)
         falling = np.argsort(-units.live, kind="stable")
         live = units.live[falling].astype(np.float64)
         has_live = bool(units.live.any())
         is_linked = any(group.to_next is not None or group.from_last is not None for group in classes)
-        forced = _Forced.of(units, inside, values.open) if is_linked else None
+        forced = Forced.of(units, inside, values.open) if is_linked else None
         rows = np.ascontiguousarray(inside[falling].T) if has_live else None
         return cls(
             units,
@@ -162,7 +76,7 @@ class Spans:
             classes,
             credit,
             values,
-            _Crossings.of(everywhere, units.shares, inside),
+            Crossings.of(everywhere, units.shares, inside),
             values.open,
             values.back,
             tuple(group.weight @ inside for group in classes),
@@ -299,7 +213,7 @@ class Spans:
     def _forced(
         self,
         group: DeviceClass,
-        forced: _Forced,
+        forced: Forced,
         rows: slice | Ints,
         columns: slice | Ints,
         left: list[Floats],
@@ -359,7 +273,7 @@ class Spans:
 
 
 def _charges(
-    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: _Forced | None
+    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: Forced | None
 ) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
     """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
     known: dict[tuple[bytes, ...], tuple[Floats, Floats]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.contiguous.spans import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["States"]

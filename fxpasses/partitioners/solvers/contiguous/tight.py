@@ -11,8 +11,9 @@ from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.explaining import lacks, never, not_found
 from fxpasses.partitioners.solvers.contiguous.filling import Filling, Runs
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits
+from fxpasses.partitioners.solvers.contiguous.improving import improved
 from fxpasses.partitioners.solvers.contiguous.orders import long_orders
-from fxpasses.partitioners.solvers.contiguous.searching import LONG, Answer, Search, improved
+from fxpasses.partitioners.solvers.contiguous.searching import LONG, Answer, Search
 
 __all__ = ["tight_answer", "why_not"]
 

@@ -1,0 +1,58 @@
+"""Better pipelines around one: the ideals near its cuts."""
+
+from __future__ import annotations
+
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
+
+__all__ = ["improved", "improved_far"]
+
+NEAR = (300, 2000)
+"""Ideals that are looked at around each cut of an answer."""
+ALL_NEAR = 20_000
+FIRST_SHARE, LAST_SHARE = 0.02, 0.001
+"""How much better an answer is asked for around the cuts of one."""
+CALL = 10e6
+"""Steps that it takes to prepare such a question."""
+
+
+def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND) -> Answer:
+    """Look at the ideals around the cuts of an answer as long as that helps."""
+    while steps > 0:
+        words = _near_cuts(search, best, NEAR[0])
+        outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
+        steps -= outcome.steps
+        found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
+        if found is None or found.rank >= best.rank:
+            break
+        best = found
+    return best
+
+
+def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bool]:
+    """Ask for something better among many ideals around the cuts: 2 % better first, in the end anything.
+
+    Returns:
+        The best answer, and whether the last question had an answer within the steps.
+    """
+    share, finished = FIRST_SHARE, True
+    while steps > 0:
+        words = _near_cuts(search, best, NEAR[1])
+        outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
+        steps -= outcome.steps + CALL
+        finished = outcome.finished
+        if outcome.pipeline is not None:
+            found = improved(search, Answer.of(search, outcome.pipeline))
+            if found.by_value() >= best.by_value():
+                break
+            best = found
+        elif share:
+            share = share / 4 if share > LAST_SHARE else 0.0
+        else:
+            break
+    return best, finished
+
+
+def _near_cuts(search: Search, best: Answer, limit: int) -> Words:
+    cuts = search.cuts(best.pipeline)
+    return ideals_near(search.units, cuts, min(limit, ALL_NEAR // max(1, len(cuts))))
