@@ -63,7 +63,8 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
     budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
     if need > have:
         first = cause.node
-        where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else str(cause)
+        told = str(cause).rpartition("missing. ")[2]  # the sum is told in this message's own words
+        where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else told
         return InfeasibleError(
             f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
             f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
