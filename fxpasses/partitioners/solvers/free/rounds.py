@@ -1,9 +1,9 @@
 """Search in rounds of annealings: from nothing, from clusters of units, and around the best.
 
 One annealing often ends near a good assignment that is not the best, whatever its heat; several of different kinds do
-not end at the same, and what they have found is annealed again with little heat. Each round is several times as long
-as the one before it, and none knows the budget, so a larger budget goes on where a smaller one stops; only the last
-annealing takes what is left.
+not end at the same, and what they have found is annealed again with little heat. Each round is twice as long as the one
+before it, and none knows the budget, so a larger budget goes on where a smaller one stops; only the last annealing
+takes what is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS_PER_SECOND = 700e6
 """Elementary steps of annealing on one core of 2024 in a second."""
 SHORTEST, PER_UNIT = 10e6, 50e3
 """Steps of the first round: so many at least, and so many for each unit."""
-GROWTH = 4.0
+GROWTH = 2.0
 """How much longer each round is than the one before it."""
 LARGEST_CLUSTER = 0.3
 """The most that a cluster weighs, as a share of the average load."""
