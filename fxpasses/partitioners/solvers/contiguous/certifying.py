@@ -49,7 +49,10 @@ def smallest(
     narrowed, climbs = search.narrowed(), False
     if narrowed.narrowing is not None and bound > 0 and every_ideal(search, goal, FEW) is None:
         search, bound = narrowed, _least_threshold(narrowed, bound, goal)
-        proven, climbs = bound, every_ideal(narrowed, goal, limit) is None
+        proven, under_goal = bound, every_ideal(narrowed, goal, limit)
+        climbs = under_goal is None
+        if under_goal is not None and len(under_goal) > MANY:
+            return _decided(search, proven, goal, (steps, limit), known)
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
         many = words is None or len(words) > MANY
