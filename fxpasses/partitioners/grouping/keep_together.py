@@ -16,7 +16,7 @@ from torch.fx import Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
 from fxpasses.partitioners.grouping.levels import number_by_first, strong_units
-from fxpasses.partitioners.support import CALLS, target_name
+from fxpasses.partitioners.support import CALLS
 
 __all__ = [
     "KeptGroup",
@@ -338,9 +338,3 @@ def non_tensor_groups(dependencies: Dependencies) -> list[KeptGroup]:
         if users:
             groups.append(KeptGroup(f"non-tensor value {node.name}", (number, *users)))
     return groups
-
-
-def describe_call(node: Node) -> str:
-    """What a node calls, for messages and tables."""
-    module = node.graph.owning_module
-    return target_name(node, dict(module.named_modules()) if module is not None and node.op == "call_module" else {})

@@ -84,14 +84,6 @@ class Covers:
 
 
 @attrs.frozen(eq=False)
-class _Reached:
-    """For each state the ideals that its devices can run: all of them, and those that go on."""
-
-    ideals: dict[int, Bools]
-    going_on: dict[int, Ints]
-
-
-@attrs.frozen(eq=False)
 class Decision:
     """A family of cuts and the devices, as for ``PipelineSearch``."""
 

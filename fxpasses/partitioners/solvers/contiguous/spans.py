@@ -8,6 +8,7 @@ of a block of pairs are one matrix product, over the few values that are open in
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -140,7 +141,12 @@ class Spans:
                 fine &= size <= most
         return found
 
-    @property
+    @cached_property
+    def _flows_back(self) -> bool:
+        """Whether any value goes to an earlier device; asked for each block of pairs, found out once."""
+        return bool(self.back.any())
+
+    @cached_property
     def is_tight(self) -> bool:
         """Whether bytes matter: some device has not room for everything."""
         everything = float(self.kept[-1] + self.units.shared.sum() + self.live[:1].sum())
@@ -161,7 +167,7 @@ class Spans:
 
     def _nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
         """Whether the second ideal holds the first and is not the same."""
-        first, second = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        first, second = self._numbers(rows), self._numbers(columns)
         held = first[:, None] < second[None, :]
         if self.family.is_nested:
             return held
@@ -171,6 +177,10 @@ class Spans:
             if bits:
                 held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
         return held
+
+    def _numbers(self, chosen: slice | Ints) -> Ints:
+        """The numbers of some ideals."""
+        return np.arange(*chosen.indices(self.family.count)) if isinstance(chosen, slice) else chosen
 
     def _passing(self, rows: slice | Ints, columns: slice | Ints) -> Bools | None:
         """Whether a local value is open, one way or the other, at both ideals of each pair."""
@@ -204,7 +214,7 @@ class Spans:
         right.append(_cells(values.count, active[value], columns) == counted[:, None])
         if self.forced is not None:
             self._forced(group, self.forced, rows, columns, left, right)
-        if self.back.any():
+        if self._flows_back:
             self._going_back(group, rows, columns, left, right)
         saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
         charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
@@ -264,7 +274,7 @@ class Spans:
         exact = (before > self.before[rows][:, None]) | (after > self.after[columns][None, :])
         open_ends = needed & ~exact & (size + live > least) & (size <= largest)
         first, second = np.nonzero(open_ends)
-        own_rows, own_columns = np.arange(self.family.count)[rows], np.arange(self.family.count)[columns]
+        own_rows, own_columns = self._numbers(rows), self._numbers(columns)
         for start in range(0, len(first), CHUNK):
             part = slice(start, start + CHUNK)
             own = self.by_live[own_columns[second[part]]] & ~self.by_live[own_rows[first[part]]]
