@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
+from work import operators_run
 
 from fxpasses.checks import fake_values_agree, lint, metadata_is_complete
 from fxpasses.export_pass import ExportPass, replay
@@ -122,7 +122,7 @@ def test_values_of_a_partial_walk_equal_those_of_a_full_one():
     assert torch.float64 in [value.dtype for value in partial if isinstance(value, torch.Tensor)]
 
 
-def test_complaint_04_a_pass_that_touches_one_of_5000_nodes_costs_under_a_twentieth_of_a_full_replay():
+def test_complaint_04_a_pass_that_touches_one_of_5000_nodes_costs_one_operator():
     """Complaint 4: ExportPass replays the whole graph for each pass."""
     graph = torch.fx.Graph()
     program = module_of(lambda x: x.sin(), torch.ones(4))
@@ -135,18 +135,13 @@ def test_complaint_04_a_pass_that_touches_one_of_5000_nodes_costs_under_a_twenti
     graph.output((node,))
     module = GraphModule(torch.nn.Module(), graph)
     before = list(graph.nodes)
-    started = time.perf_counter()
-    refresh_values(before[1:-1])
-    full = time.perf_counter() - started
+    full = operators_run(lambda: refresh_values(before[1:-1]))
     one = Replace(tanh="cos")
     Replace(cos="tanh").call(module)
-    seconds = []
-    for swap in (one, Replace(cos="tanh"), one):
-        started = time.perf_counter()
-        run_without_recompile(swap, module)
-        seconds.append(time.perf_counter() - started)
+    swaps = (one, Replace(cos="tanh"), one)
+    operators = [operators_run(lambda swap=swap: run_without_recompile(swap, module)) for swap in swaps]
 
-    assert min(seconds) < full / 20
+    assert [full, *operators] == [5000, 1, 1, 1]
     assert [4999, 1] == [sum(n in set(before) for n in graph.nodes) - 2, sum(n not in set(before) for n in graph.nodes)]
     assert [] == refresh_values([n for n in graph.nodes if n.op == "call_function"])
 

@@ -228,7 +228,7 @@ def one_process(rank, ranks, folder):
         for number, how in enumerate(("raised", "killed")):
             store = dist.FileStore(f"{folder}/store-{how}", ranks)
             dist.destroy_process_group()
-            timeout = datetime.timedelta(seconds=(3, 10)[number])
+            timeout = datetime.timedelta(seconds=(6, 10)[number])
             dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
             begin = time.monotonic()
             told[how] = stop_in_the_middle(rank, how), time.monotonic() - begin
