@@ -214,7 +214,7 @@ def one_process(rank, ranks, folder):
     logging.disable()
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
-    timeout = datetime.timedelta(seconds=30)
+    timeout = datetime.timedelta(seconds=120)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     found = {case: train_stages(*case) for case in CASES[ranks]}
     if ranks == 2:
