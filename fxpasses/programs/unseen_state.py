@@ -2,8 +2,8 @@
 
 A cache object that a module holds, a list of tensors, a dataclass: export puts fake tensors in the place of parameters
 and buffers, but not in there. What ``forward`` writes to such a tensor is therefore written for real, also where the
-tensor is a buffer that is reached in a second way (transformers' static caches are). Capturing a model must not change
-it, so these tensors are copied before and put back after.
+tensor is a buffer that is reached in a second way (transformers' static caches are), or a parameter. Capturing a model
+must not change it, so these tensors are copied before and put back after.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fxpasses.journal.shallow import tensor_state
 __all__ = ["unchanged", "unseen_tensors"]
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_FLAT_WEIGHTS = "_flat_weights"  # of LSTM, GRU, RNN: what is set as a parameter is set in there as well, fakes too
 _OPAQUE = (str, bytes, int, float, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
@@ -31,7 +32,7 @@ def unseen_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     """
     modules = list(model.modules())
     seen = {id(module) for module in modules}
-    waiting = [value for module in reversed(modules) for name, value in vars(module).items() if name not in _REGISTERED]
+    waiting = [value for module in reversed(modules) for value in _plain_attributes(module)]
     found = []
     while waiting:
         value = waiting.pop()
@@ -45,6 +46,11 @@ def unseen_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
         else:
             waiting.extend(_held_by(value))
     return found
+
+
+def _plain_attributes(module: torch.nn.Module) -> list[Any]:
+    seen_by_export = _REGISTERED | {_FLAT_WEIGHTS} if isinstance(module, torch.nn.RNNBase) else _REGISTERED
+    return [value for name, value in vars(module).items() if name not in seen_by_export]
 
 
 def _held_by(value: Any) -> list[Any]:

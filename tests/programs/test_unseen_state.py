@@ -107,3 +107,33 @@ def test_a_captured_graph_is_not_searched_for_tensors() -> None:
     exported = capture(nn.Linear(4, 4), (torch.ones(2, 4),)).module()
 
     assert [] == unseen_tensors(exported)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_weights_of_recurrent_layers_are_not_copied(kind: type[nn.RNNBase]) -> None:
+    """Torch lists their parameters a second time, and keeps the list in step with them."""
+    layers = nn.ModuleList([kind(4, 4, num_layers=2, bidirectional=True)])
+    own = torch.zeros(1)
+    layers[0].extra = [own]
+
+    assert [own] == unseen_tensors(layers)
+
+
+def test_a_parameter_that_is_written_through_a_list_is_put_back() -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.averaged = list(self.linear.parameters())
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.averaged[1].add_(1)
+            return self.linear(x)
+
+    model = Averaging()
+    before = copy.deepcopy(model.state_dict())
+
+    capture(model, (torch.ones(2, 4),))
+
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
