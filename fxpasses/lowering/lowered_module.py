@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from io import BytesIO
 from typing import Any, cast
 
@@ -93,6 +93,15 @@ class LoweredModule(GraphModule):
         """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
         return self._direct.source(self)
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Parameters under their names here, in the model's own order: an optimizer's checkpoint counts them."""
+        named = list(super().named_parameters("", recurse, remove_duplicate))
+        places, names = _places(self.program), self.qualified_names
+        for name, parameter in sorted(named, key=lambda each: places.get(names.get(each[0], each[0]), len(places))):
+            yield f"{prefix}.{name}" if prefix else name, parameter
+
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Parameters and buffers under the model's own names, also where it is part of another module."""
         if args:  # as old code gives them
@@ -180,6 +189,12 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
             if name in packed.state:
                 tensor.copy_(packed.state[name])
     return lowered.train(packed.training)
+
+
+def _places(program: ExportedProgram) -> dict[str, int]:
+    """The place of each parameter in the model's own order, by name; of tied ones that of the first."""
+    first: dict[int, int] = {}
+    return {name: first.setdefault(id(tensor), len(first)) for name, tensor in program.state_dict.items()}
 
 
 def _tensors(module: GraphModule) -> dict[str, torch.Tensor]:

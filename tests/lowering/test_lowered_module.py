@@ -84,6 +84,45 @@ def test_a_checkpoint_goes_through_a_file_into_the_model_and_back() -> None:
     assert torch.equal(results[0], results[2])
 
 
+class Shuffled(nn.Module):
+    """Modules run in another order than they are registered in, one is tied, one never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.embed = nn.Linear(8, 20, bias=False), nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("runs", torch.zeros(1))
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs.add_(1)
+        x = self.embed(x)
+        for layer in reversed(self.layers):
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def test_an_optimizers_checkpoint_fits_the_lowered_model_and_back() -> None:
+    """It counts parameters; those of a lowered model stand in the model's own order."""
+    model, x = Shuffled(), torch.randint(0, 20, (2, 5))
+    lowered = in_two(copy.deepcopy(model), x)
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (model, lowered)]
+    for _ in range(2):
+        for each, optimizer in zip((model, lowered), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(x).square().mean().backward()
+            optimizer.step()
+        optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+
+    assert [name for name, _ in lowered.named_parameters()] != [name for name, _ in model.named_parameters()]
+    for mine, theirs in zip(lowered.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert ["net." + name for name, _ in lowered.named_parameters()] == [
+        name for name, _ in lowered.named_parameters(prefix="net")
+    ]
+
+
 def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
     """As ``DistributedDataParallel``, a trainer or the user's own module holds it; names and values go both ways."""
     model = Training().train()
