@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import operator
 import warnings
 from collections.abc import Mapping
 from io import BytesIO
@@ -17,8 +18,10 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.editing import erase_nodes
 from fxpasses.errors import InputError
 
 __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
@@ -153,14 +156,15 @@ def _import(path: str) -> Any:
 def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
     """Save a program with flat tuples where its structure has classes.
 
-    torch's format forgets which names are one tensor; they are part of the answer.
+    torch's format forgets which names are one tensor, and gives each element of a tuple a node, whether something uses
+    it or not; what is needed to undo that is part of the answer.
 
     Args:
         program: The program.
         file: Where to.
 
     Returns:
-        What :func:`with_structure` needs, as plain data: the structures, and names of tied tensors.
+        What :func:`with_structure` needs, as plain data: the structures, names of tied tensors and of unused elements.
     """
     spec = program.call_spec
     structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
@@ -172,7 +176,7 @@ def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.export.save(plain, file if isinstance(file, BytesIO) else str(file))
-    return structure | {"tied": _tied(program)}
+    return structure | {"tied": _tied(program), "unused": [node.name for node in _unused_elements(program)]}
 
 
 def _tied(program: ExportedProgram) -> list[list[str]]:
@@ -183,11 +187,20 @@ def _tied(program: ExportedProgram) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
+def _unused_elements(program: ExportedProgram) -> list[Node]:
+    """Elements of tuples, and elements of those, that lead nowhere."""
+    unused: dict[Node, None] = {}
+    for node in reversed(program.graph.find_nodes(op="call_function", target=operator.getitem)):
+        if node.users.keys() <= unused.keys():
+            unused[node] = None
+    return list(unused)
+
+
 def with_structure(program: ExportedProgram, structure: Mapping[str, Any]) -> ExportedProgram:
     """A program that was saved flat, as it was before.
 
     Args:
-        program: What was loaded; its tied tensors become one again.
+        program: What was loaded; its tied tensors become one again, and it loses the elements that torch added.
         structure: What :func:`save_flat` gave.
 
     Raises:
@@ -196,6 +209,8 @@ def with_structure(program: ExportedProgram, structure: Mapping[str, Any]) -> Ex
     """
     for first, *others in structure.get("tied", ()):  # folders of older versions do not say
         program.state_dict.update(dict.fromkeys(others, program.state_dict[first]))
+    unused = structure.get("unused", ())
+    erase_nodes([node for node in _unused_elements(program) if node.name not in unused])
     return _structured(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
 
 

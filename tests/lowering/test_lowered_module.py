@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from lowering_models import Answer, Dataclasses, KeyValueCache, Mlp, Tied, cpu_pair
 from torch import Tensor, nn
 
-from fxpasses import Device, InputError, LoweredModule, lower
+from fxpasses import Device, InputError, LoweredModule, load, lower, place, save
 from fxpasses.passes.placement import loads_of
+from fxpasses.plan import PartPlan
+from fxpasses.plan.keys import stable_keys
 from fxpasses.units import KiB
 
 
@@ -217,3 +221,33 @@ def test_a_pickled_offloaded_module_loads_its_parameters() -> None:
 
     assert loads_of(lowered) == loads_of(again)
     assert torch.equal(lowered(x), again(x))
+
+
+class Elements(nn.Module):
+    """Of most tuples some elements are not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, _ = self.rnn(x)
+        (_, left, _, right), (_, places) = hidden.split(2, -1), hidden.max(-1)
+        return left * right.sort(-1)[1], places
+
+
+def test_elements_of_tuples_that_nobody_uses_do_not_come_back(tmp_path: Path) -> None:
+    """torch's format writes all of them; plans that name single operators fit the program that is loaded."""
+    model, x = Elements(), torch.randn(2, 3, 8)
+    keys = list(stable_keys(place(model, (x,), devices=cpu_pair()).graph_module).values())
+    cut = keys.index("/max#0")
+    parts = (PartPlan("left", "left", tuple(keys[:cut])), PartPlan("right", "right", tuple(keys[cut:])))
+    plan = attrs.evolve(place(model, (x,), devices=cpu_pair()).plan, parts=parts)
+    lowered = lower(model, (x,), plan=plan)
+    save(lowered, tmp_path)
+
+    for again in (pickled(lowered), load(tmp_path)):
+        assert [node.name for node in lowered.program.graph.nodes] == [node.name for node in again.program.graph.nodes]
+        assert plan.parts == again.plan.parts
+        for mine, wanted in zip(again(x), model(x), strict=True):
+            assert torch.equal(mine, wanted)
