@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -165,7 +166,11 @@ def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
 
     Returns:
         What :func:`with_structure` needs, as plain data: the structures, names of tied tensors and of unused elements.
+
+    Raises:
+        InputError: the model gives back a text: torch writes it, and cannot read it again.
     """
+    _refuse_texts(program)
     spec = program.call_spec
     structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
     inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
@@ -177,6 +182,15 @@ def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         torch.export.save(plain, file if isinstance(file, BytesIO) else str(file))
     return structure | {"tied": _tied(program), "unused": [node.name for node in _unused_elements(program)]}
+
+
+def _refuse_texts(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and isinstance(spec.arg.value, str):
+            raise InputError(
+                f"The model gives back the text {spec.arg.value!r}, which torch's file format cannot hold: it cannot be "
+                "saved or pickled; leave the text out of the results."
+            )
 
 
 def _tied(program: ExportedProgram) -> list[list[str]]:

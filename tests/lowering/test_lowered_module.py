@@ -251,3 +251,17 @@ def test_elements_of_tuples_that_nobody_uses_do_not_come_back(tmp_path: Path) ->
         assert plan.parts == again.plan.parts
         for mine, wanted in zip(again(x), model(x), strict=True):
             assert torch.equal(mine, wanted)
+
+
+def test_a_model_that_gives_back_a_text_cannot_be_pickled() -> None:
+    """It would be written, and not be read again."""
+
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"x": x + 1, "kind": "sum", "count": 3}
+
+    lowered = lower(Named(), (torch.ones(2),), devices=[Device("a")])
+
+    assert {"x": 2, "kind": "sum", "count": 3} == {**lowered(torch.ones(2)), "x": 2}
+    with pytest.raises(InputError, match=r"gives back the text 'sum', which torch's file format cannot hold"):
+        pickle.dumps(lowered)
