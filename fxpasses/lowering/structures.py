@@ -188,8 +188,8 @@ def _refuse_texts(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, ConstantArgument) and isinstance(spec.arg.value, str):
             raise InputError(
-                f"The model gives back the text {spec.arg.value!r}, which torch's file format cannot hold: it cannot be "
-                "saved or pickled; leave the text out of the results."
+                f"The model gives back the text {spec.arg.value!r}, which torch's file format cannot hold; to save or "
+                "pickle it, leave the text out of the results."
             )
 
 
