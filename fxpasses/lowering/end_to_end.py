@@ -177,8 +177,8 @@ def _build(
         constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
         parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
     with clock.step("move and copy"):
-        by_submodule = {parts.part_names[part]: device_of[str(part)] for part in assignment.order}
-        submodules = tuple(parts.part_names[part] for part in assignment.order if str(part) in offloaded)
+        by_submodule = {name: device_of[str(part)] for part, name in parts.part_names.items()}
+        submodules = tuple(name for part, name in parts.part_names.items() if str(part) in offloaded)
         PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(memory, plan))(parts.graph_module)
     lowered = lowered_module(parts, program, offloads=bool(offloaded), replay=lower_with_plan)
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}

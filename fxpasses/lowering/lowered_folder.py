@@ -84,7 +84,7 @@ def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
     structure = save_flat(lowered.program, staging / PROGRAM)
     (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
     lowered.plan.save(staging / PLAN)
-    device_of = {lowered.submodule_of[name]: device for name, device in lowered.plan.device_of.items()}
+    device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
     drawings = write_drawing(draw_parts(lowered, device_of), staging)
     picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
     (staging / PAGE).write_text(render_page(lowered.report, picture), encoding="utf-8")

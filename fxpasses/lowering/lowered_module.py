@@ -36,7 +36,7 @@ class LoweredModule(GraphModule):
         report: What each pass did, and seconds and bytes per device.
         program: The captured program after the passes, before it was split.
         qualified_names: The model's own name of each parameter and buffer, by its name here.
-        submodule_of: The submodule that holds each part of the plan.
+        submodule_of: The submodule that holds each part of the plan; one without operators of its own has none.
     """
 
     plan: Plan

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from lowering_models import Dataclasses, KeyValueCache, Mlp, Tied, cpu_pair
+from torch import Tensor, nn
 
-from fxpasses import Device, InputError, PlanError, load, lower, save
+from fxpasses import Device, InputError, PlanError, load, lower, place, save
+from fxpasses.plan import PartPlan
 from fxpasses.units import KiB
 
 LOAD_ELSEWHERE = """
@@ -26,6 +29,18 @@ print(type(answer).__name__)
 """
 
 
+class Highest(nn.Module):
+    """A tuple in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        highest: Tensor = self.second(self.first(x).max(-1)[0])
+        return highest
+
+
 def test_what_was_saved_loads_and_computes_the_same(tmp_path: Path) -> None:
     model = Mlp().eval()
     x = torch.randn(2, 64)
@@ -37,6 +52,25 @@ def test_what_was_saved_loads_and_computes_the_same(tmp_path: Path) -> None:
     assert torch.equal(model(x), loaded(x))
     assert [part.ops for part in lowered.plan.parts] == [part.ops for part in loaded.plan.parts]
     assert set(model.state_dict()) == set(loaded.state_dict())
+
+
+def test_parts_that_are_left_without_operators_are_saved_and_loaded(tmp_path: Path) -> None:
+    """An edit may leave a part nothing: finer entries take it all, or it has an element that stays with its tuple."""
+    x = torch.randn(2, 8)
+    parts = (
+        PartPlan("left", "left", ("first/*", "/max#0")),
+        PartPlan("left_1", "left", ("/getitem#0",)),
+        PartPlan("right", "right", ("second/*",)),
+        PartPlan("left_2", "left", ("/*",)),
+    )
+    plan = attrs.evolve(place(Highest(), (x,), devices=cpu_pair()).plan, parts=parts)
+
+    lowered = lower(Highest(), (x,), plan=plan)
+    save(lowered, tmp_path)
+
+    assert ["left", "right"] == list(lowered.submodule_of)
+    assert parts == load(tmp_path).plan.parts
+    assert torch.equal(lowered(x), load(tmp_path)(x))
 
 
 def test_a_cache_is_saved_with_its_state(tmp_path: Path) -> None:
