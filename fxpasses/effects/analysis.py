@@ -183,7 +183,7 @@ def _summarize(analysis: EffectAnalysis) -> BodySummary:
         is_tuple=is_tuple,
         state_reads=_tensors(reads, tensors),
         state_writes=_tensors(writes, tensors),
-        output_state=_tensors((storage for output in outputs for storage in output), tensors),
+        output_state=tuple(_tensors(output, tensors) for output in outputs),
         random=random,
         world=world,
         reason=reason,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -21,13 +21,15 @@ from fxpasses.effects.purity import rule_for_target
 
 __all__ = ["BodySummary", "higher_order_effects", "module_effects"]
 
+T = TypeVar("T")
+
 
 @attrs.frozen(slots=True)
 class BodySummary:
     """What running a graph does, told in its placeholders (by index) and the real tensors it holds.
 
     ``parameters`` are the names of the placeholders; ``outputs`` has, for each value of the output (flattened), the
-    placeholders whose memory it may share; ``output_state`` the tensors of the graph that any output may share.
+    placeholders whose memory it may share; ``output_state`` the tensors of the graph whose memory it may share.
     """
 
     parameters: tuple[str, ...]
@@ -37,7 +39,7 @@ class BodySummary:
     is_tuple: bool
     state_reads: tuple[torch.Tensor, ...] = ()
     state_writes: tuple[torch.Tensor, ...] = ()
-    output_state: tuple[torch.Tensor, ...] = ()
+    output_state: tuple[tuple[torch.Tensor, ...], ...] = ()
     random: bool = False
     world: bool = False
     reason: str = ""
@@ -71,8 +73,6 @@ def _through_body(summary: BodySummary, operands: Sequence[Any], *, fresh: bool 
         writes = everything if summary.writes else ()
         summary = attrs.evolve(summary, reads=everything, writes=writes, outputs=outputs)
     aliases = tuple(tuple(dict.fromkeys(_picked(operands, output))) for output in summary.outputs)
-    if not summary.is_tuple:
-        aliases = (tuple(dict.fromkeys(node for output in aliases for node in output)),)
     return CallEffects(
         reads=tuple(dict.fromkeys(_picked(operands, summary.reads))),
         writes=tuple(dict.fromkeys(_picked(operands, summary.writes))),
@@ -90,24 +90,31 @@ def _through_body(summary: BodySummary, operands: Sequence[Any], *, fresh: bool 
 def _both(first: CallEffects, second: CallEffects) -> CallEffects:
     """The effects of a call that may do either or both."""
     size = max(first.returns, second.returns)
-    rows = [
-        tuple(dict.fromkeys(node for one in (first, second) for node in (one.aliases[slot : slot + 1] or ((),))[0]))
-        for slot in range(size)
-    ]
+    aliases = _rows(first.aliases, second.aliases, size)
+    state = _rows(first.state_aliases, second.state_aliases, size)
     if first.returns != second.returns:
-        size, rows = 1, [tuple(dict.fromkeys(node for row in rows for node in row))]
+        size, aliases, state = 1, [_flattened(aliases)], [_flattened(state)]
     return CallEffects(
         reads=_joined(first.reads or (), second.reads or ()),
         writes=_joined(first.writes, second.writes),
         returns=size,
-        aliases=tuple(rows),
+        aliases=tuple(aliases),
         state_reads=first.state_reads + second.state_reads,
         state_writes=first.state_writes + second.state_writes,
-        state_aliases=first.state_aliases + second.state_aliases,
+        state_aliases=tuple(state),
         random=first.random or second.random,
         world=first.world or second.world,
         reason=first.reason or second.reason,
     )
+
+
+def _rows(first: Sequence[tuple[T, ...]], second: Sequence[tuple[T, ...]], size: int) -> list[tuple[T, ...]]:
+    """For each return, what either call says about it."""
+    return [_flattened([*first[slot : slot + 1], *second[slot : slot + 1]]) for slot in range(size)]
+
+
+def _flattened(rows: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple({id(item): item for row in rows for item in row}.values())
 
 
 def _joined(first: Iterable[Node], second: Iterable[Node]) -> tuple[Node, ...]:

@@ -64,7 +64,7 @@ class CallEffects:
         aliases: For each of the returns, the operands it may share memory with (missing entries: fresh memory).
         state_reads: Tensors beside the operands that are read, such as the parameters of a called module.
         state_writes: Tensors beside the operands that change, such as running statistics.
-        state_aliases: Tensors beside the operands that the result may share memory with.
+        state_aliases: For each of the returns, the tensors beside the operands that it may share memory with.
         random: Draws from a random number generator.
         world: Has an effect that no value shows: an assert, a print, a collective.
         region: The kind of state it switches, if it is a marker.
@@ -82,7 +82,7 @@ class CallEffects:
     aliases: tuple[tuple[Node, ...], ...] = ()
     state_reads: tuple[torch.Tensor, ...] = ()
     state_writes: tuple[torch.Tensor, ...] = ()
-    state_aliases: tuple[torch.Tensor, ...] = ()
+    state_aliases: tuple[tuple[torch.Tensor, ...], ...] = ()
     random: bool = False
     world: bool = False
     region: RegionKind | None = None
@@ -136,7 +136,7 @@ def opaque(node: Node, reason: str, *, state: Iterable[torch.Tensor] = ()) -> Ca
         aliases=(operands,),
         state_reads=tensors,
         state_writes=tensors,
-        state_aliases=tensors,
+        state_aliases=(tensors,),
         random=True,
         world=True,
         mixes=True,

@@ -220,7 +220,7 @@ class _Walk:
             return self.storages.fresh()
         self.calls[node] = call
         if call.mixes:
-            self._united([*self._living_in(call.writes), *map(self.storages.of_tensor, call.state_aliases)])
+            self._united([*self._living_in(call.writes), *map(self.storages.of_tensor, call.state_writes)])
         return self._result(node, call)
 
     def _placeholder(self, node: Node) -> Value:
@@ -254,13 +254,14 @@ class _Walk:
             return NO_STORAGE
         if _is_pick(node):
             return self._picked(node)
-        state = [self.storages.of_tensor(tensor) for tensor in call.state_aliases] if call.state_aliases else []
         if call.returns == 1:
-            return self._element(call, 0, state)
-        return tuple(self._element(call, slot, state) for slot in range(call.returns))
+            return self._element(call, 0)
+        return tuple(self._element(call, slot) for slot in range(call.returns))
 
-    def _element(self, call: CallEffects, slot: int, state: list[int]) -> int:
+    def _element(self, call: CallEffects, slot: int) -> int:
         operands = call.aliases[slot] if slot < len(call.aliases) else ()
+        tensors = call.state_aliases[slot] if slot < len(call.state_aliases) else ()
+        state = [self.storages.of_tensor(tensor) for tensor in tensors]
         if len(operands) == 1 and not state and isinstance(value := self.values[operands[0]], int) and value >= 0:
             return value  # nearly all views
         return self._united([*self._living_in(operands), *state])

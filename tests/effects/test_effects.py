@@ -650,6 +650,32 @@ def test_writes_in_a_body_to_an_attribute_are_seen_outside() -> None:
     assert ("cond", "sin") in edges(module_of(write, root))
 
 
+def test_of_the_results_of_a_called_graph_only_those_that_show_its_state_alias_it() -> None:
+    """One gives back a buffer, one a view of the input; the third is fresh, and so is what is written to it."""
+    root = nn.Module()
+    root.register_buffer("state", torch.zeros(3))
+
+    def inside(graph: Graph, x: Node) -> Any:
+        counted = graph.call_method("add_", (graph.get_attr("state"), 1))
+        return (counted, graph.call_method("view", (x, -1)), graph.call_method("sin", (x,)))
+
+    def outside(graph: Graph, x: Node) -> Any:
+        call = graph.call_module("part", (x,))
+        state, view, fresh = (graph.call_function(operator.getitem, (call, index)) for index in range(3))
+        state.name, view.name, fresh.name = "shown", "view", "fresh"
+        return (graph.get_attr("part.state"), state, view, graph.call_method("add_", (fresh, 1)))
+
+    holder = nn.Module()
+    holder.part = module_of(inside, root)
+    effects = analyze_effects(module := module_of(outside, holder))
+    shown, view, fresh, state, x = (node(module, name) for name in ("shown", "view", "fresh", "part_state", "x"))
+
+    assert effects.may_alias(shown, state)
+    assert effects.may_alias(view, x)
+    assert not any(effects.may_alias(one, other) for one, other in [(fresh, state), (fresh, x), (view, shown)])
+    assert effects.storages(fresh) == effects.of(node(module, "add_")).writes
+
+
 @pytest.mark.parametrize(
     "name", ["map_impl", "scan", "while_loop", "wrap", "invoke_subgraph", "tag_activation_checkpoint"]
 )

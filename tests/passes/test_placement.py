@@ -391,6 +391,29 @@ def test_memory_that_is_written_to_belongs_to_one_device(groups: dict[str, list[
         PlaceOnDevices({"a": Device("left"), "b": Device("right"), "c": Device("left")})(placed)
 
 
+def test_a_part_that_gives_back_a_buffer_owns_no_other_result() -> None:
+    """A view of one may be elsewhere while another, in memory of its own, is written to."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            count = self.count.add_(1)
+            y = x * 2
+            first, second = y[:1], torch.zeros(2)
+            second.add_(count)
+            return first + second
+
+    groups = {"a": ["add_", "mul", "zeros"], "b": ["slice_1"], "c": ["add__1", "add"]}
+    placed = two_parts(groups, Counting(), torch.randn(2, 2))
+
+    PlaceOnDevices({"a": Device("left"), "b": Device("right"), "c": Device("left")})(placed)
+
+    assert ["mul", "b"] == [copy.value for copy in copies_of(placed)]
+
+
 def test_a_part_that_is_not_there_is_named() -> None:
     placed = two_parts({"a": ["mul", "t", "add_", "add"]}, Shown(), torch.randn(2, 2))
 
