@@ -219,11 +219,13 @@ def _clocks(todo: TaskList, assignment: Assignment, seconds: Mapping[Node, float
         begins: list[float] = []
         ends: list[float] = []
         for part in assignment.order:
-            now = todo.tasks[todo.computing[sample, str(part)]].start
+            task = todo.tasks[todo.computing[sample, str(part)]]
+            now = task.start
             for node in assignment.partitions[part]:
                 begins.append(now)
-                now += seconds[node]
+                now = min(now + seconds[node], task.end)
                 ends.append(now)
+            ends[-1:] = [task.end]  # sums round: what comes next begins right then, and not before
         clocks.append(_Clock(tuple(begins), tuple(ends), max(ends, default=0.0)))
     return clocks
 

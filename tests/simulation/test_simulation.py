@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -91,6 +92,19 @@ def test_one_sample_takes_what_is_predicted_and_holds_what_is_predicted(data: st
         assert held.peak == run.timeline.peak(name)
     for overlap in ("devices", "copies"):
         assert simulate(graph, assignment, device_of, TWO, overlap=overlap).seconds <= run.seconds * (1 + 1e-9)
+
+
+def test_sums_that_round_do_not_let_one_part_overlap_the_next() -> None:
+    """Two parts of one device, one after the other: the peak is the predicted one, whatever operators take."""
+    nodes = [node for node in MLP.graph.nodes if node.op == "call_function"]
+    assignment = Assignment.of(MLP, {node: f"a_{index // 2}" for index, node in enumerate(nodes)})
+    device_of = {str(part): TWO["a"] for part in assignment.order}
+    peak = predict_memory(MLP, assignment, device_of)["a"].peak
+
+    for seed in range(50):
+        draw = random.Random(seed)
+        run = simulate(MLP, assignment, device_of, TWO, seconds={node: draw.uniform(1e-7, 1e-5) for node in nodes})
+        assert peak == run.timeline.peak("a")
 
 
 MLP = graph_of(Mlp(3))
