@@ -33,6 +33,12 @@ FEW = 1250
 """Ideals under the goal up to which windows need not be narrowed."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
+ATTEMPTS = ((0.0, 0.06), (0.06, 1.0))
+"""Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
+MUCH = 4 * STEPS_A_SECOND
+"""Steps from which on there is more than one attempt."""
+ROOMS_SHARE = 0.15
+"""The part of the time left that it may take to find out what each device can take with its transfers."""
 
 
 def smallest(
@@ -76,21 +82,27 @@ def _decided(
 ) -> tuple[Answer | None, float]:
     """The same from above: ask for something better until there is nothing."""
     steps, limit = budget
+    search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
+    proven = max(proven, 0.0 if search.rooms is None else search.rooms.bound() * BETTER)
     if States.count(search.classes) > SOME_STATES and steps < 1.5 * STEPS_A_SECOND:
         return best, proven
-    if best is not None and search.units.size <= LONG and States.count(search.classes) <= FEW_STATES:
-        few = min(steps, STEPS_A_SECOND / 2)
-        best, finished = improved_far(search, best, few)
-        steps -= 0.0 if finished else few  # everything takes more than what is near
-        goal = min(goal, best.by_value() * BETTER)
-    while (words := every_ideal(search, goal, limit)) is not None:
-        outcome = search.decide(words, goal, steps)
-        steps -= outcome.steps
-        if outcome.pipeline is None:
-            return best, goal if outcome.finished else proven
-        found = Answer.of(search, outcome.pipeline)
-        best = min(found, improved(search, found), key=Answer.by_value)
-        goal = best.by_value() * BETTER
+    is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES
+    for near, share in ATTEMPTS if steps > MUCH else ATTEMPTS[-1:]:
+        if best is not None and is_near:
+            few = min(steps, max(STEPS_A_SECOND / 2, near * steps))
+            best, finished = improved_far(search, best, few)
+            steps -= 0.0 if finished else few  # everything takes more than what is near
+            goal = min(goal, best.by_value() * BETTER)
+        while (words := every_ideal(search, goal, limit)) is not None:
+            outcome = search.decide(words, goal, share * steps)
+            steps -= outcome.steps
+            if outcome.pipeline is None:
+                break
+            found = Answer.of(search, outcome.pipeline)
+            best = min(found, improved(search, found), key=Answer.by_value)
+            goal = best.by_value() * BETTER
+        if words is None or outcome.finished:
+            return best, proven if words is None else goal
     return best, proven
 
 

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline
@@ -28,8 +29,8 @@ SLACK = 1e-9
 ROUNDING = 1e-12
 BLOCK = 128
 COLUMNS = 8192
-PAIR = 30
-"""Steps that one pair of ideals costs."""
+PAIR, TIGHT_PAIR = 20, 30
+"""Steps that one pair of ideals costs, and where bytes are counted, too."""
 
 Bools = NDArray[np.bool_]
 
@@ -85,12 +86,12 @@ class Covers:
 
 @attrs.frozen(eq=False)
 class Decision:
-    """A family of cuts and the devices, as for ``PipelineSearch``."""
+    """A family of cuts and the devices, as for ``PipelineSearch``; windows follow from each of some measures."""
 
     units: Units
     classes: tuple[DeviceClass, ...]
     states: States
-    measure: Measure
+    measures: tuple[Measure, ...]
     absorbed: Bools
     credit: tuple[float, ...] | None = None
 
@@ -98,36 +99,42 @@ class Decision:
         """Find some pipeline whose loads are all under ``below``, or prove that there is none."""
         if not len(words):
             return Outcome(None, True, 0.0)
-        family = CutFamily.of(words, self.measure.weight)
+        family = CutFamily.of(words, self.measures[0].weight)
         if family.words[0].any() or not family.inside[:, -1].all():
             return Outcome(None, True, 0.0)
         spans = Spans.of(self.units, family, self.classes, self.credit)
         covers = Covers.of(self.units, family, self.absorbed)
-        allowed = self._windows(spans)
+        allowed = self._windows(family)
         self._finishing(spans, allowed, below)
         return self._layers(spans, covers, allowed, below, steps)
 
-    def _windows(self, spans: Spans) -> list[Bools]:
-        """Which ideals each state may have run, by the prices and by the bytes."""
-        position, kept = spans.family.position, spans.kept
-        memory = np.array([group.memory for group in self.classes])
-        by_price = self.measure.window(self.states, float(position[-1]))
-        by_bytes = Measure(self.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
-        return [
-            (position >= low) & (position <= high) & (kept >= least) & (kept <= most)
-            for low, high, least, most in zip(*by_price, *by_bytes, strict=True)
-        ]
+    def _windows(self, family: CutFamily) -> list[Bools]:
+        """Which ideals each state may have run by all measures."""
+        allowed = [np.ones(family.count, dtype=bool) for _state in self.states.moves]
+        for measure in self.measures:
+            place = measure.weight @ family.inside
+            low, high = measure.window(self.states, float(place[-1]))
+            for state, own in enumerate(allowed):
+                own &= (place >= low[state]) & (place <= high[state])
+        return allowed
 
     def _finishing(self, spans: Spans, allowed: list[Bools], below: float) -> None:
         """Where one device is left, keep the ideals whose rest it can run."""
         whole = np.array([spans.family.count - 1])
         left = self.states.used.sum(axis=1).max() - self.states.used.sum(axis=1)
-        for first in range(0, spans.family.count - 1, BLOCK):
-            rows = np.arange(first, min(first + BLOCK, spans.family.count - 1))
-            fine = [own[:, 0] for own in spans.under(rows, whole, below * (1 + ROUNDING))]
-            for state in np.flatnonzero(left == 1).tolist():
-                kinds = [kind for kind, _there in self.states.moves[state]]
-                allowed[state][rows] &= np.logical_or.reduce([fine[kind] for kind in kinds], axis=0) if kinds else False
+        last = np.flatnonzero(left == 1).tolist()
+        rows = np.flatnonzero(np.logical_or.reduce([allowed[state] for state in last])[:-1])
+        fine = {kind: np.zeros(spans.family.count, dtype=bool) for kind in range(len(self.classes))}
+        for first in range(0, len(rows), COLUMNS):
+            part = rows[first : first + COLUMNS]
+            for kind, own in enumerate(spans.under(part, whole, below * (1 + ROUNDING))):
+                fine[kind][part] = own[:, 0]
+        for state in last:
+            goes_on = np.zeros(spans.family.count, dtype=bool)
+            goes_on[-1] = True
+            for kind, _there in self.states.moves[state]:
+                goes_on |= fine[kind]
+            allowed[state] &= goes_on
 
     def _layers(self, spans: Spans, covers: Covers, allowed: list[Bools], below: float, steps: float) -> Outcome:
         devices = self.states.used.sum(axis=1)
@@ -176,28 +183,17 @@ class Decision:
             return 0.0
         open_to = np.logical_or.reduce([allowed[there] for there in targets])
         rows = np.flatnonzero(member.any(axis=0))
-        rows = rows[np.lexsort(family.words[rows].T[::-1])]
         taken = 0.0
-        reach = float(self.measure.room.max()) + SLACK * float(family.position[-1])
-        for start in range(0, len(rows), BLOCK):
+        reach = float(self.measures[0].room.max()) + SLACK * float(family.position[-1])
+        for block in blocks_of(family, rows, BLOCK):
             if taken > steps:
                 break
-            block = rows[start : start + BLOCK]
-            columns = self._columns(family, block, open_to, reach)
+            columns = larger(family, block, open_to, reach)
             for first in range(0, len(columns), COLUMNS):
                 part = columns[first : first + COLUMNS]
-                taken += float(len(block) * len(part)) * PAIR
+                taken += float(len(block) * len(part)) * (TIGHT_PAIR if spans.is_tight else PAIR)
                 self._reach(spans, block, part, layer, member, ideals, below)
         return taken
-
-    def _columns(self, family: CutFamily, block: Ints, open_to: Bools, reach: float) -> Ints:
-        first = int(block.min()) + 1
-        last = int(np.searchsorted(family.position, family.position[block].max() + reach, side="right"))
-        near = np.flatnonzero(open_to[first:last]) + first
-        common = np.bitwise_and.reduce(family.words[block], axis=0)
-        for word in np.flatnonzero(common).tolist():
-            near = near[family.words[near, word] & common[word] == common[word]]
-        return near
 
     def _reach(
         self,

@@ -18,6 +18,8 @@ from fxpasses.partitioners.solvers.contiguous.narrowing import Narrowing
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import Prices
+from fxpasses.partitioners.solvers.proofs.covering import Rooms
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, contract
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints, evaluate
 
@@ -77,6 +79,8 @@ class Search:
     """States that know more than which devices are used."""
     narrowing: Narrowing | None = None
     """What crosses at least, where that is asked for."""
+    rooms: Rooms | None = None
+    """What each device can take with its transfers, where that is asked for."""
     account: Account = attrs.field(factory=Account)
 
     @classmethod
@@ -101,6 +105,23 @@ class Search:
         room = self.prices.load * below + self.prices.byte * held
         measure = Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
         return measure if self.narrowing is None else self.narrowing.measure(measure)
+
+    def _measures(self, below: float) -> tuple[Measure, ...]:
+        """All that windows follow from: prices, bytes, and what devices can take with their transfers."""
+        memory = np.array([group.memory for group in self.classes])
+        by_bytes = Measure(self.units.kept.astype(np.float64), memory)
+        if self.rooms is None or below > self.rooms.below:
+            return self.measure(below), by_bytes
+        room = self.rooms.within(below).astype(np.float64)
+        most = np.array([room[list(group.devices)].max() for group in self.classes])
+        return self.measure(below), by_bytes, Measure(self.rooms.work.astype(np.float64), most)
+
+    def with_rooms(self, below: float, seconds: float) -> Search:
+        """The same with what each device can take under a threshold and its transfers, if that takes few seconds."""
+        if self.rooms is not None or self.problem.objective != "throughput":
+            return self
+        model = LoadModel.of(self.units, self.tables)
+        return attrs.evolve(self, rooms=Rooms.of(model, self.prices, below, seconds))
 
     def narrowed(self) -> Search:
         """The same, its windows narrowed by what crosses at least; for links and states of one kind only."""
@@ -135,7 +156,7 @@ class Search:
             fine[:] = True
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
-        search = Decision(self.units, self.classes, self.states(), self.measure(below), fine, self.credit)
+        search = Decision(self.units, self.classes, self.states(), self._measures(below), fine, self.credit)
         return self._counted(search.run(words, below, steps), words)
 
     def _counted(self, outcome: Outcome, words: Words) -> Outcome:

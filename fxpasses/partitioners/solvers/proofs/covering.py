@@ -13,20 +13,21 @@ weaker than the fractional one, up to its coarseness.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.proofs.bounds import Prices
+from fxpasses.partitioners.solvers.proofs.fronts import narrowest_order
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["covering_bound"]
+__all__ = ["Rooms", "covering_bound"]
 
 PARTS = 300
 """Parts of the work for each device."""
-UNIT_SECONDS, CELL_SECONDS = 1e-4, 1e-8
+UNIT_SECONDS, CELL_SECONDS = 5e-5, 5e-9
 """About how long a unit takes, and a cell of the table."""
 OPEN = 10
 """The most units that are open at a time; those with the cheapest values left are closed early, which is optimistic."""
@@ -35,46 +36,71 @@ OPEN = 10
 def covering_bound(model: LoadModel, prices: Prices, below: float, budget: float) -> float:
     """What no assignment can be below; at most ``below``, when there is nothing better than that.
 
-    It is 0 where it would take more than about a quarter of a budget of seconds. Time O(kinds of devices × units ×
-    2^open × parts), where the open units are at most 10.
+    It is 0 where it would take more than about a quarter of a budget of seconds.
     """
-    if model.by_bytes or not len(model.source) or not math.isfinite(below) or not prices.weight.sum() > 0:
-        return 0.0
-    order, openness = _order(model)
-    if model.devices * (model.size * UNIT_SECONDS + openness * PARTS * CELL_SECONDS) > 0.5 + budget / 4:
-        return 0.0
-    work = np.zeros(model.size, dtype=np.int64)
-    total = PARTS * model.devices
-    share = np.cumsum(prices.weight[order]) / prices.weight.sum() * total
-    work[order] = np.diff(np.rint(share).astype(np.int64), prepend=0)
-    least: dict[bytes, Floats] = {}
-    taken = []
-    for device in range(model.devices):
-        covering = _Covering.of(model, prices, device, work, below)
-        if (known := covering.key()) not in least:
-            least[known] = covering.least_times(order)
-        taken.append(least[known])
-    return _time_for(taken, total, below)
+    rooms = Rooms.of(model, prices, below, 0.5 + budget / 4)
+    return 0.0 if rooms is None else rooms.bound()
 
 
-def _time_for(taken: Sequence[Floats], total: int, below: float) -> float:
-    """The smallest time in which the devices can take all the work."""
+@attrs.frozen(eq=False)
+class Rooms:
+    """How much work each device can take in a given time.
 
-    def covers(time: float) -> bool:
-        found = 0
-        for least in taken:
+    Args:
+        work: What each unit counts, in parts, ``(m,)``.
+        least: For each device the least time for each amount of work; the last one stands for all that is more.
+        below: Times from here on are not told apart.
+    """
+
+    work: Ints
+    least: tuple[Floats, ...]
+    below: float
+
+    @classmethod
+    def of(cls, model: LoadModel, prices: Prices, below: float, seconds: float) -> Rooms | None:
+        """None where it would take more than about so many seconds, or where nothing is sent.
+
+        Time O(kinds of devices × units × 2^open × parts), where the open units are at most 10.
+        """
+        if model.by_bytes or not len(model.source) or not math.isfinite(below) or not prices.weight.sum() > 0:
+            return None
+        order, openness = narrowest_order(model, OPEN + 4)
+        cells = openness * PARTS * CELL_SECONDS
+        seconds -= model.devices * model.size * UNIT_SECONDS
+        if cells > seconds:
+            return None
+        work = np.zeros(model.size, dtype=np.int64)
+        share = np.cumsum(prices.weight[order]) / prices.weight.sum() * PARTS * model.devices
+        work[order] = np.diff(np.rint(share).astype(np.int64), prepend=0)
+        every = [_Covering.of(model, prices, device, work, below) for device in range(model.devices)]
+        keys = [covering.key() for covering in every]
+        kinds = dict(zip(keys, every, strict=True))
+        if len(kinds) * cells > seconds:
+            return None
+        known = {key: covering.least_times(order) for key, covering in kinds.items()}
+        least = [known[key] for key in keys]
+        return cls(work, tuple(least), below)
+
+    def within(self, time: float) -> Ints:
+        """The most parts that each device can take in a time, ``(k,)``; all there are where that is not known."""
+        total = int(self.work.sum())
+        found = []
+        for least in self.least:
             fits = np.flatnonzero(least <= time * (1 + 1e-12))
-            if fits.size and fits[-1] == len(least) - 1:
-                return True  # the last stands for all that is more
-            found += int(fits[-1]) if fits.size else 0
-        return found >= total
+            is_open = time > self.below or (fits.size and fits[-1] == len(least) - 1)
+            found.append(total if is_open else int(fits.max(initial=0)))
+        return np.array(found, dtype=np.int64)
 
-    times = np.unique(np.concatenate([least[np.isfinite(least)] for least in taken]))
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if covers(float(times[middle])) else (middle + 1, high)
-    return min(below, float(times[low])) if low < len(times) else below
+    def bound(self) -> float:
+        """The smallest time in which the devices can take all the work; at most ``below``."""
+        total = int(self.work.sum())
+        times = np.unique(np.concatenate([least[np.isfinite(least)] for least in self.least]))
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            covers = int(self.within(float(times[middle])).sum()) >= total
+            low, high = (low, middle) if covers else (middle + 1, high)
+        return min(self.below, float(times[low])) if low < len(times) else self.below
 
 
 @attrs.frozen(eq=False)
@@ -185,28 +211,3 @@ def _neighbours(model: LoadModel, device: int) -> tuple[dict[int, tuple[float, f
             only, apart = near[unit].get(other, (0.0, 0.0))
             near[unit][other] = (only + float(pair[0]), apart + float(pair[1]))
     return near
-
-
-def _order(model: LoadModel) -> tuple[Ints, float]:
-    """The order of units in which the fewest are open, and what all open sets add up to.
-
-    It is as they are numbered, or by reverse Cuthill and McKee (1969).
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
-
-    maker, user = model.source[model.uses[:, 0]], model.uses[:, 1]
-    graph = coo_array((np.ones(2 * len(maker)), (np.append(maker, user), np.append(user, maker))), (model.size,) * 2)
-    orders = [np.arange(model.size), reverse_cuthill_mckee(graph.tocsr(), symmetric_mode=True).astype(np.int64)]
-    opened = [_openness(order, maker, user) for order in orders]
-    return orders[int(np.argmin(opened))], min(opened)
-
-
-def _openness(order: Ints, maker: Ints, user: Ints) -> float:
-    """About how much the dynamic program has to do."""
-    place = np.argsort(order)
-    last = np.arange(len(order))
-    for one, other in ((maker, user), (user, maker)):
-        np.maximum.at(last, place[one], place[other])
-    opened = np.arange(1, len(order) + 1) - np.cumsum(np.bincount(last, minlength=len(order)))
-    return float(np.exp2(np.minimum(opened, OPEN + 4)).sum())
