@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,10 +105,34 @@ def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
 
 @contextlib.contextmanager
 def show_progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """Name the step that is running: a spinner in a terminal, a plain line elsewhere."""
-    if not console.is_terminal:
-        yield lambda step: click.echo(f"... {step}", err=True)
-        return
+    """Name the step that is running: a spinner in a terminal, a plain line elsewhere; prints are no results."""
+    aside = _prints_aside() if console.stderr or not console.is_terminal else contextlib.nullcontext()
+    with aside, _spinner(console) if console.is_terminal else contextlib.nullcontext(_say) as progress:
+        yield progress
+
+
+def _say(step: str) -> None:
+    click.echo(f"... {step}", err=True)
+
+
+@contextlib.contextmanager
+def _prints_aside() -> Iterator[None]:
+    """What the model's code and the libraries print meanwhile, those in C too, goes to the standard error."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if os.name == "posix":
+            ctypes.CDLL(None).fflush(None)  # C keeps what it prints to a pipe
+        os.dup2(results, 1)
+        os.close(results)
+
+
+@contextlib.contextmanager
+def _spinner(console: Console) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with Progress(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -340,3 +342,23 @@ def test_a_plan_for_another_model_is_refused(source: str, plan_file: Path) -> No
     assert 2 == result.exit_code
     assert "error: This is a plan for " in result.stderr
     assert ", another model: it names " in result.stderr
+
+
+def test_what_a_model_prints_is_no_part_of_the_json(tmp_path: Path) -> None:
+    """Neither in Python nor in C, as HiGHS does while it searches; it goes to the standard error."""
+    noisy = """
+import ctypes
+
+def noisy():
+    print("loading weights")
+    ctypes.CDLL(None).puts(b"said in C")
+    return model()
+"""
+    file = tmp_path / "noisy.py"
+    file.write_text(MODEL + noisy, encoding="utf-8")
+    command = [sys.executable, "-m", "fxpasses.cli", "place", f"{file}:noisy", *TWO, "--json", "--no-advice"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+
+    assert ["left", "right"] == [part["name"] for part in json.loads(done.stdout)["plan"]["parts"]]
+    assert {"loading weights", "said in C"} <= set(done.stderr.splitlines())
