@@ -21,6 +21,7 @@ from fxpasses.partitioners.costs.training_memory import Training
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_reasons import (
+    TOO_LARGE_TOGETHER,
     alone_reason,
     does_not_fit,
     reasons_of,
@@ -112,9 +113,10 @@ def place_by_device(
         objective: ``latency`` (one sample from its first operator to its last), ``throughput`` (the busiest device),
             ``memory`` (the fullest device) or ``devices`` (as few as hold it).
         contiguity: ``pipeline`` (each device has one turn), ``convex`` or ``free`` (a device may have several). By
-            default a pipeline; where some device cannot run everything, the better of ``pipeline`` and ``free``. For
-            latency by default the fastest device that holds everything takes it alone: several devices are quicker only
-            where branches run side by side, and are tried if a contiguity is given.
+            default a pipeline, and ``free`` where none keeps the budgets and pins; where some device cannot run
+            everything, the better of ``pipeline`` and ``free``. For latency by default the fastest device that holds
+            everything takes it alone: several devices are quicker only where branches run side by side, and are tried
+            if a contiguity is given.
         supports: Whether a device can run a node; by default each device answers for itself.
         pinned: The device of a node, or of all operators of a module, given by its path.
         forbidden: The devices that a node or a module must not be on.
@@ -161,7 +163,10 @@ def place_by_device(
     alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
     if alone is not None and everywhere:
         return _on_one(figures, wish, alone)
-    found = _best(figures, wish, kinds if contiguity is None else (contiguity,), alone)
+    if contiguity is None:
+        found = _best_or_free(figures, wish, kinds, alone)
+    else:
+        found = _best(figures, wish, (contiguity,), None)
     again = add_device_replicas(figures, wish, found, replicate)
     return _as_placement(figures, wish, found) if again is None else _with_replicas(wish, again)
 
@@ -194,6 +199,19 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     if not answers:
         raise failures[-1]
     return min(answers, key=lambda found: found.value)
+
+
+def _best_or_free(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+    """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told."""
+    try:
+        return _best(figures, wish, kinds, alone)
+    except PlacementError as error:
+        if "free" in kinds or error.reason == TOO_LARGE_TOGETHER:
+            raise
+        try:
+            return _best(figures, wish, ("free",), None)
+        except InfeasibleError:
+            raise error from None
 
 
 def _in_turn(figures: GraphFigures, wish: Wish) -> list[Found]:

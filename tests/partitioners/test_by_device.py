@@ -194,6 +194,64 @@ def test_memory_that_no_cut_can_keep_says_what_to_do() -> None:
         place_by_device(graph_module, devices)
 
 
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory", "devices"])
+def test_where_no_pipeline_fits_and_nothing_else_is_asked_a_device_has_several_turns(objective: str) -> None:
+    """The middle of three layers has a device for itself, and the others fit the other one."""
+    layers = (nn.Linear(16, 32, bias=False), nn.Linear(32, 32, bias=False), nn.Linear(32, 16, bias=False))
+    graph = module_of(nn.Sequential(*layers), torch.ones(1, 16))
+    devices = [Device(name, 4600) for name in "ab"]
+
+    found = place_by_device(graph, devices, objective=objective)  # type: ignore[arg-type]
+
+    assert ("free", 3) == (found.contiguity, len(found.device_of))
+    for name, held in predict_memory(graph, found.assignment, found.device_of).items():
+        assert held.peak <= 4600, name
+    with pytest.raises(InfeasibleError, match="no cut into runs of consecutive operators keeps every budget"):
+        place_by_device(graph, devices, objective=objective, contiguity="pipeline")  # type: ignore[arg-type]
+    with pytest.raises(InfeasibleError, match="no cut into runs of consecutive operators keeps every budget"):
+        place_by_device(graph, devices, objective=objective, pinned={"0": "a", "1": "a"})  # type: ignore[arg-type]
+
+
+def test_pins_that_no_pipeline_can_keep_are_kept() -> None:
+    graph = module_of(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), torch.ones(1, 4))
+
+    found = place_by_device(
+        graph, [Device("a"), Device("b")], objective="throughput", pinned={"0": "a", "1": "b", "2": "a"}
+    )
+
+    assert ["a", "b", "a"] == [device.name for device in found.device_of.values()]
+
+
+class Kept(nn.Module):
+    """Some layers give a value that stays to the end, so that what is alive differs much along the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [16, 16, 12, 16, 8, 16, 4]
+        self.layers = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in itertools.pairwise(widths))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if index not in (1, 3):
+                kept.append(x.sin())
+        return sum((each.sum() for each in kept), x.sum())
+
+
+def test_budgets_that_balancing_keeps_are_kept_under_another_objective() -> None:
+    """What is looked for differs, and so does what is found; what fits does for all."""
+    budgets = {"a": 3280, "b": 3304, "c": 2052}
+    graph = module_of(Kept(), torch.ones(8, 16))
+    devices = [Device(*each) for each in budgets.items()]
+
+    found = place_by_device(graph, devices, objective="memory", contiguity="free", time_budget=0.02)
+
+    for name, held in predict_memory(graph, found.assignment, found.device_of).items():
+        assert held.peak <= budgets[name]
+    assert found.bound <= found.objective_value
+
+
 def test_proposals_are_the_same_every_time() -> None:
     graph_module = module_of(Mlp(6), torch.randn(2, 64))
     cuts = [

@@ -12,10 +12,22 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["ONE_OPERATOR", "alone_reason", "does_not_fit", "reasons_of", "refuse_impossible", "replica_reason"]
+__all__ = [
+    "ONE_OPERATOR",
+    "TOO_LARGE_TOGETHER",
+    "alone_reason",
+    "does_not_fit",
+    "reasons_of",
+    "refuse_impossible",
+    "replica_reason",
+]
 
 ONE_OPERATOR = "a single op is too large for every device"
 """The reason of an error that is about one operator, whatever is done with the others."""
+
+
+TOO_LARGE_TOGETHER = "the model is too large for all devices together"
+"""The reason of an error that no way to divide the model helps."""
 
 
 def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Support | None) -> bool:
@@ -71,7 +83,7 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
             f"{where}".rstrip(),
             node=cause.node,
             missing_bytes=int(need - have),
-            reason="the model is too large for all devices together",
+            reason=TOO_LARGE_TOGETHER,
         )
     what = "cut into runs of consecutive operators" if kind == "pipeline" else "placement"
     return InfeasibleError(

@@ -123,7 +123,7 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
         InfeasibleError: proven that no placement of this kind keeps the budgets.
         PlacementError: none was found that does.
     """
-    live = figures.needs
+    live, asked = figures.needs, wish
     try:
         solution = _first(wish.problem(figures, contiguity, live), solve)
     except InfeasibleError as error:
@@ -156,9 +156,20 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
             live = (live + figures.needs) // 2
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
-    if along is None:
+    if along is None and (along := _by_loads(figures, asked, contiguity, bound)) is None:
         raise _none_found(figures, wish, contiguity)
     return along
+
+
+def _by_loads(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+    """What balancing loads finds, where nothing else was found: the budgets are the same."""
+    if wish.objective == "throughput":
+        return None
+    try:
+        runs = search(figures, attrs.evolve(wish, objective="throughput"), contiguity).runs
+    except PlacementError:
+        return None
+    return _found(figures, wish, contiguity, runs, float(len(set(runs.device_of.values()))), bound)
 
 
 def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
