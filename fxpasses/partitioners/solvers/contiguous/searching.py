@@ -44,6 +44,8 @@ FEW_STATES = 700
 BEAM_STOPS = 300
 LONG = 2000
 """Units from which on few linear orders are cut, coarsely first."""
+LINK_SECONDS = 1e-7
+"""How long it takes to find out what a unit sends over a link."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
 BETTER = 1 - 1e-9
@@ -118,7 +120,8 @@ class Search:
 
     def with_rooms(self, below: float, seconds: float) -> Search:
         """The same with what each device can take under a threshold and its transfers, if that takes few seconds."""
-        if self.rooms is not None or self.problem.objective != "throughput":
+        pairs = self.units.size * len(self.tables.memory) ** 2
+        if self.rooms is not None or self.problem.objective != "throughput" or pairs * LINK_SECONDS > seconds:
             return self
         model = LoadModel.of(self.units, self.tables)
         return attrs.evolve(self, rooms=Rooms.of(model, self.prices, below, seconds))
