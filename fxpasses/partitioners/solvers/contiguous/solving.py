@@ -24,6 +24,7 @@ from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
+from fxpasses.partitioners.solvers.reduced.fitting import where_they_fit
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -57,6 +58,17 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
     units = fold_leaves(problem, tables, units)
+    fitted = where_they_fit(units, tables.memory)
+    if fitted is not None:
+        try:
+            return _solved(problem, tables, fold_leaves(problem, tables, fitted))
+        except PlacementError:
+            pass  # what is missing is told about the problem as it was put
+    return _solved(problem, tables, units)
+
+
+def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+    """The answer for units that are left when all that can be joined is joined."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     bound = load_bound(units, tables.memory, problem.objective)
     if problem.objective == "throughput" and units.size <= LONG:

@@ -233,9 +233,10 @@ def contract(units: Units, order: Ints, stops: Ints) -> Units:
     return _joined(units, np.searchsorted(stops, place, side="right") - 1)
 
 
-def merge(units: Units, leaf: Ints, neighbour: Ints) -> Units:
-    """Join each of some units to another one, to which nothing but it ties it."""
-    part = _merged(np.arange(units.size), np.stack([leaf, neighbour], axis=1))
+def merge(units: Units, first: Ints, second: Ints) -> Units:
+    """Join pairs of units of a pipeline, with what lies between them."""
+    part = _merged(np.arange(units.size), np.stack([first, second], axis=1))
+    part = _merged(part, part[units.before], strong=True)
     return _joined(units, _numbered(part, units.before))
 
 
