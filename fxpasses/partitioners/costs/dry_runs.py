@@ -6,6 +6,7 @@ Operators of one kind on shapes of one kind run once. What a kernel hides from t
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
-__all__ = ["DryRun", "dry_run", "makes_a_copy"]
+__all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy"]
 
 _METHODS_THAT_MAY_COPY = (
     *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
@@ -43,6 +44,15 @@ class DryRun:
 
 
 @attrs.frozen
+class Autocast:
+    """Under which an operator runs: it may make copies of its operands in another type."""
+
+    device: str
+    dtype: torch.dtype
+    enabled: bool
+
+
+@attrs.frozen
 class _Like:
     """A tensor without its data."""
 
@@ -55,20 +65,21 @@ class _Like:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
-def dry_run(node: Node) -> DryRun | None:
+def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """Run a node without data.
 
     Args:
         node: A node whose inputs have recorded values. Symbolic sizes count at their hint.
+        autocast: What it runs under.
 
     Returns:
         What it makes; None for what torch does not take apart when it runs, and for what cannot run so.
     """
-    if not _is_taken_apart(node):
+    if not _is_taken_apart(node, autocast):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     try:
-        return _ran(node.target, structure, tuple(map(_described, leaves)))
+        return _ran(node.target, structure, tuple(map(_described, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -79,9 +90,9 @@ def makes_a_copy(node: Node) -> bool:
     return ran is not None and ran.made > 0
 
 
-def _is_taken_apart(node: Node) -> bool:
+def _is_taken_apart(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
-        return _is_composite(node.target)
+        return not node.target._schema.is_mutable and (autocast is not None or _is_composite(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_torchs = node.op == "call_method" or getattr(torch, name, None) is node.target
     return node.op in ("call_method", "call_function") and is_torchs and name in _METHODS_THAT_MAY_COPY
@@ -89,8 +100,7 @@ def _is_taken_apart(node: Node) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_composite(target: torch._ops.OpOverload) -> bool:
-    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return bool(composite) and not target._schema.is_mutable
+    return bool(target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def _described(leaf: Any) -> Hashable:
@@ -105,16 +115,39 @@ def _described(leaf: Any) -> Hashable:
 
 
 @lru_cache(maxsize=4096)
-def _ran(target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...]) -> DryRun | None:
+def _ran(
+    target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
+) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
-        with _Followed() as followed:
+        with _Followed() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 return None  # it cannot run without data
             made = followed.held_by(result)
             return DryRun(made, max(0, followed.peak - made))
+
+
+@contextmanager
+def _under(autocast: Autocast | None) -> Iterator[None]:
+    """Autocast as it is set, also for devices that are not there; nothing that it casts is kept for later."""
+    if autocast is None:
+        yield
+        return
+    device = autocast.device
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+    _set_autocast(device, autocast.enabled, autocast.dtype, False)
+    try:
+        yield
+    finally:
+        _set_autocast(device, *before)
+
+
+def _set_autocast(device: str, enabled: bool, dtype: torch.dtype, cached: bool) -> None:
+    torch.set_autocast_enabled(device, enabled)
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(cached)
 
 
 def _made(leaf: Hashable) -> Any:

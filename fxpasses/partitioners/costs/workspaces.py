@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.dry_runs import dry_run, makes_a_copy
+from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
@@ -19,16 +19,17 @@ __all__ = ["homes_in_memory", "workspace_bytes"]
 _LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
 
 
-def workspace_bytes(node: Node) -> int:
+def workspace_bytes(node: Node, autocast: Autocast | None = None) -> int:
     """The most bytes that a node needs at one time beside its inputs and its result.
 
     Args:
         node: A node whose inputs have recorded values. Only operators that torch takes apart when they run, and
             operators with a body, are asked; all others say 0. Symbolic sizes count at their hint.
+        autocast: What it runs under; it then has copies of its operands in another type.
     """
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return _around_bodies(node)
-    ran = dry_run(node)
+        return _around_bodies(node, autocast)
+    ran = dry_run(node, autocast)
     return 0 if ran is None else ran.inside
 
 
@@ -63,11 +64,15 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _around_bodies(node: Node) -> int:
+def _around_bodies(node: Node, autocast: Autocast | None) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
     owner = node.graph.owning_module
+    if getattr(node.target, "_name", "") == "wrap_with_autocast":
+        device, dtype, enabled, *_ = node.args
+        given = dtype if isinstance(dtype, torch.dtype) else torch.get_autocast_dtype(str(device))
+        autocast = Autocast(str(device), given, bool(enabled))
     held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
-    most = max((_most_alive(body) for body in held if isinstance(body, GraphModule)), default=0)
+    most = max((_most_alive(body, autocast) for body in held if isinstance(body, GraphModule)), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
         return most
     return max(0, most - sum(map(tensor_bytes, tensors_in(value_of(node)))))
@@ -77,7 +82,7 @@ def _attributes(node: Node) -> list[Node]:
     return [used for used in node.all_input_nodes if used.op == "get_attr"]
 
 
-def _most_alive(body: GraphModule) -> int:
+def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
     """The most bytes that a body makes and has at one time."""
     effects = analyze_effects(body)
     given = {s for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for s in effects.storages(node)}
@@ -94,6 +99,6 @@ def _most_alive(body: GraphModule) -> int:
     most = 0
     for node in body.graph.nodes:
         alive.update((storage, sizes[storage]) for storage in effects.storages(node) if storage in sizes)
-        most = max(most, sum(alive.values()) + workspace_bytes(node))
+        most = max(most, sum(alive.values()) + workspace_bytes(node, autocast))
         alive = {storage: size for storage, size in alive.items() if last[storage] is not node}
     return most

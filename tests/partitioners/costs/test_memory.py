@@ -65,6 +65,21 @@ class Branching(nn.Module):
         return torch.cond(x.sum() > 0, lambda t: self.down(self.up(t).relu()), lambda t: t.sin(), (x,)) + 1
 
 
+class Autocasting(nn.Module):
+    """Layers that compute in another type: their weights are copied for it, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layers[1](self.layers[0](x).relu())
+            with torch.autocast("cpu", enabled=False):
+                y = self.layers[2](y.float())
+        return y.softmax(-1)
+
+
 def training_batch_norm() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(), (torch.randn(4, 3, 8, 8),)
 
@@ -93,6 +108,7 @@ MODELS = {
     "encoder": lambda: (nn.TransformerEncoderLayer(32, 2, 64).eval(), (torch.randn(20, 4, 32),)),
     "recurrent": lambda: (nn.LSTM(32, 64, 2, batch_first=True).eval(), (torch.randn(8, 20, 32),)),
     "batch norm": training_batch_norm,
+    "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
 }
 
 
