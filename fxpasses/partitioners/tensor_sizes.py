@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Sizes", "concrete_size", "concrete_value", "storage_bytes", "tensor_bytes", "tensors_in"]
+__all__ = ["Sizes", "concrete_size", "concrete_value", "memory_bytes", "storage_bytes", "tensor_bytes", "tensors_in"]
 
 Sizes = Literal["hint", "upper"]
 """How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
@@ -59,6 +59,22 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's elements, for real, fake, symbolic and sparse-free quantised tensors."""
     return math.prod(concrete_size(size) for size in tensor.shape) * tensor.element_size()
+
+
+def memory_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of memory that a tensor's elements lie in: what ``expand`` repeats is there once.
+
+    >>> memory_bytes(torch.zeros(4, 1).expand(4, 100)), tensor_bytes(torch.zeros(4, 1).expand(4, 100))
+    (16, 1600)
+    """
+    if tensor.layout is not torch.strided:
+        return tensor_bytes(tensor)
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if not _is_zero(stride)]
+    return min(tensor_bytes(tensor), math.prod(map(concrete_size, sizes)) * tensor.element_size())
+
+
+def _is_zero(stride: Any) -> bool:
+    return isinstance(stride, int) and stride == 0  # a symbolic one is not asked: that would be a guard
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

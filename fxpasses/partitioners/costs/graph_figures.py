@@ -18,7 +18,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
-from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import memory_bytes, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -219,8 +219,9 @@ def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ..
     sizes: dict[int, int] = {}
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
     for node in graph_module.graph.nodes:
-        if node.op in ("get_attr", "output") or not (size := value_bytes(node)):
+        if node.op in ("get_attr", "output") or not value_bytes(node):
             continue
+        size = sum(map(memory_bytes, tensors_in(value_of(node))))
         storages = [storage for storage in homes[node] if storage >= 0 and storage not in constants]
         for storage in storages:
             sizes[storage] = max(sizes.get(storage, 0), size // len(storages))

@@ -22,7 +22,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
-from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import memory_bytes, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
@@ -208,8 +208,10 @@ def _lives(
         storages = [storage for storage in homes[node] if storage not in constants]
         if not tensors or not storages:
             continue
-        size = sum(map(tensor_bytes, tensors)) // len(storages)
+        sent = sum(map(tensor_bytes, tensors)) // len(storages)
+        own = sum(map(memory_bytes, tensors)) // len(storages)
         for device, start, stop in _stays(node, assignment, position, spans, home, end):
+            size = own if home.get(node) == device else sent
             for storage in storages:
                 there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
                 key = storage

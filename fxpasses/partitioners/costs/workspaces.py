@@ -12,7 +12,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy
 from fxpasses.partitioners.grouping.keep_together import is_getitem
-from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
 
 __all__ = ["homes_in_memory", "workspace_bytes"]
 
@@ -75,7 +75,7 @@ def _around_bodies(node: Node, autocast: Autocast | None) -> int:
     most = max((_most_alive(body, autocast) for body in held if isinstance(body, GraphModule)), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
         return most
-    return max(0, most - sum(map(tensor_bytes, tensors_in(value_of(node)))))
+    return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
 
 
 def _attributes(node: Node) -> list[Node]:
@@ -91,7 +91,7 @@ def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
     for node in body.graph.nodes:
         for storage in effects.storages(node):
             if storage not in given and storage >= 0 and node.op != "output":
-                made = sum(map(tensor_bytes, tensors_in(value_of(node)))) // len(effects.storages(node))
+                made = sum(map(memory_bytes, tensors_in(value_of(node)))) // len(effects.storages(node))
                 sizes[storage] = max(sizes.get(storage, 0), made)
         for used in (node, *node.all_input_nodes):
             last.update((storage, node) for storage in effects.storages(used) if storage in sizes)

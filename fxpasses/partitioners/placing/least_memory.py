@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits, ancestors, only, pair_bytes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
 
 __all__ = ["least_missing"]
 
@@ -121,7 +123,7 @@ class _Alive:
             if not here or not later or not touched.isdisjoint(here):
                 continue
             mask = self._near(self.unit_of[value], [self.unit_of[user] for user in later])
-            size = value_bytes(value) // len(figures.homes[value])
+            size = sum(map(memory_bytes, tensors_in(value_of(value)))) // len(figures.homes[value])
             known = forced.get(here[0])
             forced[here[0]] = (size, mask) if known is None else (min(size, known[0]), mask | known[1])
         yield from forced.values()

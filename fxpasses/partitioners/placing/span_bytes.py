@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.costs.workspaces import workspace_bytes
-from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
 
 __all__ = ["span_bytes"]
 
@@ -103,7 +103,7 @@ def _lives(figures: GraphFigures, place: Ints) -> list[tuple[int, int, int]]:
     for index, node in enumerate(figures.nodes):
         own = [storage for storage in figures.homes[node] if storage in here]
         tensors = tensors_in(value_of(node)) if own else []
-        size = sum(map(tensor_bytes, tensors)) // len(own) if own else 0
+        size = sum(map(memory_bytes, tensors)) // len(own) if own else 0
         users = [int(place[figures.position[user]]) if user in figures.position else end for user in node.users]
         for storage in own:
             at = int(place[index])

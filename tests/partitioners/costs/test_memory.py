@@ -80,6 +80,16 @@ class Autocasting(nn.Module):
         return y.softmax(-1)
 
 
+class Expanding(nn.Module):
+    """What is repeated by ``expand`` lies in memory once: few heads of keys, a mask, an index."""
+
+    def forward(self, x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
+        heads = x.view(2, 16, 4, 1, 8).expand(2, 16, 4, 8, 8)
+        scores = heads.sum(-1).permute(0, 3, 2, 1) + mask[:, None, None].expand(2, 8, 4, 16)
+        rows = torch.zeros(8, 16).scatter_add(0, index[:, None].expand(32, 16), x.reshape(64, 16)[:32])
+        return scores.softmax(-1).sum((1, 2)) + rows.sum(0)
+
+
 def training_batch_norm() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(), (torch.randn(4, 3, 8, 8),)
 
@@ -108,6 +118,7 @@ MODELS = {
     "encoder": lambda: (nn.TransformerEncoderLayer(32, 2, 64).eval(), (torch.randn(20, 4, 32),)),
     "recurrent": lambda: (nn.LSTM(32, 64, 2, batch_first=True).eval(), (torch.randn(8, 20, 32),)),
     "batch norm": training_batch_norm,
+    "expanding": lambda: (Expanding(), (torch.randn(2, 16, 32), torch.rand(2, 16), torch.arange(32) % 8)),
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
 }
 
