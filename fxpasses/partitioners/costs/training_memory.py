@@ -3,11 +3,13 @@
 The schedule is twice as long: the backward of a node runs at the mirrored position. What autograd saves is not guessed:
 the graph runs once, node by node, on tensors without data, and autograd says which storages it keeps. Saved values stay
 to the backward of the first node that saved them; the gradient of a value lives from the backward of its last user to
-that of its maker; the gradient of a parameter stays from there on.
+that of its maker; the gradient of a parameter stays from there on. What a backward needs for itself while it runs is
+learnt by running that of each operator once, without data too.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +26,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.dry_runs import backward_bytes
 from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
 
@@ -58,11 +61,13 @@ class BackwardNeeds:
         saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
         extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
         differentiable: The nodes whose value gets a gradient.
+        inside: For each node the bytes that its backward needs for itself while it runs.
     """
 
     saved: Mapping[Node, tuple[Node, ...]]
     extra: Mapping[Node, int]
     differentiable: Mapping[Node, None]
+    inside: Mapping[Node, int] = attrs.field(factory=dict)
 
 
 class _Tracer(Interpreter):
@@ -135,7 +140,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             raise PlacementError(f"what the backward needs is not known: {error}") from error
     saved = {node: tuple(owners) for node, owners in tracer.saved.items()}
     extra = {node: sum(sizes.values()) for node, sizes in tracer.extra.items()}
-    return BackwardNeeds(saved, extra, tracer.differentiable)
+    inside = {node: backward_bytes(node, tracer.differentiable) for node in tracer.differentiable}
+    return BackwardNeeds(saved, extra, tracer.differentiable, {node: size for node, size in inside.items() if size})
 
 
 def _example(node: Node) -> Any:
@@ -202,7 +208,8 @@ class _Step:
 
     def memory(self, device: str, training: Training) -> DeviceMemory:
         change = np.zeros(self.end + 2, dtype=np.int64)
-        for start, stop, size in (*self._values(device), *self._extras(device), *self._gradients(device)):
+        held = (self._values(device), self._extras(device), self._gradients(device), self._added(device))
+        for start, stop, size in itertools.chain(*held):
             change[start] += size
             change[min(stop, self.end) + 1] -= size
         trained = dict(self._trained(device))
@@ -236,6 +243,9 @@ class _Step:
         for node, size in self.needs.extra.items():
             if self.home.get(node) == device:
                 yield self.position[node], self.backward(node), size
+        for node, size in self.needs.inside.items():
+            if self.home.get(node) == device:
+                yield self.backward(node), self.backward(node), size
 
     def _gradients(self, device: str) -> Iterator[tuple[int, int, int]]:
         """Of each value: from the backward of its last user to that of its maker, and a second one where two add up."""
@@ -261,6 +271,14 @@ class _Step:
 
     def _passes_back(self, user: Node) -> bool:
         return user.op == "output" or user in self.needs.differentiable
+
+    def _added(self, device: str) -> Iterator[tuple[int, int, int]]:
+        """Of each further use of a parameter its gradient, and the sum with those before: it is not made in place."""
+        for node in self.needs.differentiable:
+            used = [self.position[user] for user in node.users if self.home.get(user) == device]
+            if node.op == "get_attr" and len(used) > 1:
+                size = sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
+                yield from ((self.end - 1 - at, self.end - 1 - at, 2 * size) for at in sorted(used)[:-1])
 
     def _trained(self, device: str) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
         """For each parameter with a gradient: when its gradient first comes, and its bytes; tied ones once."""

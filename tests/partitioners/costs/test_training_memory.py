@@ -59,7 +59,35 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "widening": lambda: (Widening(), (torch.randn(64, 64),)),
     "resnet": resnet,
     "llama": llama,
+    "hungry backward": lambda: (HungryBackward(), (torch.randn(100, 32), torch.randint(0, 100, (400,)))),
+    "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
 }
+
+
+class HungryBackward(nn.Module):
+    """Operators whose backward makes more than it gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        rows = self.linear(x)[index]
+        most = torch.zeros_like(x).scatter_reduce(0, index[:, None].expand_as(rows), rows, "amax")
+        return most.double().cumsum(0)
+
+
+class Losses(nn.Module):
+    """Three ways from the same wide result to a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 2000)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        result = self.linear(x)
+        smooth = nn.functional.cross_entropy(result, target, label_smoothing=0.1)
+        return smooth + nn.functional.kl_div(result.log_softmax(-1), result.softmax(-1), reduction="batchmean")
 
 
 def captured(model: nn.Module, args: tuple[Tensor, ...]) -> GraphModule:
