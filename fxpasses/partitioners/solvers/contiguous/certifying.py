@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
@@ -27,10 +25,12 @@ __all__ = ["every_ideal", "smallest"]
 
 MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
-HALVINGS = 6
-"""How often the interval is halved in which the least threshold lies that windows do not rule out."""
 FEW = 1250
-"""Ideals under the goal up to which windows need not be narrowed."""
+"""Ideals under the goal up to which they need not be refined."""
+ENOUGH = 0.002
+"""How near the thresholds come to each other that are and are not ruled out."""
+QUICK, SHARE = 0.4, 0.7
+"""How much of the steps goes into refining at first, and of these into the next threshold."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.06, 1.0))
@@ -52,29 +52,59 @@ def smallest(
     all was looked at and nothing found.
     """
     (steps, limit), proven = search.account.limits(budget), 0.0
-    narrowed, climbs = search.narrowed(), False
-    if narrowed.narrowing is not None and bound > 0 and every_ideal(search, goal, FEW) is None:
-        search, bound = narrowed, _least_threshold(narrowed, bound, goal)
-        proven, under_goal = bound, every_ideal(narrowed, goal, limit)
-        climbs = under_goal is None
-        if under_goal is not None and len(under_goal) > MANY:
-            return _decided(search, proven, goal, (steps, limit), known)
+    if bound > 0 and math.isfinite(goal) and search.can_refine and every_ideal(search, goal, FEW) is None:
+        return _refined_and_decided(search, bound, goal, (steps, limit), known)
     for below in _thresholds(bound, goal):
         words = every_ideal(search, below, limit)
-        many = words is None or len(words) > MANY
-        if words is None or (many and (not climbs or below >= goal)):
+        if words is None or len(words) > MANY:
             return _decided(search, proven, goal, (steps, limit), known)
-        outcome = (search.decide if many else search.run)(words, below, steps=steps)
+        outcome = search.run(words, below, steps=steps)
         steps -= outcome.steps
-        if outcome.pipeline is not None and many:
-            known = improved(search, Answer.of(search, outcome.pipeline))
-            return _decided(search, proven, known.by_value() * BETTER, (steps, limit), known)
         if outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
         if not outcome.finished:
             break
         proven = below
     return None, proven
+
+
+def _refined_and_decided(
+    search: Search, bound: float, goal: float, budget: tuple[float, int], best: Answer | None
+) -> tuple[Answer | None, float]:
+    """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick."""
+    (steps, limit), begun = budget, search.account.spent
+    quick = min(QUICK * steps, STEPS_A_SECOND)
+    found, proven = _refined(search, bound, goal, (quick, limit))
+    if proven >= goal * BETTER or found is not None:
+        return found, proven
+    left = steps - (search.account.spent - begun)
+    best, decided = _decided(search, proven, goal, (left / 2 if steps > MUCH else left, limit), best)
+    proven, goal = max(proven, decided), goal if best is None else min(goal, best.by_value() * BETTER)
+    left = steps - (search.account.spent - begun)
+    if proven >= goal * BETTER or steps <= MUCH or left <= 0:
+        return best, proven
+    found, refined = _refined(search, max(bound, proven), goal, (left, limit))
+    return found or best, max(proven, refined)
+
+
+def _refined(search: Search, low: float, goal: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
+    """The best under the goal by refining, and what none is below: the goal first, then thresholds below it."""
+    steps, limit = budget
+    high, below = goal, goal
+    while steps > 0 and high - low > ENOUGH * low:
+        refined = search.refined(below, SHARE * steps, limit)
+        outcome = None if refined.words is None else search.run(refined.words, below, steps=steps - refined.steps)
+        steps -= refined.steps + (0.0 if outcome is None else outcome.steps)
+        if outcome is None or not outcome.finished:
+            high = below
+        elif outcome.pipeline is not None:
+            return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
+        elif below == goal:
+            return None, goal
+        else:
+            low = below
+        below = (low + high) / 2
+    return None, low
 
 
 def _decided(
@@ -106,24 +136,6 @@ def _decided(
     return best, proven
 
 
-def _least_threshold(search: Search, low: float, high: float) -> float:
-    """The largest threshold up to ``high`` found to be out of reach by the windows alone; ``low`` is known to be."""
-    if not math.isfinite(high):
-        return low
-    for _step in range(HALVINGS):
-        middle = high if not _step else (low + high) / 2
-        if _is_empty(search.measure(middle), search.states()):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _is_empty(measure: Measure, states: States) -> bool:
-    low, high = measure.window(states, float(measure.weight.sum()))
-    return bool((low > high).all())
-
-
 def _thresholds(bound: float, goal: float) -> Iterator[float]:
     """From just above the bound to the goal, in steps that double."""
     share = 0.01
@@ -141,11 +153,6 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
         or search.units.size > MAX_UNITS
     ):
         return None
-    if search.narrowing is not None and math.isfinite(below):
-        words = search.narrowing.ideals(search.measure(below), limit)
-        if words is not None:
-            return words
-        search = attrs.evolve(search, narrowing=None)  # its windows overlap, and it counts what is in each
     states = search.states() if most is None else States.of(search.classes, most)
     measure = search.measure(below)
     total = float(measure.weight.sum())

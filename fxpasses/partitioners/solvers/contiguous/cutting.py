@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["CutFamily", "Window", "Words", "all_ideals", "ideals_near", "masks", "pack", "prefixes", "weights_above"]
+__all__ = [
+    "CutFamily",
+    "Window",
+    "Words",
+    "all_ideals",
+    "by_weight",
+    "ideals_near",
+    "masks",
+    "pack",
+    "prefixes",
+    "unpack",
+    "weights_above",
+]
 
 Words = NDArray[np.uint64]
 
@@ -31,6 +43,14 @@ def pack(inside: NDArray[np.bool_]) -> Words:
 def unpack(words: Words, size: int) -> NDArray[np.bool_]:
     """The inverse of :func:`pack`."""
     return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=size).astype(bool)
+
+
+def by_weight(words: Words, weight: Floats) -> Ints:
+    """The order of ideals by the weight of their units, then by size."""
+    inside = unpack(words, len(weight))
+    exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0)))  # whole numbers: their sums do not round
+    order: Ints = np.lexsort((inside.sum(axis=1), inside @ exact))
+    return order
 
 
 @attrs.frozen(eq=False)
@@ -52,12 +72,9 @@ class CutFamily:
     @classmethod
     def of(cls, words: Words, weight: Floats) -> CutFamily:
         """Sort ideals without duplicates by the weight of their units, then by size."""
-        inside = unpack(words, len(weight))
-        exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0)))  # whole numbers: their sums do not round
-        order = np.lexsort((inside.sum(axis=1), inside @ exact))
-        words = np.ascontiguousarray(words[order])
+        words = np.ascontiguousarray(words[by_weight(words, weight)])
         is_nested = bool(((words[1:] & words[:-1]) == words[:-1]).all())
-        inside = np.ascontiguousarray(inside[order].T)
+        inside = np.ascontiguousarray(unpack(words, len(weight)).T)
         return cls(inside, words, weight @ inside, is_nested)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -14,7 +15,8 @@ from fxpasses.partitioners.solvers.contiguous.cutting import Words, stops_of
 from fxpasses.partitioners.solvers.contiguous.deciding import Decision
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline, PipelineSearch
-from fxpasses.partitioners.solvers.contiguous.narrowing import Narrowing
+from fxpasses.partitioners.solvers.contiguous.refining import Refined, Refining
+from fxpasses.partitioners.solvers.contiguous.spare import Payment
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import Prices
@@ -37,8 +39,6 @@ STEPS_A_SECOND = 600e6
 MAX_STATES = 8192
 SOME_STATES = 200
 """States from which on no question about many ideals has an answer within a second."""
-MOVES_A_SECOND = 16
-"""Moves between states up to which windows are narrowed: each asks for some minimum cuts, a millisecond each."""
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
 BEAM_STOPS = 300
@@ -79,8 +79,6 @@ class Search:
     """In which order devices are used, where there are too many states for any order."""
     given: States | None = None
     """States that know more than which devices are used."""
-    narrowing: Narrowing | None = None
-    """What crosses at least, where that is asked for."""
     rooms: Rooms | None = None
     """What each device can take with its transfers, where that is asked for."""
     account: Account = attrs.field(factory=Account)
@@ -105,8 +103,7 @@ class Search:
             return Measure(self.units.kept.astype(np.float64), memory)
         held = np.where(np.isfinite(self.tables.memory), self.tables.memory, 0.0)
         room = self.prices.load * below + self.prices.byte * held
-        measure = Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
-        return measure if self.narrowing is None else self.narrowing.measure(measure)
+        return Measure(self.prices.weight, np.array([room[list(group.devices)].max() for group in self.classes]))
 
     def _measures(self, below: float) -> tuple[Measure, ...]:
         """All that windows follow from: prices, bytes, and what devices can take with their transfers."""
@@ -126,17 +123,23 @@ class Search:
         model = LoadModel.of(self.units, self.tables)
         return attrs.evolve(self, rooms=Rooms.of(model, self.prices, below, seconds))
 
-    def narrowed(self) -> Search:
-        """The same, its windows narrowed by what crosses at least; for links and states of one kind only."""
+    @property
+    def can_refine(self) -> bool:
+        """Whether ideals can be found from a coarse problem on: for links and states of one kind only."""
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"
-        if self.narrowing is not None or not is_simple or States.count(self.classes) > FEW_STATES:
-            return self
-        states = self.states()
-        if sum(map(len, states.moves)) > MOVES_A_SECOND * self.problem.time_budget:
-            return self
-        price = np.array([self.prices.load[list(group.devices)].min() for group in self.classes])
-        narrowing = Narrowing(self.units, self.classes, states, self.prices.weight, price)
-        return attrs.evolve(self, narrowing=narrowing)
+        return is_simple and States.count(self.classes) <= FEW_STATES and self.units.size <= LONG
+
+    def refined(self, below: float, steps: float, limit: int) -> Refined:
+        """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on."""
+        first = np.array([group.devices[0] for group in self.classes])
+        pays = Payment(self.measure(below).room, self.prices.load[first], self.prices.byte[first])
+        refined = self._refining.ideals(pays, below, steps, limit)
+        self.account.spent += refined.steps
+        return refined
+
+    @cached_property
+    def _refining(self) -> Refining:
+        return Refining(self.units, self.classes, self.states(), self.prices.weight)
 
     @property
     def kinds(self) -> list[tuple[Floats, Floats, Floats]]:

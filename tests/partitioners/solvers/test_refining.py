@@ -1,7 +1,8 @@
-"""Windows narrowed by what crosses: no cut of any pipeline under a threshold is lost; real graphs get certificates."""
+"""Ideals found from a coarse problem on: no cut of any pipeline under a threshold is lost; real graphs are proven."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -14,9 +15,11 @@ from random_placements import EveryPlacement, every_placement, random_problem
 
 from fxpasses.devices import Device, Link, fake_devices
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying
+from fxpasses.partitioners.solvers.contiguous import certifying, refining
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
+from fxpasses.partitioners.solvers.contiguous.cores import Core
 from fxpasses.partitioners.solvers.contiguous.cutting import unpack
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.searching import Search
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -25,23 +28,23 @@ from fxpasses.partitioners.solvers.reduced.tables import tables_of
 RANDOM_GRAPHS = examples(120)
 
 
-def sending_problem(seed: int) -> PlacementProblem:
-    """What crosses matters as much as what is computed; links are alike, devices are not always."""
+def sending_problem(seed: int, work: float = 3.0) -> PlacementProblem:
+    """What crosses matters as much as what is computed, or more; links are alike, devices are not always."""
     draw = random.Random(seed)
     problem = random_problem(seed, training=seed % 4 == 0, objective="throughput")
     graph = problem.graph.copy()
     for _node, facts in graph.nodes(data=True):
-        seconds = draw.uniform(0.5, 3.0)
+        seconds = draw.uniform(work / 6, work)
         if isinstance(facts["seconds"], dict):
             seconds = {name: seconds * draw.choice([1.0, 2.0]) for name in facts["seconds"]}
         facts |= {"seconds": seconds, "output_bytes": 0, "output_seconds": draw.choice([0.3, 1.0, 2.0])}
     return attrs.evolve(problem, graph=graph, time_budget=10.0)
 
 
-def narrowed(problem: PlacementProblem) -> Search:
+def search_of(problem: PlacementProblem) -> Search:
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    return Search.of(problem, tables, units, prices_of(units, tables.memory, "throughput")).narrowed()
+    return Search.of(problem, tables, units, prices_of(units, tables.memory, "throughput"))
 
 
 def cuts(problem: PlacementProblem, search: Search, every: EveryPlacement, row: int) -> set[tuple[bool, ...]]:
@@ -60,20 +63,25 @@ def cuts(problem: PlacementProblem, search: Search, every: EveryPlacement, row: 
     return found
 
 
+@pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
-def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(seed: int) -> None:
-    """For thresholds just above the optimum and far above it, over all assignments; below it nothing has to be left."""
+def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(
+    seed: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For thresholds just above the optimum and far above it, over all assignments; units join the core one by one."""
+    monkeypatch.setattr(refining, "FIRST", first)
+    monkeypatch.setattr(refining, "GROWTH", 1.01)
     problem = sending_problem(seed)
     every = every_placement(problem)
     values = every.values(problem)
     if not len(values):
         return
-    search = narrowed(problem)
-    assert search.narrowing is not None
+    search = search_of(problem)
+    assert search.can_refine
     load = every.load.max(axis=1)
 
     for below in (values[0] * (1 + 1e-6), values[0] * 1.2, values[0] * 2):
-        words = certifying.every_ideal(search, below, 100_000)
+        words = search.refined(below, math.inf, 100_000).words
         assert words is not None
         kept = set(map(tuple, unpack(words, search.units.size).tolist()))
         rows = np.flatnonzero(every.legal & every.pipeline & (load < below))[:200]
@@ -81,14 +89,13 @@ def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(seed: int) -> None:
             assert cuts(problem, search, every, row) <= kept
 
 
-@pytest.mark.parametrize("many", [-1, 5000])
-@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
-def test_answers_found_in_narrowed_windows_are_those_of_brute_force(
-    seed: int, many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is known before: the threshold grows from the bound on until the best pipeline is found."""
-    monkeypatch.setattr(certifying, "MANY", many)
-    monkeypatch.setattr(pipelines, "_first_answer", lambda *_given: None)
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))
+def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer known before is the first one along a single order."""
+    monkeypatch.setattr(refining, "FIRST", 2)
+    monkeypatch.setattr(certifying, "FEW", 0)
+    monkeypatch.setattr(pipelines, "LADDER", (1,))
+    monkeypatch.setattr(pipelines, "improved", lambda _search, best: best)
     problem = sending_problem(seed)
     values = every_placement(problem).values(problem)
     if not len(values):
@@ -98,6 +105,36 @@ def test_answers_found_in_narrowed_windows_are_those_of_brute_force(
 
     assert pytest.approx(values[0]) == solution.objective_value
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_no_device_carries_more_in_a_core(seed: int) -> None:
+    """Every pipeline of the problem, over a random half of its units: seconds, and values that leave and enter."""
+    problem = sending_problem(seed, work=0.1)
+    every, search = every_placement(problem), search_of(problem)
+    draw = np.random.default_rng(seed)
+    rows = draw.permutation(np.flatnonzero(every.legal & every.pipeline))[:100].tolist()
+
+    for _core in range(8):
+        core = Core.of(search.units, search.classes, draw.random(search.units.size) < 0.5)
+        for row in rows:
+            home = np.zeros(search.units.size, dtype=np.int64)
+            home[search.units.unit_of] = every.home[row]
+            for group in core.classes:
+                for device in group.devices:
+                    assert load_in(core, home[core.chosen], group, device) <= every.load[row][device] + 1e-9
+
+
+def load_in(core: Core, home: Any, group: DeviceClass, device: int) -> float:
+    """What a device carries: its units, each value that leaves it, and each that enters it, once."""
+    load = float(group.weight[home == device].sum())
+    for value, maker in enumerate(core.units.source.tolist()):
+        users = {int(home[user]) for number, user in core.units.uses.tolist() if number == value}
+        if home[maker] == device and users - {device}:
+            load += group.leaving[value]
+        if home[maker] != device and device in users:
+            load += group.entering[value]
+    return load
 
 
 def branching_chain(blocks: int) -> PlacementProblem:
@@ -119,18 +156,32 @@ def branching_chain(blocks: int) -> PlacementProblem:
     return PlacementProblem(graph, [Device(name) for name in names], [Link("a", "b")], time_budget=1.0)
 
 
-def test_ideals_that_cut_branches_are_left_out_while_they_are_made() -> None:
+def test_few_ideals_are_left_where_branches_are_cut_for_nothing() -> None:
     """A block of three branches has more than two hundred ideals; between blocks one value crosses beside the mask."""
     problem = branching_chain(12)
-    search, solution = narrowed(problem), solve_placement(problem)
+    search, solution = search_of(problem), solve_placement(problem)
 
-    plain = certifying.every_ideal(attrs.evolve(search, narrowing=None), solution.objective_value, 100_000)
-    left = certifying.every_ideal(search, solution.objective_value, 100_000)
+    plain = certifying.every_ideal(search, solution.objective_value, 100_000)
+    left = search.refined(solution.objective_value * (1 + 1e-6), math.inf, 100_000).words
 
     assert plain is not None
     assert left is not None
-    assert len(left) < len(plain) / 20
+    assert 0 < len(left) < len(plain) / 20
     assert solution.is_optimal
+
+
+def test_a_unit_left_out_stands_in_for_one_value_only() -> None:
+    """Two values go through one operator: where it runs before the cut, only its own output crosses."""
+    graph: Any = nx.DiGraph([("a", "both"), ("b", "both"), ("both", "end"), ("a", "b")])
+    for node, seconds in {"a": 2.0, "b": 2.0, "both": 0.0, "end": 4.0}.items():
+        graph.nodes[node].update(seconds=seconds, output_seconds=1.0)
+    search = search_of(PlacementProblem(graph, fake_devices(2)))
+
+    core = Core.of(search.units, search.classes, np.array([True, True, False, True]))
+
+    assert [[0, 1], [0, 2], [1, 2]] == core.units.before.tolist()
+    assert [0] == core.units.source.tolist()
+    assert [[0, 1], [0, 2]] == core.units.uses.tolist()
 
 
 def test_exported_transformers_of_hundreds_of_operators_get_their_certificate() -> None:

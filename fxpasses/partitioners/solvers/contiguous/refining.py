@@ -1,0 +1,161 @@
+"""The ideals at which a pipeline under a threshold can be cut: from a coarse problem to the given one.
+
+Branches side by side make ideals by the million, though none of them matters much: views of one mask, experts, keys and
+values of a decoder. So the search starts with a core of the units that stands nearly in a row, and treats the others as
+a fluid (:mod:`~fxpasses.partitioners.solvers.contiguous.spare`). That says for each ideal of the core after which
+devices it can come. Then some units join the core, the ideals that are left are split by them, and the question is put
+again, until all units are in the core, or no ideal is left (coarse-to-fine dynamic programming: Raphael 2001).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest_first
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, masks, pack, unpack
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Spare
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats
+
+__all__ = ["Refined", "Refining"]
+
+Bools = NDArray[np.bool_]
+FIRST = 250
+"""Ideals of the first core."""
+GROWTH = 2
+"""How many times as many ideals the next core has, at least, before the question is put."""
+FUTILE, MANY = 0.95, 3000
+"""Share of so many ideals of a core that are left where it does not help to go on."""
+SLACK = 1e-9
+
+
+@attrs.frozen
+class Refined:
+    """The ideals that are left (None: there were too many, or too few steps), and the steps that it took."""
+
+    words: Words | None
+    steps: float
+
+
+@attrs.frozen(eq=False)
+class _Level:
+    """The ideals of a core that are left.
+
+    Args:
+        words: They, as bits of all units, ``(f, w)``.
+        allowed: In which states each may be, ``(states, f)``.
+    """
+
+    words: Words
+    allowed: Bools
+
+
+@attrs.frozen(eq=False)
+class Refining:
+    """A problem.
+
+    Args:
+        units: The units.
+        classes: The devices.
+        states: In which numbers they are used.
+        weight: What each unit weighs by the prices, ``(m,)``.
+    """
+
+    units: Units
+    classes: tuple[DeviceClass, ...]
+    states: States
+    weight: Floats
+
+    @cached_property
+    def _held(self) -> Bools:
+        """Which units the ideals that hold another one hold."""
+        return held_by(self.units)
+
+    @cached_property
+    def _left_out(self) -> list[int]:
+        """Those that are not in the first core, the last one to join it first."""
+        return widest_first(self._held, self.weight)
+
+    def ideals(self, pays: Payment, below: float, steps: float, limit: int) -> Refined:
+        """All ideals that a pipeline under a threshold may be cut at, and perhaps some more."""
+        taken, left_out = 0.0, list(self._left_out)
+        chosen = np.ones(self.units.size, dtype=bool)
+        chosen[left_out] = False
+        level = self._row(chosen)
+        while True:
+            level = self._split(level, chosen, left_out)
+            if len(level.words) > limit:
+                return Refined(None, taken)
+            possible, spent = self._possible(level, chosen, pays, below, steps - taken)
+            taken += spent
+            if possible is None:
+                return Refined(None, taken)
+            if not left_out or not len(possible.words):
+                return Refined(possible.words, taken)
+            if len(level.words) > MANY and len(possible.words) > FUTILE * len(level.words):
+                return Refined(None, taken)
+            level = possible
+
+    def _row(self, chosen: Bools) -> _Level:
+        """The ideals of units that stand in a row."""
+        rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
+        for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
+            rows[count + 1 :, unit] = True
+        return _Level(pack(rows), np.ones((len(self.states.moves), len(rows)), dtype=bool))
+
+    def _split(self, level: _Level, chosen: Bools, left_out: list[int]) -> _Level:
+        """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
+        enough, words = max(FIRST, GROWTH * len(level.words)), level.words
+        origin = np.arange(len(words))
+        while left_out and len(words) < enough:
+            unit = left_out.pop()
+            may, need_not = np.ones((2, len(words)), dtype=bool)
+            for word, mask in masks(np.flatnonzero(self._held[:, unit] & chosen).tolist()).items():
+                may &= words[:, word] & mask == mask
+            for word, mask in masks(np.flatnonzero(self._held[unit] & chosen).tolist()).items():
+                need_not &= words[:, word] & mask == 0
+            larger = words[may]
+            larger[:, unit // 64] |= np.uint64(1 << unit % 64)
+            words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
+            chosen[unit] = True
+        return _Level(words, level.allowed[:, origin])
+
+    def _possible(
+        self, level: _Level, chosen: Bools, pays: Payment, below: float, steps: float
+    ) -> tuple[_Level | None, float]:
+        """The ideals between which pipelines of the core stay under the threshold, and the steps that it took."""
+        core, weight = Core.of(self.units, self.classes, chosen), self.weight[chosen]
+        words = pack(unpack(level.words, self.units.size)[:, chosen])
+        order = by_weight(words, weight)
+        family = CutFamily.of(words[order], weight)
+        question = Spare(
+            Spans.of(core.units, family, core.classes),
+            self.states,
+            pays,
+            below,
+            needed=self.weight[~chosen] @ _meets(self._held[np.ix_(~chosen, chosen)], family.inside),
+            ready=self.weight[~chosen] @ ~_meets(self._held[np.ix_(chosen, ~chosen)].T, ~family.inside),
+            total=float(self.weight[~chosen].sum()),
+            slack=SLACK * float(self.weight.sum()),
+        )
+        allowed = level.allowed[:, order]
+        taken = question.taken(allowed, steps)
+        left = None if taken is None else question.left(taken > NOTHING, steps)
+        if taken is None or left is None:
+            return None, question.steps
+        allowed = taken + left >= question.total - question.slack
+        some = allowed.any(axis=0)
+        return _Level(level.words[order[some]], allowed[:, some]), question.steps
+
+
+def _meets(needs: Bools, inside: Bools) -> Bools:
+    """Whether any unit of each row is in each column."""
+    found: Bools = needs.astype(np.float32) @ inside.astype(np.float32) > 0
+    return found

@@ -1,0 +1,182 @@
+"""How much weight of units left out the devices can take along at most, up to each ideal of a core and from it on.
+
+By the prices a device pays for its load and its bytes (see :mod:`~fxpasses.partitioners.solvers.proofs.bounds`). What
+units of the core leave of that, under a threshold on the load, is there for units left out, as if they were a fluid:
+they may be split, go to any device, and nothing that they send is charged. Only two things hold them back: a unit left
+out is not taken before what it needs, nor after what needs it.
+
+The most that is taken up to an ideal and the most from it on are dynamic programs over pairs of ideals, as the best
+pipeline is. Where both together are less than all that is left out, no pipeline under the threshold cuts at ideals with
+these units of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["NOTHING", "Payment", "Spare"]
+
+Bools = NDArray[np.bool_]
+BLOCK = 256
+PAIR = 20
+"""Steps that one pair of ideals costs, beside one for each of its moves between states."""
+NOTHING = -np.inf
+"""What is taken along where no pipeline comes."""
+
+
+@attrs.frozen(eq=False)
+class Payment:
+    """What a device of each class pays: ``room`` at most, ``load`` for a second and ``byte`` for a byte at least."""
+
+    room: Floats
+    load: Floats
+    byte: Floats
+
+
+@attrs.define(eq=False)
+class Spare:
+    """The ideals of a core and the devices.
+
+    Args:
+        spans: The ideals.
+        states: How many devices of each class are used.
+        pays: What they pay.
+        below: The threshold on the load.
+        needed: The weight of units left out that each ideal needs, ``(f,)``.
+        ready: The weight of those that each ideal allows, ``(f,)``.
+        total: The weight of all that is left out.
+        slack: What sums of weights may be off by.
+        steps: Steps taken so far.
+    """
+
+    spans: Spans
+    states: States
+    pays: Payment
+    below: float
+    needed: Floats
+    ready: Floats
+    total: float
+    slack: float
+    steps: float = 0.0
+
+    def taken(self, allowed: Bools, steps: float) -> Floats | None:
+        """The most that devices took along up to each ideal, ``(states, f)``; -inf where they cannot have run it.
+
+        ``allowed`` are the states that each ideal may be in. None if that takes more than some steps.
+        """
+        most = np.full(allowed.shape, NOTHING)
+        most[0, 0] = 0.0
+        for layer, after in self._layers():
+            for state in layer:
+                own = np.minimum(most[state], self.ready)
+                most[state] = np.where(allowed[state] & (own >= self.needed - self.slack), own, NOTHING)
+                for kind, there in self.states.moves[state]:  # a device without a unit of the core
+                    np.maximum(most[there], most[state] + self.pays.room[kind], out=most[there])
+            rows = np.flatnonzero(_any(most > NOTHING, layer))
+            for block, columns, spare in self._pairs(rows, _any(allowed, after)):
+                for state in layer:
+                    self._extend(most, state, block, columns, spare, allowed)
+                if self.steps > steps:
+                    return None
+        return most
+
+    def left(self, allowed: Bools, steps: float) -> Floats | None:
+        """The same for the devices that are left, from each ideal on."""
+        most = np.full(allowed.shape, NOTHING)
+        most[:, -1] = 0.0
+        for layer, after in reversed(list(self._layers())):
+            for state in layer:
+                for kind, there in self.states.moves[state]:
+                    np.maximum(most[state], most[there] + self.pays.room[kind], out=most[state])
+            rows = np.flatnonzero(_any(allowed, layer))
+            for block, columns, spare in self._pairs(rows, _any(most > NOTHING, after)):
+                for state in layer:
+                    self._precede(most, state, block, columns, spare, allowed)
+                if self.steps > steps:
+                    return None
+            for state in layer:
+                own = np.minimum(most[state], self.total - self.needed)
+                fine = allowed[state] & (own >= self.total - self.ready - self.slack)
+                most[state] = np.where(fine, own, NOTHING)
+        return most
+
+    def _layers(self) -> Iterator[tuple[list[int], list[int]]]:
+        """The states with each number of devices, and the states that follow these."""
+        used = self.states.used.sum(axis=1)
+        for count in range(int(used.max()) + 1):
+            layer = np.flatnonzero(used == count).tolist()
+            yield layer, sorted({there for state in layer for _kind, there in self.states.moves[state]})
+
+    def _pairs(self, rows: Ints, ends: Bools) -> Iterator[tuple[Ints, Ints, list[Floats]]]:
+        """Blocks of pairs of ideals with what a device of each class has to spare between them."""
+        family, reach = self.spans.family, float(self.pays.room.max()) + self.slack
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            first = int(block[0]) + 1
+            last = int(np.searchsorted(family.position, family.position[block[-1]] + reach, side="right"))
+            columns = np.flatnonzero(ends[first:last]) + first
+            common = np.bitwise_and.reduce(family.words[block], axis=0)
+            for word in np.flatnonzero(common).tolist():
+                columns = columns[family.words[columns, word] & common[word] == common[word]]
+            if len(columns):
+                self.steps += float(len(block)) * len(columns) * PAIR
+                yield block, columns, self._spare(block, columns)
+
+    def _spare(self, block: Ints, columns: Ints) -> list[Floats]:
+        """What a device of each class has left between each pair of ideals; -inf where it cannot run what is there."""
+        pays, found = self.pays, []
+        kept = self.spans.kept[columns][None, :] - self.spans.kept[block][:, None] if pays.byte.any() else 0.0
+        for kind, load in enumerate(self.spans.loads(block, columns, self.below)):
+            fine = load < np.inf
+            spare = pays.room[kind] - pays.load[kind] * np.where(fine, load, 0.0) - pays.byte[kind] * kept
+            found.append(np.where(fine & (spare >= -self.slack), spare, NOTHING))
+        return found
+
+    def _extend(
+        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], allowed: Bools
+    ) -> None:
+        """Let one more device run from some ideals of a state."""
+        value = most[state, block]
+        own = np.flatnonzero(value > NOTHING)
+        if own.size:
+            for kind, there in self.states.moves[state]:
+                near = _between(allowed[there], columns)
+                found = (spare[kind][own, near] + value[own][:, None]).max(axis=0)
+                self.steps += len(own) * len(found)
+                most[there, columns[near]] = np.maximum(most[there, columns[near]], found)
+
+    def _precede(
+        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], allowed: Bools
+    ) -> None:
+        """Let one device run from some ideals of a state to those from which the others go on."""
+        own = np.flatnonzero(allowed[state, block])
+        if own.size:
+            for kind, there in self.states.moves[state]:
+                near = _between(most[there] > NOTHING, columns)
+                if near.start < near.stop:
+                    found = (spare[kind][own, near] + most[there, columns[near]][None, :]).max(axis=1)
+                    self.steps += len(own) * (near.stop - near.start)
+                    most[state, block[own]] = np.maximum(most[state, block[own]], found)
+
+
+def _any(ideals: Bools, states: list[int]) -> Bools:
+    """The ideals that are in some of the states."""
+    found: Bools = np.logical_or.reduce(ideals[states], axis=0)
+    return found
+
+
+def _between(ideals: Bools, columns: Ints) -> slice:
+    """The columns from the first to the last ideal of a set."""
+    chosen = np.flatnonzero(ideals)
+    if not chosen.size:
+        return slice(0, 0)
+    first, last = np.searchsorted(columns, [chosen[0], chosen[-1] + 1]).tolist()
+    return slice(first, last)
