@@ -107,11 +107,20 @@ def _export(
     except Exception as error:  # whatever the user's forward raises comes out of export
         line = own_line(error)
         raise CaptureError(
-            f"torch.export cannot capture {type(model).__name__}: {_first_line(error)}"
-            + (f"\n  at {line}" if line else "")
-            + "\nMake that line exportable, or hand over a program that is exported already.",
+            f"torch.export cannot capture {type(model).__name__}: {_told(error)}"
+            + (f"\n  at {line}\nMake that line exportable" if line else "\nChange the model or dynamic_shapes")
+            + ", or hand over a program that is exported already.",
             reason=_first_line(error),
         ) from error
+
+
+def _told(error: BaseException) -> str:
+    """What torch says in its first line; of sizes that cannot change as asked, also which, why, and what could."""
+    paragraph = str(error).strip().partition("\n\n")[0]
+    if not paragraph.startswith("Constraints violated"):
+        return _first_line(error)
+    first, *others = paragraph.splitlines()
+    return "\n".join([first.partition(" For more information")[0], *others])
 
 
 def _first_line(error: BaseException) -> str:

@@ -370,6 +370,21 @@ def test_a_model_that_torch_cannot_export_shows_the_reason_and_the_users_line() 
     assert "in forward: if x.sum() > 0:" in str(caught.value)
 
 
+def test_sizes_that_cannot_change_as_asked_are_told_with_why_and_what_could() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(3, 4) * 2
+
+    with pytest.raises(CaptureError) as caught:
+        lower(Fixed(), (torch.randn(12),), devices=[Device("cpu")], dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+    first, why, *fixes, what = str(caught.value).splitlines()
+    assert "torch.export cannot capture Fixed: Constraints violated (batch)!" == first
+    assert "You marked batch as dynamic but your code specialized it to be a constant (12)" in why
+    assert ["Suggested fixes:", "  batch = 12"] == fixes
+    assert "Change the model or dynamic_shapes, or hand over a program that is exported already." == what
+
+
 def test_a_single_op_too_large_for_every_device_is_named_with_its_bytes() -> None:
     with pytest.raises(InfeasibleError) as caught:
         lower(Mlp(1, 256), (torch.randn(2, 256),), devices=cpu_pair(100 * KiB, 120 * KiB))
