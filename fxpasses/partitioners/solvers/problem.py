@@ -9,6 +9,7 @@ they share once, and the largest number of bytes that is alive while one of them
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,10 @@ def _links(given: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
+    groups = tuple(groups)
+    for group in groups:
+        if isinstance(group, str):
+            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
     return tuple(tuple(group) for group in groups)
 
 
@@ -93,12 +98,15 @@ class PlacementProblem:
 
     def __attrs_post_init__(self) -> None:
         Topology.of(self.devices, self.links)
-        if not isinstance(self.graph, nx.DiGraph):
+        if not isinstance(self.graph, nx.DiGraph) or self.graph.is_multigraph():
             raise PlacementError(f"The graph is a networkx.DiGraph, not {type(self.graph).__name__}.")
         _check_choice("objective", self.objective, OBJECTIVES)
         _check_choice("contiguity", self.contiguity, CONTIGUITIES)
-        if isinstance(self.time_budget, bool) or not 0 <= self.time_budget < math.inf:
-            raise PlacementError(f"The time budget is a number of seconds, not {self.time_budget!r}.")
+        budget, seed = self.time_budget, self.seed
+        if not _is_number(budget, numbers.Real) or not 0 <= budget < math.inf:
+            raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")
+        if not _is_number(seed, numbers.Integral) or seed < 0:
+            raise PlacementError(f"The seed is a whole number from 0 on, not {seed!r}.")
         self._check_nodes("colocate", (node for group in self.colocate for node in group))
         self._check_nodes("pinned", self.pinned)
         self._check_nodes("forbidden", self.forbidden)
@@ -119,6 +127,10 @@ class PlacementProblem:
         if all(device != known.name for known in self.devices):
             names = ", ".join(known.name for known in self.devices)
             raise PlacementError(f"`{field}` puts {node!r} together with the device {device!r}; there are {names}.")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:

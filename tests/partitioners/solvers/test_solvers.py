@@ -222,6 +222,10 @@ def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> Non
     [
         ({"objective": "speed"}, "There is no objective 'speed'; there is throughput, latency, memory, devices."),
         ({"time_budget": -1}, "The time budget is a number of seconds, not -1."),
+        ({"time_budget": "1"}, "The time budget is a number of seconds, not '1'."),
+        ({"seed": -1}, "The seed is a whole number from 0 on, not -1."),
+        ({"seed": 1.5}, "The seed is a whole number from 0 on, not 1.5."),
+        ({"colocate": ["n0"]}, "`colocate` is a list of groups, and 'n0' is a text; write [['n0', ...]]."),
         ({"pinned": {"x": "d0"}}, "`pinned` names 'x', which is not a node of the graph."),
         ({"pinned": {"n0": "z"}}, "`pinned` puts 'n0' together with the device 'z'; there are d0, d1."),
         ({"forbidden": {"n0": "d0"}}, "`forbidden` maps 'n0' to 'd0'; give a list of device names."),
