@@ -33,11 +33,11 @@ QUICK, SHARE = 0.4, 0.7
 """How much of the steps goes into refining at first, and of these into the next threshold."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
-ATTEMPTS = ((0.0, 0.06), (0.06, 1.0))
+ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 """Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-ROOMS_SHARE = 0.15
+ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
 
@@ -65,6 +65,8 @@ def smallest(
         if not outcome.finished:
             break
         proven = below
+    if proven < goal < math.inf:
+        proven = max(proven, search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND).least)
     return None, proven
 
 
@@ -113,7 +115,7 @@ def _decided(
     """The same from above: ask for something better until there is nothing."""
     steps, limit = budget
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    proven = max(proven, 0.0 if search.rooms is None else search.rooms.bound() * BETTER)
+    proven = max(proven, search.least)
     if States.count(search.classes) > SOME_STATES and steps < 1.5 * STEPS_A_SECOND:
         return best, proven
     is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES

@@ -29,8 +29,9 @@ SLACK = 1e-9
 ROUNDING = 1e-12
 BLOCK = 128
 COLUMNS = 8192
-PAIR, TIGHT_PAIR = 20, 30
-"""Steps that one pair of ideals costs, and where bytes are counted, too."""
+PAIR, CLASS, TIGHT, BACK = 6, 0.4, 8, 1.2
+"""Steps that one pair of ideals costs, more for each class of devices, and where bytes are counted, too; how many times
+as many it costs where values flow back."""
 
 Bools = NDArray[np.bool_]
 
@@ -184,6 +185,7 @@ class Decision:
         open_to = np.logical_or.reduce([allowed[there] for there in targets])
         rows = np.flatnonzero(member.any(axis=0))
         taken = 0.0
+        pair = (PAIR + CLASS * len(self.classes) + TIGHT * spans.is_tight) * (BACK if spans.flows_back else 1)
         reach = float(self.measures[0].room.max()) + SLACK * float(family.position[-1])
         for block in blocks_of(family, rows, BLOCK):
             if taken > steps:
@@ -191,7 +193,7 @@ class Decision:
             columns = larger(family, block, open_to, reach)
             for first in range(0, len(columns), COLUMNS):
                 part = columns[first : first + COLUMNS]
-                taken += float(len(block) * len(part)) * (TIGHT_PAIR if spans.is_tight else PAIR)
+                taken += float(len(block) * len(part)) * pair
                 self._reach(spans, block, part, layer, member, ideals, below)
         return taken
 

@@ -124,6 +124,11 @@ class Search:
         return attrs.evolve(self, rooms=Rooms.of(model, self.prices, below, seconds))
 
     @property
+    def least(self) -> float:
+        """What no pipeline is below, as far as what devices can take tells."""
+        return 0.0 if self.rooms is None else self.rooms.bound() * BETTER
+
+    @property
     def can_refine(self) -> bool:
         """Whether ideals can be found from a coarse problem on: for links and states of one kind only."""
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"

@@ -142,7 +142,7 @@ class Spans:
         return found
 
     @cached_property
-    def _flows_back(self) -> bool:
+    def flows_back(self) -> bool:
         """Whether any value goes to an earlier device; asked for each block of pairs, found out once."""
         return bool(self.back.any())
 
@@ -214,7 +214,7 @@ class Spans:
         right.append(_cells(values.count, active[value], columns) == counted[:, None])
         if self.forced is not None:
             self._forced(group, self.forced, rows, columns, left, right)
-        if self._flows_back:
+        if self.flows_back:
             self._going_back(group, rows, columns, left, right)
         saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
         charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
