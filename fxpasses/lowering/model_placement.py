@@ -16,10 +16,13 @@ from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_maps import DeviceMap
-from fxpasses.partitioners.placing.device_reasons import ONE_OPERATOR
+from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
 from fxpasses.units import format_bytes
 
 __all__ = ["check_offload", "module_paths", "propose"]
+
+_HINT = ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
+"""It makes a single operator that is too large no smaller, so it is not told there."""
 
 
 def check_offload(offload: str | None) -> None:
@@ -70,18 +73,14 @@ def propose(
         if error.missing_bytes is None:  # an operator that no device supports, or may run: no memory would help
             raise
         if offload is None:
-            raise _with_hint(error) from error.__cause__
-    except PlacementError:  # none was found, though nothing says that there is none
+            error.message += _HINT * (error.reason != ONE_OPERATOR)
+            raise
+    except PlacementError as error:  # none was found, though nothing says that there is none
         if offload is None:
+            error.message += _HINT * (error.reason == NONE_FOUND)
             raise
     options.pop("replicate", None)  # an offloaded placement has none
     return place_with_offloading(graph_module, topology, objective=objective, options=options)
-
-
-def _with_hint(error: InfeasibleError) -> InfeasibleError:
-    if error.reason != ONE_OPERATOR:  # offloading makes a single operator no smaller
-        error.message += ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
-    return error
 
 
 def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from examples import bert, resnet
-from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, lower
+from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower
 from fxpasses.cli.demo_model import demo_llama
+from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.passes.placement import copies_of
 from fxpasses.units import KiB, MiB
 
@@ -368,6 +370,19 @@ def test_a_model_that_torch_cannot_export_shows_the_reason_and_the_users_line() 
 
     assert str(caught.value).startswith("torch.export cannot capture Undecided: ")
     assert "in forward: if x.sum() > 0:" in str(caught.value)
+
+
+def test_offloading_is_named_where_no_placement_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing proves then that there is none; a slip in what is asked for is told without it."""
+    found = PlacementError("No placement was found.", reason=NONE_FOUND)
+    slip = PlacementError("There is no objective 'speed'.")
+    place = Mock(side_effect=[found, slip])
+    monkeypatch.setattr("fxpasses.lowering.model_placement.place_by_device", place)
+
+    with pytest.raises(PlacementError, match=r'^No placement was found\. Or allow offload="cpu": parameters'):
+        lower(Mlp(1), (torch.randn(2, 64),), devices=cpu_pair())
+    with pytest.raises(PlacementError, match=r"^There is no objective 'speed'\.$"):
+        lower(Mlp(1), (torch.randn(2, 64),), devices=cpu_pair())
 
 
 def test_sizes_that_cannot_change_as_asked_are_told_with_why_and_what_could() -> None:

@@ -13,6 +13,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, val
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = [
+    "NONE_FOUND",
     "ONE_OPERATOR",
     "TOO_LARGE_TOGETHER",
     "alone_reason",
@@ -25,6 +26,9 @@ __all__ = [
 ONE_OPERATOR = "a single op is too large for every device"
 """The reason of an error that is about one operator, whatever is done with the others."""
 
+
+NONE_FOUND = "no placement was found"
+"""The reason of an error that proves nothing."""
 
 TOO_LARGE_TOGETHER = "the model is too large for all devices together"
 """The reason of an error that no way to divide the model helps."""

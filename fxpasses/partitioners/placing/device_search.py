@@ -24,6 +24,7 @@ from fxpasses.partitioners.costs.device_times import critical_path, predict_make
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets
 from fxpasses.partitioners.placing.colocation import Selector, select
+from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
@@ -282,7 +283,7 @@ def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Pl
         f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
         "memory, or raise time_budget.",
         node=node,
-        reason="no placement was found",
+        reason=NONE_FOUND,
     )
 
 
