@@ -139,6 +139,11 @@ def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
     assert "<All keys matched successfully>" == str(nn.ModuleDict({"net": model}).load_state_dict(outer.state_dict()))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         outer.load_state_dict({**wanted.state_dict(), "net.more": torch.ones(1)})
+    less = {name: value for name, value in wanted.state_dict().items() if name != "net.second.bias"}
+    for each in (outer, copy.deepcopy(outer)):
+        assert ["net.second.bias"] == each.load_state_dict(less, strict=False).missing_keys
+        with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "net\.second\.bias"\.'):
+            each.load_state_dict(less)
 
 
 def test_a_copy_is_trained_alone() -> None:
