@@ -29,7 +29,7 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH = 0.002
 """How near the thresholds come to each other that are and are not ruled out."""
-QUICK, SHARE = 0.4, 0.7
+QUICK, SHARE = 0.4, 0.5
 """How much of the steps goes into refining at first, and of these into the next threshold."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
