@@ -12,11 +12,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
 from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
+from fxpasses.plan.keys import listed
 from fxpasses.programs.input_contract import InputContract
 from fxpasses.report.summary import Summary
 
@@ -93,6 +95,17 @@ class LoweredModule(GraphModule):
     def direct_code(self) -> str | None:
         """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
         return self._direct.source(self)
+
+    def train(self, mode: bool = True) -> LoweredModule:
+        """Switch the mode; operators keep the one in which they were captured, and a warning says which do."""
+        if otherwise := captured_otherwise(self.program.graph, mode):
+            was, names = "evaluation" if mode else "training", listed(node.name for node in otherwise)
+            warnings.warn(
+                f"The model was captured in {was}, and stays so in {names}. To run it in the other mode, call "
+                f"model.{'train' if mode else 'eval'}() and lower it again.",
+                stacklevel=2,
+            )
+        return super().train(mode)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -197,7 +210,8 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
             tensor.requires_grad_(name in packed.trained)
             if name in packed.state:
                 tensor.copy_(packed.state[name])
-    return lowered.train(packed.training)
+    torch.nn.Module.train(lowered, packed.training)
+    return lowered
 
 
 def _places(program: ExportedProgram) -> dict[str, int]:

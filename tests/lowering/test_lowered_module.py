@@ -15,6 +15,7 @@ from lowering_models import Answer, Dataclasses, KeyValueCache, Mlp, Tied, cpu_p
 from torch import Tensor, nn
 
 from fxpasses import Device, InputError, LoweredModule, load, lower, place, save
+from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.passes.placement import loads_of
 from fxpasses.plan import PartPlan
 from fxpasses.plan.keys import stable_keys
@@ -270,3 +271,35 @@ def test_a_model_that_gives_back_a_text_cannot_be_pickled() -> None:
     assert {"x": 2, "kind": "sum", "count": 3} == {**lowered(torch.ones(2)), "x": 2}
     with pytest.raises(InputError, match=r"gives back the text 'sum', which torch's file format cannot hold"):
         pickle.dumps(lowered)
+
+
+def test_the_mode_in_which_a_model_was_captured_stays_and_is_told() -> None:
+    """``eval()`` reaches no operator: dropout and batch norm go on as in training."""
+    x = torch.randn(6, 8)
+    trained, evaluated = in_two(Training().train(), x), in_two(Training().eval(), x)
+
+    with pytest.warns(UserWarning, match=r"captured in training, and stays so in batch_norm, dropout\. To run"):
+        trained.eval()
+    with pytest.warns(UserWarning, match=r"captured in evaluation, .* so in batch_norm\. .* call model\.train\(\) and"):
+        nn.ModuleDict({"net": evaluated}).train()
+    trained.train()
+    evaluated.eval()
+    in_two(Mlp(), torch.randn(2, 64)).eval().train()
+
+    assert trained.training
+    assert not evaluated.training
+    assert not pickled(evaluated).training
+
+
+@pytest.mark.parametrize(
+    ("share", "warned"), [(0.0, False), (0.2, True)], ids=["no dropout in attention", "dropout in attention"]
+)
+def test_dropout_inside_of_attention_counts_as_training(share: float, warned: bool) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=share)
+
+    lowered = lower(Attention(), (torch.randn(1, 2, 4, 8),), devices=[Device("a")])
+
+    assert warned == bool(captured_otherwise(lowered.program.graph, False))
+    assert [] == captured_otherwise(lowered.program.graph, True)
