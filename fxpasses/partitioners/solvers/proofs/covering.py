@@ -3,7 +3,8 @@
 All devices together take all the work. So the largest load is at least the time in which the most that each device can
 take, added up, is all of it. What one device takes at most is a dynamic program over the units in one order: its state
 is which of the open units, those with neighbours still to come, are on the device, and how much work it has taken. It
-is a relaxation, for two devices may take the same units.
+is a relaxation, for two devices may take the same units. How much each device takes at most also says which ideals a
+set of devices can have run, and which ones it leaves to the others.
 
 Work is measured in whole parts of the price of a unit (see
 :class:`~fxpasses.partitioners.solvers.proofs.bounds.Prices`); any measure gives a bound, and this one makes it no
