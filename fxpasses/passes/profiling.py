@@ -86,7 +86,8 @@ def _made_up(value: Any, device: torch.device) -> Any:
     made = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype, device=device)
     if 0 in value.stride() or not (value.is_floating_point() or value.is_complex()):
         return made.zero_()
-    return made.uniform_(0.1, 1.0) if value.is_floating_point() else made.fill_(0.5)
+    has_random = value.is_floating_point() and value.dtype.itemsize > 1  # float8 has not
+    return made.uniform_(0.1, 1.0) if has_random else made.fill_(0.5)
 
 
 def _call(node: Node, device: torch.device) -> Callable[[], Any]:

@@ -71,6 +71,21 @@ def test_measuring_changes_neither_the_state_of_the_model_nor_the_random_numbers
     assert SECONDS.read(calls(module)["norm"])["cpu"] > 0
 
 
+def test_types_without_random_numbers_are_measured() -> None:
+    """Numbers of one byte: they cannot be drawn, and any will do."""
+
+    class Eighth(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(torch.float8_e4m3fn).to(torch.float32)
+
+    module: GraphModule = export(Eighth(), (torch.randn(4, 8),)).module(check_guards=False)
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    assert all(SECONDS.read(calls(module)[name])["cpu"] > 0 for name in ("to", "to_1"))
+    assert not any(record.remarks for record in result.records)
+
+
 def test_control_flow_runs_with_its_bodies() -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
