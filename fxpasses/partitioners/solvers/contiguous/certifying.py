@@ -75,6 +75,8 @@ def _refined_and_decided(
 ) -> tuple[Answer | None, float]:
     """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick."""
     (steps, limit), begun = budget, search.account.spent
+    search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
+    bound = max(bound, search.least)
     quick = min(QUICK * steps, STEPS_A_SECOND)
     found, proven = _refined(search, bound, goal, (quick, limit))
     if proven >= goal * BETTER or found is not None:

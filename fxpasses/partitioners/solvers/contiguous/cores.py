@@ -7,6 +7,8 @@ values have a maker in the core, and stand in for its own.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,9 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Core", "held_by", "widest_first"]
 
@@ -34,11 +39,15 @@ class Core:
         chosen: Their numbers in the problem, ``(m,)``.
         units: The units; they have no live and no shared bytes, and stand for no nodes.
         classes: What they and their values weigh on each class of devices.
+        before: For each unit left out, the last of the core that it needs, ``(m - c, c)``, sparse.
+        after: The first of the core that need it.
     """
 
     chosen: Ints
     units: Units
     classes: tuple[DeviceClass, ...]
+    before: csr_array[np.float32]
+    after: csr_array[np.float32]
 
     @classmethod
     def of(cls, units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) -> Core:
@@ -46,6 +55,7 @@ class Core:
         chosen = np.flatnonzero(is_chosen)
         number = np.cumsum(is_chosen) - 1
         source, uses, costs = _values(units, classes, is_chosen)
+        before, after = _nearest(units, is_chosen)
         none = np.zeros((0, 2), dtype=np.int64)
         core = Units(
             unit_of=np.zeros(0, dtype=np.int64),
@@ -54,12 +64,19 @@ class Core:
             live=np.zeros(len(chosen), dtype=np.int64),
             shared=np.zeros(0, dtype=np.int64),
             shares=none,
-            before=number[_before(units, is_chosen)],
+            before=number[_pairs(after, chosen)],
             source=number[source],
             uses=np.stack([uses[:, 0], number[uses[:, 1]]], axis=1),
             outputs=none,
         )
-        return cls(chosen, core, tuple(_of_core(group, chosen, costs[:, kind]) for kind, group in enumerate(classes)))
+        left_out, shape = np.flatnonzero(~is_chosen), (units.size - len(chosen), len(chosen))
+        return cls(
+            chosen,
+            core,
+            tuple(_of_core(group, chosen, costs[:, kind]) for kind, group in enumerate(classes)),
+            _relation(number, shape, _pairs(before, left_out)),
+            _relation(number, shape, _pairs(after, left_out)),
+        )
 
 
 def _of_core(group: DeviceClass, chosen: Ints, costs: Floats) -> DeviceClass:
@@ -67,15 +84,30 @@ def _of_core(group: DeviceClass, chosen: Ints, costs: Floats) -> DeviceClass:
     return attrs.evolve(group, weight=weight, banned=banned, leaving=costs[0], entering=costs[1])
 
 
-def _before(units: Units, is_chosen: Bools) -> Ints:
-    """Pairs of chosen units, the first of which comes before the other, with only units left out between them."""
+def _nearest(units: Units, is_chosen: Bools) -> tuple[list[set[int]], list[set[int]]]:
+    """For each unit the chosen units before it, and those after it, with only units left out between them."""
+    before: list[set[int]] = [set() for _ in range(units.size)]
     after: list[set[int]] = [set() for _ in range(units.size)]
+    for unit, predecessors in enumerate(units.predecessors):
+        for needed in predecessors:
+            before[unit] |= {needed} if is_chosen[needed] else before[needed]
     for unit in reversed(range(units.size)):
-        reached = {unit} if is_chosen[unit] else after[unit]
-        for before in units.predecessors[unit]:
-            after[before] |= reached
-    pairs = [(unit, user) for unit in np.flatnonzero(is_chosen).tolist() for user in sorted(after[unit])]
+        for needed in units.predecessors[unit]:
+            after[needed] |= {unit} if is_chosen[unit] else after[unit]
+    return before, after
+
+
+def _pairs(near: list[set[int]], chosen: Ints) -> Ints:
+    pairs = [(unit, other) for unit in chosen.tolist() for other in sorted(near[unit])]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _relation(number: Ints, shape: tuple[int, int], pairs: Ints) -> csr_array[np.float32]:
+    """Pairs of a unit left out and one of the core as a matrix."""
+    from scipy.sparse import csr_array
+
+    rows = pairs[:, 0] - number[pairs[:, 0]] - 1  # as many are left out before it
+    return csr_array((np.ones(len(pairs), dtype=np.float32), (rows, number[pairs[:, 1]])), shape=shape)
 
 
 def _values(units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) -> tuple[Ints, Ints, Floats]:

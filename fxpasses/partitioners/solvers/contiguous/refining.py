@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest_first
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, masks, pack, unpack
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Spare
@@ -33,6 +33,8 @@ GROWTH = 2
 """How many times as many ideals the next core has, at least, before the question is put."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
+PREPARING = 5
+"""Steps that it takes to prepare an ideal, for each unit."""
 SLACK = 1e-9
 
 
@@ -115,12 +117,9 @@ class Refining:
         enough, words = max(FIRST, GROWTH * len(level.words)), level.words
         origin = np.arange(len(words))
         while left_out and len(words) < enough:
-            unit = left_out.pop()
-            may, need_not = np.ones((2, len(words)), dtype=bool)
-            for word, mask in masks(np.flatnonzero(self._held[:, unit] & chosen).tolist()).items():
-                may &= words[:, word] & mask == mask
-            for word, mask in masks(np.flatnonzero(self._held[unit] & chosen).tolist()).items():
-                need_not &= words[:, word] & mask == 0
+            unit, core = left_out.pop(), pack(chosen[None])
+            may = ~(pack(self._held[:, unit][None]) & core & ~words).any(axis=1)
+            need_not = ~(pack(self._held[unit][None]) & core & words).any(axis=1)
             larger = words[may]
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
@@ -140,10 +139,11 @@ class Refining:
             self.states,
             pays,
             below,
-            needed=self.weight[~chosen] @ _meets(self._held[np.ix_(~chosen, chosen)], family.inside),
-            ready=self.weight[~chosen] @ ~_meets(self._held[np.ix_(chosen, ~chosen)].T, ~family.inside),
+            needed=self.weight[~chosen] @ (core.after @ family.inside > 0),
+            ready=self.weight[~chosen] @ (core.before @ ~family.inside == 0),
             total=float(self.weight[~chosen].sum()),
             slack=SLACK * float(self.weight.sum()),
+            steps=PREPARING * float(family.count) * self.units.size,
         )
         allowed = level.allowed[:, order]
         taken = question.taken(allowed, steps)
@@ -153,9 +153,3 @@ class Refining:
         allowed = taken + left >= question.total - question.slack
         some = allowed.any(axis=0)
         return _Level(level.words[order[some]], allowed[:, some]), question.steps
-
-
-def _meets(needs: Bools, inside: Bools) -> Bools:
-    """Whether any unit of each row is in each column."""
-    found: Bools = needs.astype(np.float32) @ inside.astype(np.float32) > 0
-    return found

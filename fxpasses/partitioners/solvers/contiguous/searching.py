@@ -132,7 +132,7 @@ class Search:
     def can_refine(self) -> bool:
         """Whether ideals can be found from a coarse problem on: for links and states of one kind only."""
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"
-        return is_simple and States.count(self.classes) <= FEW_STATES and self.units.size <= LONG
+        return is_simple and States.count(self.classes) <= FEW_STATES and self.units.size <= 2 * LONG
 
     def refined(self, below: float, steps: float, limit: int) -> Refined:
         """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on."""
