@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Outcome
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
@@ -29,8 +30,8 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH = 0.002
 """How near the thresholds come to each other that are and are not ruled out."""
-QUICK, SHARE = 0.4, 0.5
-"""How much of the steps goes into refining at first, and of these into the next threshold."""
+QUICK, DECIDING, SHARE = 0.4, 0.6, 0.5
+"""How much of the steps goes into refining at first, of the others into all ideals, then into each threshold."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
@@ -77,38 +78,43 @@ def _refined_and_decided(
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     bound = max(bound, search.least)
-    quick = min(QUICK * steps, STEPS_A_SECOND)
-    found, proven = _refined(search, bound, goal, (quick, limit))
-    if proven >= goal * BETTER or found is not None:
-        return found, proven
+    outcome = _under(search, goal, min(QUICK * steps, STEPS_A_SECOND), limit)
+    if outcome is not None:
+        found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
+        return found, goal if found is None else found.by_value() * BETTER
     left = steps - (search.account.spent - begun)
-    best, decided = _decided(search, proven, goal, (left / 2 if steps > MUCH else left, limit), best)
-    proven, goal = max(proven, decided), goal if best is None else min(goal, best.by_value() * BETTER)
+    best, proven = _decided(search, bound, goal, (DECIDING * left, limit), best)
+    goal = goal if best is None else min(goal, best.by_value() * BETTER)
     left = steps - (search.account.spent - begun)
-    if proven >= goal * BETTER or steps <= MUCH or left <= 0:
+    if proven >= goal * BETTER or left <= 0:
         return best, proven
-    found, refined = _refined(search, max(bound, proven), goal, (left, limit))
+    found, refined = _refined(search, proven, goal, (left, limit))
     return found or best, max(proven, refined)
 
 
-def _refined(search: Search, low: float, goal: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
-    """The best under the goal by refining, and what none is below: the goal first, then thresholds below it."""
-    steps, limit = budget
-    high, below = goal, goal
-    while steps > 0 and high - low > ENOUGH * low:
-        refined = search.refined(below, SHARE * steps, limit)
-        outcome = None if refined.words is None else search.run(refined.words, below, steps=steps - refined.steps)
-        steps -= refined.steps + (0.0 if outcome is None else outcome.steps)
-        if outcome is None or not outcome.finished:
+def _refined(search: Search, low: float, high: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
+    """The best under a threshold by refining, and what none is below: where steps are few, lower thresholds only."""
+    (steps, limit), begun = budget, search.account.spent
+    below = high if steps > MUCH else (low + high) / 2
+    while (left := steps - (search.account.spent - begun)) > 0 and high - low > ENOUGH * low:
+        outcome = _under(search, below, SHARE * left, limit)
+        if outcome is None:
             high = below
         elif outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
-        elif below == goal:
-            return None, goal
         else:
             low = below
         below = (low + high) / 2
     return None, low
+
+
+def _under(search: Search, below: float, steps: float, limit: int) -> Outcome | None:
+    """The best pipeline under a threshold by refining, or None where that takes too much."""
+    refined = search.refined(below, steps, limit)
+    if refined.words is None:
+        return None
+    outcome = search.run(refined.words, below, steps=max(steps - refined.steps, 0.0))
+    return outcome if outcome.finished else None
 
 
 def _decided(

@@ -28,6 +28,8 @@ Bools = NDArray[np.bool_]
 BLOCK = 256
 PAIR = 20
 """Steps that one pair of ideals costs, beside one for each of its moves between states."""
+CALL = 15_000
+"""Steps that one move costs beside its pairs, for each block."""
 NOTHING = -np.inf
 """What is taken along where no pipeline comes."""
 
@@ -150,7 +152,7 @@ class Spare:
             for kind, there in self.states.moves[state]:
                 near = _between(allowed[there], columns)
                 found = (spare[kind][own, near] + value[own][:, None]).max(axis=0)
-                self.steps += len(own) * len(found)
+                self.steps += len(own) * len(found) + CALL
                 most[there, columns[near]] = np.maximum(most[there, columns[near]], found)
 
     def _precede(
@@ -163,7 +165,7 @@ class Spare:
                 near = _between(most[there] > NOTHING, columns)
                 if near.start < near.stop:
                     found = (spare[kind][own, near] + most[there, columns[near]][None, :]).max(axis=1)
-                    self.steps += len(own) * (near.stop - near.start)
+                    self.steps += len(own) * (near.stop - near.start) + CALL
                     most[state, block[own]] = np.maximum(most[state, block[own]], found)
 
 
