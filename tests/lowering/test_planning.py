@@ -219,7 +219,7 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
         ),
         (
             lambda: place(Mlp(), ARGS, devices=[Device("a"), Device("b")], forbidden={"layers.0": ["a", "b"]}),
-            "No device may run linear: think of what the devices can run, and of pins, forbidden devices, groups.",
+            "linear may run nowhere (forbidden on a, b): give it a device.",
         ),
         (lambda: Device("a", supports="all"), "supports is called as supports(submodules, node), and 'all' cannot"),
         (

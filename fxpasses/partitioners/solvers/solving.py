@@ -21,6 +21,9 @@ from fxpasses.partitioners.solvers.solved import Solved
 
 __all__ = ["bound_in_turn", "solve_in_turn", "solve_placement"]
 
+MOST_TOLD = 4
+"""Nodes of which an error tells where they may run."""
+
 
 def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     """Place each node on a device, and say how far from the best that can be.
@@ -94,10 +97,7 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
     allowed = np.isfinite(units.seconds)
     room = np.where(allowed, tables.memory[None, :], -np.inf).max(axis=1)
     for unit in np.flatnonzero(~allowed.any(axis=1)).tolist():
-        names = _names(tables, units.members[unit])
-        raise InfeasibleError(
-            f"No device may run {names}: think of what the devices can run, and of pins, forbidden devices, groups."
-        )
+        raise InfeasibleError(_why_nowhere(problem, tables, units.members[unit]))
     need = units.kept + units.live
     np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
     for unit in np.flatnonzero(need > room).tolist():
@@ -115,6 +115,34 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
             f"missing. {tables.nodes[over]!r} is the first node that does not fit.",
             missing_bytes=total - int(has),
         )
+
+
+def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[int, ...]) -> str:
+    """Why no device may run a node, or some that have to share one; those that may run anywhere are left out."""
+    limits = [(tables.nodes[index], _limit(problem, tables, index)) for index in members]
+    told = [f"{node!r} {limit}" for node, limit in limits if limit]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    why = ", ".join(told[:MOST_TOLD]) + more
+    if len(members) == 1:
+        return f"{why}: give it a device."
+    names = _names(tables, members)
+    return (
+        f"{names} have to share a device, by groups or because values may not flow back, and none may run all: {why}."
+    )
+
+
+def _limit(problem: PlacementProblem, tables: CostTables, index: int) -> str:
+    """Where a node may run, and why only there; empty if that is anywhere."""
+    node, names = tables.nodes[index], [device.name for device in problem.devices]
+    allowed = [name for name, fine in zip(names, np.isfinite(tables.seconds[index]).tolist(), strict=True) if fine]
+    if len(allowed) == len(names):
+        return ""
+    reasons = [f"pinned to {problem.pinned[node]}"] if node in problem.pinned else []
+    forbidden = sorted(problem.forbidden.get(node, ()))
+    reasons += [f"forbidden on {', '.join(forbidden)}"] if forbidden else []
+    where = f"may run on {', '.join(allowed)} only" if allowed else "may run nowhere"
+    unable = "no other device can run it" if allowed else "no device can run it"
+    return f"{where} ({'; '.join(reasons) or unable})"
 
 
 def _names(tables: CostTables, members: tuple[int, ...]) -> str:

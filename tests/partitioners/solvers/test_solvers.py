@@ -180,7 +180,15 @@ def test_a_graph_without_nodes_is_placed() -> None:
             {"forbidden": {"n1": ["d0", "d1"]}},
             None,
             None,
-            "No device may run 'n1': think of what the devices can run, and of pins, forbidden devices, groups.",
+            "'n1' may run nowhere (forbidden on d0, d1): give it a device.",
+        ),
+        (
+            {"pinned": {"n0": "d0", "n1": "d1", "n2": "d0"}},
+            None,
+            None,
+            "'n0', 'n1', 'n2' have to share a device, by groups or because values may not flow back, and none may run "
+            "all: 'n0' may run on d0 only (pinned to d0), 'n1' may run on d1 only (pinned to d1), 'n2' may run on d0 "
+            "only (pinned to d0).",
         ),
         (
             {"forbidden": {"n0": ["d1"], "n1": ["d0"], "n2": ["d1"]}},
