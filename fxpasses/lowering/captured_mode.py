@@ -18,7 +18,7 @@ _SHARES = ("p", "dropout", "dropout_p")
 
 def captured_otherwise(graph: Graph, training: bool) -> list[Node]:
     """The operators that go on as in the other mode than ``training``; linear in nodes."""
-    return [node for node in graph.nodes if _mode_of(node) is not training and _mode_of(node) is not None]
+    return [node for node in graph.nodes if _mode_of(node) is (not training)]
 
 
 def _mode_of(node: Node) -> bool | None:

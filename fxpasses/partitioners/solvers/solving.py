@@ -127,7 +127,8 @@ def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[i
         return f"{why}: give it a device."
     names = _names(tables, members)
     return (
-        f"{names} have to share a device, by groups or because values may not flow back, and none may run all: {why}."
+        f"{names} have to share a device, by groups or because values may not flow back, and none may run all: {why}. "
+        "Let go of a pin, of a forbidden device or of a group."
     )
 
 

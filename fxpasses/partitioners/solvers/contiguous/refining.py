@@ -151,5 +151,6 @@ class Refining:
         if taken is None or left is None:
             return None, question.steps
         allowed = taken + left >= question.total - question.slack
-        some = allowed.any(axis=0)
+        some: Bools = np.logical_or.reduce(allowed, axis=0)
+        some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
         return _Level(level.words[order[some]], allowed[:, some]), question.steps
