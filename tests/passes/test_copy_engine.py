@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
@@ -160,6 +161,23 @@ def test_the_caller_may_write_to_pinned_inputs_when_the_model_returns() -> None:
     streams.happens("write", "host")
 
     assert streams.is_before("copy", "write")
+
+
+def test_an_input_that_is_where_it_is_wanted_is_copied_at_once() -> None:
+    """A model captured with inputs on a GPU may be called with inputs in main memory, where its first part runs."""
+    streams = ClockedStreams()
+    streams.send = lambda tensor, device: tensor.to(device, copy=True)  # type: ignore[method-assign]
+    engine = CopyEngine(streams)
+    value = torch.arange(4.0)
+
+    ticket = engine.begin(value, HOST)
+    engine.let_read(ticket, GPU)
+    copied = engine.wait(ticket)
+    engine.release(ticket)
+    engine.finish(ticket)
+
+    assert torch.equal(value, copied)
+    assert value.data_ptr() != copied.data_ptr()
 
 
 def test_an_engine_is_copied_and_pickled_with_its_model() -> None:
@@ -322,6 +340,28 @@ def test_cuda_is_spoken_to_in_its_own_verbs() -> None:
     assert [True, False] == [streams.overlaps(torch.device(name)) for name in ("cuda:1", "cpu")]
     assert streams_for([HOST]) is None
     assert isinstance(streams_for([HOST, torch.device("cuda")]), CudaStreams)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.arange(3.0).expand(2, 3), torch.arange(8.0)[::2], torch.arange(6.0).view(2, 3).t()]
+)
+def test_whatever_its_strides_a_value_is_pinned_as_a_copy_of_it_is(
+    value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask that is broadcast shares memory with itself, and nobody can write to such memory."""
+    asked: list[Any] = []
+
+    def without_hardware(tensor: torch.Tensor, *, pin_memory: bool) -> torch.Tensor:
+        asked.append(pin_memory)
+        return torch.zeros_like(tensor)
+
+    monkeypatch.setattr(torch, "empty_like", without_hardware)
+
+    pinned = CudaStreams().pinned(value)
+
+    assert [True] == asked
+    assert torch.equal(value, pinned)
+    assert torch.ops.aten._to_copy.default(value).stride() == pinned.stride()
 
 
 def test_a_gpu_sends_nothing_to_itself() -> None:

@@ -37,7 +37,7 @@ class Ticket:
     Attributes:
         copy: Where it goes; None once it was released.
         device: The device that receives it.
-        event: Happens when it is done.
+        event: Happens when it is done; None if it was done at once, from main memory to main memory.
         from_host: It reads the value itself in main memory, which only the host can wait for.
         is_kept: Autograd may keep the copy for the backward pass.
     """
@@ -83,6 +83,8 @@ class CopyEngine(torch.nn.Module):
         """Queue a copy of ``value`` to ``device``; returns before it has happened."""
         streams, source = self.streams, value.device
         lanes = self._lanes(source, device)
+        if not lanes:  # the caller gives in main memory what the model was captured with on a device
+            return Ticket(streams, streams.send(value, device), device, None, from_host=False, staged=None)
         if streams.overlaps(source):
             streams.wait(lanes[0], streams.record(streams.compute(source)))
         sent = self._readable(value)
@@ -114,7 +116,7 @@ class CopyEngine(torch.nn.Module):
         """Give the copy to whoever comes next on its device."""
         if self.streams.overlaps(ticket.device):
             self.streams.wait(self.streams.compute(ticket.device), ticket.event)
-        else:
+        elif ticket.event is not None:
             self.streams.synchronize(ticket.event)
         ticket.used = True
         assert ticket.copy is not None  # a graph awaits before it releases
@@ -122,6 +124,8 @@ class CopyEngine(torch.nn.Module):
 
     def let_read(self, ticket: Ticket, device: torch.device) -> None:
         """Let who is about to write to the source, on ``device``, wait until the copy has read it."""
+        if ticket.event is None:
+            return
         if self.streams.overlaps(device):
             self.streams.wait(self.streams.compute(device), ticket.event)
         elif ticket.from_host:

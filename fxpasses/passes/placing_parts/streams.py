@@ -106,8 +106,15 @@ class CudaStreams:
         tensor.record_stream(stream)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Page-locked memory, from torch's cache of it."""
-        return tensor if tensor.is_pinned() else tensor.pin_memory()
+        """Page-locked memory, from torch's cache of it, laid out as a copy on another device is.
+
+        ``pin_memory`` keeps the strides, and fails for what shares memory with itself, as a broadcast mask does.
+        """
+        if tensor.is_pinned():
+            return tensor
+        if tensor.layout != torch.strided:
+            return tensor.pin_memory()
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
     def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A copy that the host does not wait for; to the host it lands in pinned memory."""
