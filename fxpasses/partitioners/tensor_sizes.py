@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Sizes", "concrete_size", "concrete_value", "memory_bytes", "storage_bytes", "tensor_bytes", "tensors_in"]
+__all__ = [
+    "Sizes",
+    "bytes_by_place",
+    "concrete_size",
+    "concrete_value",
+    "memory_bytes",
+    "storage_bytes",
+    "tensor_bytes",
+    "tensors_in",
+]
 
 Sizes = Literal["hint", "upper"]
 """How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
@@ -71,6 +81,23 @@ def memory_bytes(tensor: torch.Tensor) -> int:
         return tensor_bytes(tensor)
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if not _is_zero(stride)]
     return min(tensor_bytes(tensor), math.prod(map(concrete_size, sizes)) * tensor.element_size())
+
+
+def bytes_by_place(
+    places: Sequence[int], tensors: Sequence[torch.Tensor], measure: Callable[[torch.Tensor], int] = memory_bytes
+) -> dict[int, int]:
+    """The bytes of each storage that the tensors of a value lie in: one for each, or else equal shares of all.
+
+    >>> bytes_by_place((7, 8), (torch.zeros(3), torch.zeros(5)))
+    {7: 12, 8: 20}
+    """
+    sizes = list(map(measure, tensors))
+    if len(sizes) != len(places):
+        return dict.fromkeys(places, sum(sizes) // len(places)) if places else {}
+    found: dict[int, int] = {}
+    for place, size in zip(places, sizes, strict=True):
+        found[place] = found.get(place, 0) + size
+    return found
 
 
 def _is_zero(stride: Any) -> bool:

@@ -5,7 +5,7 @@ Operators of one kind on shapes of one kind run once. What a kernel hides from t
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.partitioners.costs.followed_storages import FollowedStorages
+from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["Autocast", "DryRun", "backward_bytes", "dry_run", "makes_a_copy"]
+__all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy"]
 
 _METHODS_THAT_MAY_COPY = (
     *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
@@ -60,11 +59,9 @@ class _Like:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    trained: bool = False
 
     def make(self) -> Tensor:
-        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        return tensor.requires_grad_(self.trained)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
@@ -84,52 +81,6 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
         return _ran(node.target, structure, tuple(map(_described, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
-
-
-def backward_bytes(node: Node, differentiable: Container[Node]) -> int:
-    """The most bytes that the backward of a node needs at one time beside the gradients that it takes and gives.
-
-    Args:
-        node: A node whose inputs have recorded values. Symbolic sizes count at their hint.
-        differentiable: The nodes whose value gets a gradient.
-
-    Returns:
-        0 also for a node that is no operator, or whose backward cannot run without data.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
-        return 0
-    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
-    try:
-        return _ran_back(
-            node.target, structure, tuple(_trained(_described(leaf), leaf, differentiable) for leaf in leaves)
-        )
-    except TypeError:  # an argument that is no tensor and cannot be compared
-        return 0
-
-
-def _trained(described: Hashable, leaf: Any, differentiable: Container[Node]) -> Hashable:
-    """On the CPU, where a backward runs in this thread, whatever devices there are."""
-    if not isinstance(described, _Like):
-        return described
-    trained = leaf in differentiable and (described.dtype.is_floating_point or described.dtype.is_complex)
-    return attrs.evolve(described, device=torch.device("cpu"), trained=trained)
-
-
-@lru_cache(maxsize=4096)
-def _ran_back(target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...]) -> int:
-    with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Followed() as followed:
-        given = [_made(leaf) for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(given, structure)
-        try:
-            results = [tensor for tensor in tensors_in(target(*args, **kwargs)) if tensor.requires_grad]
-            trained = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
-            ones = [torch.empty_like(result) for result in results]
-            before = followed.peak = followed.held  # with what is saved, and freed on the way
-            gradients = torch.autograd.grad(results, trained, ones, allow_unused=True)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            return 0
-        inside: int = followed.peak - before - followed.held_by(list(gradients))
-        return max(0, inside)
 
 
 def makes_a_copy(node: Node) -> bool:
@@ -168,7 +119,7 @@ def _ran(
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
-        with _Followed() as followed, _under(autocast):
+        with FollowedStorages() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
@@ -202,41 +153,3 @@ def _made(leaf: Hashable) -> Any:
     if isinstance(leaf, _Like):
         return leaf.make()
     return [_made(each) for each in leaf] if isinstance(leaf, tuple) else leaf
-
-
-class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say
-    """Follows the storages that operators make, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.known: set[int] = set()
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.known.update(storage._cdata for storage in _storages(args) if storage._cdata not in self.alive)
-        result = func(*args, **(kwargs or {}))
-        gone = [key for key, (reference, _) in self.alive.items() if reference.expired()]  # type: ignore[no-untyped-call]
-        for key in gone:
-            del self.alive[key]
-        for storage in _storages(result):
-            if storage._cdata not in self.known:
-                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
-                self.alive[storage._cdata] = (reference, concrete_size(storage.nbytes()))
-        self.peak = max(self.peak, self.held)
-        return result
-
-    @property
-    def held(self) -> int:
-        """Bytes of what was made and is there."""
-        return sum(size for _, size in self.alive.values())
-
-    def held_by(self, result: Any) -> int:
-        """Bytes of what was made and is in the result."""
-        made = dict.fromkeys(storage._cdata for storage in _storages(result))
-        return sum(self.alive[key][1] for key in made if key in self.alive)
-
-
-def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    for tensor in tensors_in(value):
-        yield tensor.untyped_storage()

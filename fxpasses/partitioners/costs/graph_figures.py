@@ -18,7 +18,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
-from fxpasses.partitioners.tensor_sizes import memory_bytes, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -221,8 +221,7 @@ def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ..
     for node in graph_module.graph.nodes:
         if node.op in ("get_attr", "output") or not value_bytes(node):
             continue
-        size = sum(map(memory_bytes, tensors_in(value_of(node))))
-        storages = [storage for storage in homes[node] if storage >= 0 and storage not in constants]
-        for storage in storages:
-            sizes[storage] = max(sizes.get(storage, 0), size // len(storages))
+        for storage, size in bytes_by_place(homes[node], tensors_in(value_of(node))).items():
+            if storage >= 0 and storage not in constants:
+                sizes[storage] = max(sizes.get(storage, 0), size)
     return sizes

@@ -22,7 +22,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
-from fxpasses.partitioners.tensor_sizes import memory_bytes, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
@@ -205,14 +205,12 @@ def _lives(
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
     for node in graph_module.graph.nodes:
         tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
-        storages = [storage for storage in homes[node] if storage not in constants]
-        if not tensors or not storages:
+        if not tensors or constants.issuperset(homes[node]):
             continue
-        sent = sum(map(tensor_bytes, tensors)) // len(storages)
-        own = sum(map(memory_bytes, tensors)) // len(storages)
+        own, sent = (bytes_by_place(homes[node], tensors, measure) for measure in (memory_bytes, tensor_bytes))
         for device, start, stop in _stays(node, assignment, position, spans, home, end):
-            size = own if home.get(node) == device else sent
-            for storage in storages:
+            for storage in (storage for storage in own if storage not in constants):
+                size = (own if home.get(node) == device else sent)[storage]
                 there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
                 key = storage
                 if is_copy and storage in there and there[storage].copied and there[storage].value is not node:

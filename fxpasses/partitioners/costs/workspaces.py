@@ -12,7 +12,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy
 from fxpasses.partitioners.grouping.keep_together import is_getitem
-from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, tensors_in
 
 __all__ = ["homes_in_memory", "workspace_bytes"]
 
@@ -89,9 +89,8 @@ def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
     sizes: dict[int, int] = {}
     last: dict[int, Node] = {}
     for node in body.graph.nodes:
-        for storage in effects.storages(node):
+        for storage, made in bytes_by_place(effects.storages(node), tensors_in(value_of(node))).items():
             if storage not in given and storage >= 0 and node.op != "output":
-                made = sum(map(memory_bytes, tensors_in(value_of(node)))) // len(effects.storages(node))
                 sizes[storage] = max(sizes.get(storage, 0), made)
         for used in (node, *node.all_input_nodes):
             last.update((storage, node) for storage in effects.storages(used) if storage in sizes)

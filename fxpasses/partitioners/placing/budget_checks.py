@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
+from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
-from fxpasses.partitioners.costs.training_memory import BackwardNeeds, Training, predict_training_memory, trace_backward
+from fxpasses.partitioners.costs.training_memory import Training, predict_training_memory
 from fxpasses.partitioners.placing.device_runs import Runs
 
 __all__ = ["Seen", "TrainingStep", "check_budgets", "training_figures"]

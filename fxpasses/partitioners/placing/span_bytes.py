@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.costs.workspaces import workspace_bytes
-from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, tensors_in
 
 __all__ = ["span_bytes"]
 
@@ -101,11 +101,11 @@ def _lives(figures: GraphFigures, place: Ints) -> list[tuple[int, int, int]]:
     end, here = len(place), figures.sizes.keys() - figures.inputs
     found: dict[int, list[int]] = {}
     for index, node in enumerate(figures.nodes):
-        own = [storage for storage in figures.homes[node] if storage in here]
-        tensors = tensors_in(value_of(node)) if own else []
-        size = sum(map(memory_bytes, tensors)) // len(own) if own else 0
+        own = bytes_by_place(figures.homes[node], tensors_in(value_of(node)))
         users = [int(place[figures.position[user]]) if user in figures.position else end for user in node.users]
-        for storage in own:
+        for storage, size in own.items():
+            if storage not in here:
+                continue
             at = int(place[index])
             life = found.setdefault(storage, [at, at, 0])
             life[0], life[1] = min(life[0], at), max(life[1], at, *users)

@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 from fxpasses import Assignment, Device
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import Training, predict_training_memory
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.memory import DeviceMemory
-from fxpasses.partitioners.costs.training_memory import trace_backward
 
 
 def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:

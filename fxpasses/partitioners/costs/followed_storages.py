@@ -1,0 +1,83 @@
+"""Follow the storages that operators make, from the operator that makes one until nobody holds it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses.partitioners.costs.hidden_workspaces import with_workspace
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+
+__all__ = ["FollowedStorages", "storages_in"]
+
+
+class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say
+    """Counts the bytes of what is made while it is on; subclasses are told what comes and goes.
+
+    Attributes:
+        held: Bytes of what was made and is there.
+        peak: The most of them at one time.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.known: set[int] = set()
+        self.held = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.higher_order.cond:
+            return self._both_branches(*args)
+        self.known.update(storage._cdata for storage in storages_in(args) if storage._cdata not in self.alive)
+        result = with_workspace(func, args, func(*args, **(kwargs or {})))
+        self._forget()
+        for storage in storages_in(result):
+            if storage._cdata not in self.known and storage._cdata not in self.alive:
+                self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
+        self.peak = max(self.peak, self.held)
+        self.ran(args)
+        return result
+
+    def _both_branches(self, _predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
+        """What the hungrier one makes is seen."""
+        with self:
+            otherwise(*operands)
+            return then(*operands)
+
+    def _forget(self) -> None:
+        gone = [key for key, (reference, _) in self.alive.items() if reference.expired()]  # type: ignore[no-untyped-call]
+        for key in gone:
+            self.held -= self.alive.pop(key)[1]
+            self.goes(key)
+
+    def follow(self, key: int, reference: StorageWeakRef, size: int) -> None:
+        """Count a storage from now on."""
+        self.alive[key] = (reference, size)
+        self.held += size
+        self.comes(key, size)
+
+    def held_by(self, result: Any) -> int:
+        """Bytes of what was made and is in the result."""
+        made = dict.fromkeys(storage._cdata for storage in storages_in(result))
+        return sum(self.alive[key][1] for key in made if key in self.alive)
+
+    def comes(self, key: int, size: int) -> None:
+        """A storage has been made."""
+
+    def goes(self, key: int) -> None:
+        """A storage was found to be gone: it was still there when the operator before this one had run."""
+
+    def ran(self, operands: Any) -> None:
+        """An operator has run."""
+
+
+def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of the tensors in a value."""
+    for tensor in tensors_in(value):
+        yield tensor.untyped_storage()
