@@ -8,8 +8,11 @@ from hypothesis import settings
 
 pytest_plugins = ["fxpasses.testing"]
 
-# torch 2.13 warns about its own deepcopy of tree specs; a marker wins over -W error on the command line.
-TORCHS_OWN = "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"
+# torch warns about itself; a marker wins over -W error on the command line.
+TORCHS_OWN = (
+    "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",  # 2.13: its deepcopy of tree specs
+    "ignore:The given buffer is not writable:UserWarning",  # 2.11: torch.export.load, of the weights that it reads
+)
 
 
 # In CI the same examples in every run; new ones are for make fuzz.
@@ -19,4 +22,5 @@ settings.load_profile("fxpasses")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.filterwarnings(TORCHS_OWN))
+        for ignored in TORCHS_OWN:
+            item.add_marker(pytest.mark.filterwarnings(ignored))

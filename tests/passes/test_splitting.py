@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import operator
 import os
@@ -546,14 +547,17 @@ def test_split_module_names_things_as_torch_does():
         nodes = compute_nodes(source)
         return lambda node: nodes.index(node) // 2
 
+    known = inspect.signature(torchs).parameters
     for flags in (
         {},
         {"partition_affix": "pp"},
         {"keep_original_input_name": False},
         {"keep_original_node_name": True},
-        {"tuple_return": True},
+        {"tuple_return": True},  # torch 2.11 has no such flag
         {"keep_original_order": True},
     ):
+        if not flags.keys() <= known.keys():
+            continue
         ours, theirs = symbolic_trace(model), symbolic_trace(model)
         mine = split_module(ours, None, halves(ours), **flags)
         torchs_own = torchs(theirs, None, halves(theirs), **flags)
