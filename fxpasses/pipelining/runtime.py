@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import StageError
@@ -13,6 +15,14 @@ from fxpasses.pipelining.sized_stage import SizedStage
 from fxpasses.pipelining.stages import StageModule
 
 __all__ = ["RunningStage", "running_stage"]
+
+_SPLITS_BACKWARDS = hasattr(PipelineStage, "_get_grad_send_meta")
+"""Whether torch takes the backward of a stage apart, for inputs and for weights, as 2.13 does.
+
+Before, it refuses results without a gradient and counts what two paths share twice (2.12), or adds up the gradients of
+different results of an operator (2.11). There the first half is the whole backward: schedules run in their order, and
+gradients are right, but no bubble is filled.
+"""
 
 
 class _Departure(torch.autograd.Function):
@@ -71,4 +81,12 @@ def running_stage(
             f"there are {count} stages for {ranks} processes, and so {ranks - count} would have none; start {count} "
             f"processes, or cut the model into {ranks} stages"
         )
-    return RunningStage(stage, index, count, device, input_args=inputs, output_args=outputs, group=group)
+    weights = None if _SPLITS_BACKWARDS else _nothing_left_to_do
+    return RunningStage(
+        stage, index, count, device, input_args=inputs, output_args=outputs, group=group, dw_builder=weights
+    )
+
+
+def _nothing_left_to_do() -> Callable[[], None]:
+    """The second half of a backward, where the first one did all."""
+    return lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from fxpasses.pipelining.micro_batches import StageSizes
@@ -42,14 +43,16 @@ class SizedStage(PipelineStage):
         if self.args_recv_info:
             self._resize()
 
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(num_microbatches, has_backward)
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
         self.chunks = num_microbatches
         self._resize()
+        return prepared
 
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(num_microbatches)
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
         self._resize()
+        return prepared
 
     def _sizes_of(self, chunk: int) -> Symbols:
         """The sizes that one micro-batch is expected to have."""
@@ -80,6 +83,21 @@ class SizedStage(PipelineStage):
         if self.sizes is None or self.sizes.is_fixed:
             super()._validate_stage_tensors(desc, expected, actual)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """The first messages between neighbours; torch 2.11 lets a rank of two neighbours send to itself."""
+        return [message for message in super()._get_init_p2p_neighbors_ops() if message.peer != dist.get_rank()]
+
+    def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
+        """Torch 2.11 always compares with the example, strides too; the contract of the model says what fits."""
+
+    def _validate_fwd_outputs(self, outputs: Any) -> None:
+        """Torch 2.11 takes the results of the last stage for tensors; here they have any structure."""
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        """What came, as leaves of this stage's graph; all that travels may have a gradient."""
+        is_trained = self.has_backward and torch.is_grad_enabled()
+        return tuple(value.requires_grad_(is_trained) for value in super()._retrieve_recv_activations(fwd_chunk_id))
+
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
@@ -92,10 +110,10 @@ class SizedStage(PipelineStage):
         """Run one backward; what has no gradient gets zeros of the size that was received."""
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         gradients = self.bwd_cache.get(bwd_chunk_id)
-        if self.sizes is None or self.sizes.is_fixed or self.is_first or not gradients:
+        if self.sizes is None or self.is_first or not gradients:
             return
         likes = self.sizes.inputs(self._sizes_of(bwd_chunk_id))
         self.bwd_cache[bwd_chunk_id] = tuple(
             torch.zeros(like.shape, dtype=like.dtype, device=self.device) if gradient is None else gradient
-            for gradient, like in zip(gradients, likes, strict=True)
+            for gradient, like in zip(gradients, likes, strict=False)  # torch 2.11 has some of keyword inputs behind
         )
