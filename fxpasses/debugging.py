@@ -37,6 +37,7 @@ from fxpasses.pass_base.applying import call_alone, unpack
 from fxpasses.pass_manager import PassManager
 from fxpasses.pass_manager.groups import PassGroup
 from fxpasses.programs import with_graph_module
+from fxpasses.seeding import seeded
 
 logger = logging.getLogger(__name__)
 
@@ -387,8 +388,7 @@ class _Reducer:
         self.limit = limit
         self.trials = 0
         interpreter = _Values(self.source)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with torch.no_grad(), seeded():
             interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
         self.values = interpreter.given
         self.compute = [node for node in self.source.graph.nodes if node.op.startswith("call_")]

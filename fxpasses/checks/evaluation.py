@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError
+from fxpasses.seeding import seeded
 
 __all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate", "flat_inputs"]
 
@@ -82,10 +83,9 @@ def evaluate(
     flat = flat_inputs(subject, *given)
     recorder = _Recorder(module, values)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(seeded())
         stack.enter_context(_buffers_kept(module))
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
-        torch.manual_seed(0)
         outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
         found = _gradients(subject, outputs, flat) if gradients else {}
     return Evaluation([_copied(output) for output in outputs], recorder.values, found)

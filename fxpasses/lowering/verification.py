@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fxpasses.report.summary import CheckRow
+from fxpasses.seeding import seeded
 
 __all__ = ["compare_with_model"]
 
@@ -54,8 +55,7 @@ def compare_with_model(
 
 
 def _run(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with _state_kept(module), torch.random.fork_rng():
-        torch.manual_seed(0)
+    with _state_kept(module), seeded():
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(args), dict(kwargs)))
         return module(*args, **kwargs)
 

@@ -27,6 +27,7 @@ from fxpasses.instruments.events import remark, statistic
 from fxpasses.partitioners.costs.node_costs import SECONDS, cost_of, require_value
 from fxpasses.partitioners.tensor_sizes import concrete_value
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.seeding import seeded
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]
 
@@ -145,8 +146,7 @@ def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int
         PlacementError: The device cannot run the node on inputs of these shapes.
     """
     device = torch.device(torch_device)
-    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(0)
+    with torch.no_grad(), seeded():
         try:
             return _seconds(_call(node, device), device, warmup, repeats)
         except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from fxpasses.outlining.lazy_modules import lazy_graph_module
 from fxpasses.passes.rewriting.concretizing import ConcretePattern, concretize
 from fxpasses.passes.rewriting.rule_sets import Rule, RuleSet
 from fxpasses.passes.rewriting.sampling import Sample, build, random_sample, smaller
+from fxpasses.seeding import seeded
 
 __all__ = ["Counterexample", "RuleCheck", "RuleError", "check_rule"]
 
@@ -133,7 +134,7 @@ def check_rule(
         PatternError: No inputs were found that the pattern accepts.
     """
     rng = random.Random(seed)
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         return _check(rule, examples, rng, dtypes, example_inputs, literals, special_values, tolerance, raises)
 
 
@@ -315,8 +316,7 @@ def _run(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
     runner = _Record(module, garbage_collect_values=False)
     runner.extra_traceback = False
     try:
-        with torch.no_grad():
-            torch.manual_seed(0)
+        with torch.no_grad(), seeded():
             return runner.run(*inputs)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError) as error:
         return error
