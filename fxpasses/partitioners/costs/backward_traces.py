@@ -7,6 +7,7 @@ are handed on, sums where a value is used twice, and what a backward needs for i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ from torch.utils import _pytree as pytree
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.followed_storages import FollowedStorages, storages_in
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.hidden_workspaces import ShownWorkspaces
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
@@ -56,16 +56,19 @@ class BackwardNeeds:
         saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
         extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
         differentiable: The nodes whose value gets a gradient.
+        inside: For each node the bytes that its forward needs for itself, beside all that it keeps.
         stays: What is kept besides, gradients, and what the backward makes for itself.
-        most: For each node the most bytes of these at one time during its backward.
+        beside: For each node the most bytes at one time during its backward, less all that stays before or after it.
+            There may be fewer: what a backward reads is gone before the last of what it makes is there.
         trained: For each parameter with a gradient the node whose backward makes it, the last one of several.
     """
 
     saved: Mapping[Node, tuple[Node, ...]]
     extra: Mapping[Node, int]
     differentiable: Mapping[Node, None]
+    inside: Mapping[Node, int] = attrs.field(factory=dict)
     stays: Sequence[Stay] = ()
-    most: Mapping[Node, int] = attrs.field(factory=dict)
+    beside: Mapping[Node, int] = attrs.field(factory=dict)
     trained: Mapping[Node, Node] = attrs.field(factory=dict)
 
 
@@ -87,7 +90,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         for tensor in tensors_in(inputs) if inputs_need_gradients else ():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
         try:
-            with ShownWorkspaces():  # type: ignore[no-untyped-call]  # torch does not say
+            with forward.followed:
                 forward.run(*inputs, enable_io_processing=False)
         except _CANNOT_RUN as error:
             raise PlacementError(f"what the backward needs is not known: {error}") from error
@@ -96,15 +99,15 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             backward.run()
         except _CANNOT_RUN:
             return _of_each_value(forward)
-        return _needs(forward, backward.stays, backward.most, backward.trained())
+        return _needs(forward, backward.stays, backward.beside(), backward.trained())
 
 
 def _needs(
-    forward: _Forward, stays: Sequence[Stay], most: Mapping[Node, int], trained: Mapping[Node, Node]
+    forward: _Forward, stays: Sequence[Stay], beside: Mapping[Node, int], trained: Mapping[Node, Node]
 ) -> BackwardNeeds:
     saved = {node: tuple(owners) for node, owners in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
-    return BackwardNeeds(saved, extra, forward.differentiable, stays, most, trained)
+    return BackwardNeeds(saved, extra, forward.differentiable, forward.inside, stays, beside, trained)
 
 
 def _of_each_value(forward: _Forward) -> BackwardNeeds:
@@ -138,6 +141,8 @@ class _Forward(Interpreter):
     def __init__(self, graph_module: GraphModule) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.followed = FollowedStorages()
+        self.inside: dict[Node, int] = {}
         self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it
         self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
         self.saved: dict[Node, dict[Node, None]] = {}
@@ -149,6 +154,7 @@ class _Forward(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         packed: list[Tensor] = []
+        self.followed.restart()
         self.device = next((tensor.device for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
             result = super().run_node(n)
@@ -161,6 +167,9 @@ class _Forward(Interpreter):
         for tensor in packed:
             self._note(n, tensor)
         packed.clear()  # the hooks live as long as what they packed
+        kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
+        if self.followed.peak > kept:
+            self.inside[n] = self.followed.peak - kept
         self._note_functions(n, tensors)
         return result
 
@@ -231,6 +240,16 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
                 stay.last = stay.made_by
 
+    def beside(self) -> dict[Node, int]:
+        """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed."""
+        when = {node: at for at, node in enumerate(reversed(self.forward.graph.nodes))}
+        change = [0] * (len(when) + 2)
+        for stay in self.stays:
+            change[when[stay.made_by] if stay.begin == "backward" else 0] += stay.size
+            change[1 + (len(when) if stay.last is None else when[stay.last])] -= stay.size
+        staying = list(itertools.accumulate(change))
+        return {node: most - staying[when[node]] for node, most in self.most.items() if most != staying[when[node]]}
+
     def trained(self) -> dict[Node, Node]:
         """For each parameter the node whose backward made the gradient that it has in the end."""
         found = {}
@@ -255,17 +274,18 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._node = node
 
     def ran(self, operands: Any) -> None:
-        """After each operator: who read what, and how much there is."""
+        """After each operator: who read what."""
         node = self._current
         for storage in storages_in(operands):
             if (read := self._staying.get(storage._cdata)) is not None:
                 read.readers[node] = None
-        self.most[node] = max(self.most.get(node, 0), self.held)
         self._before = node
 
     def comes(self, key: int, size: int) -> None:
-        self._staying[key] = Stay(size, self._current, self._begin)
+        node = self._current
+        self._staying[key] = Stay(size, node, self._begin)
         self.stays.append(self._staying[key])
+        self.most[node] = max(self.most.get(node, 0), self.held)
 
     def goes(self, key: int) -> None:
         self._staying.pop(key).last = self._before

@@ -14,14 +14,18 @@ import attrs
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.followed_storages import FollowedStorages
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy"]
+__all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
+
+_CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 _METHODS_THAT_MAY_COPY = (
     *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
@@ -83,6 +87,32 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
         return None
 
 
+def run_body(node: Node) -> DryRun | None:
+    """Run a node that has a body without data, as in a model that is trained: autocast keeps copies of its parameters.
+
+    Returns:
+        What it makes; None for what cannot run so.
+    """
+    owner = node.graph.owning_module
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: _operand(used, owner))
+        with FollowedStorages() as followed:
+            try:
+                result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
+            except _CANNOT_RUN:
+                return None
+            made = followed.held_by(result)
+            return DryRun(made, max(0, followed.peak - made))
+
+
+def _operand(node: Node, owner: GraphModule | None) -> Any:
+    value = find_attribute(owner, str(node.target)).value if node.op == "get_attr" and owner is not None else None
+    if isinstance(value, GraphModule):
+        return value
+    made = _made(_described(node))
+    return made.requires_grad_(value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
+
+
 def makes_a_copy(node: Node) -> bool:
     """Whether a node that may give a view of its operand (``reshape``, ``to``) gives new memory."""
     ran = dry_run(node)
@@ -122,8 +152,8 @@ def _ran(
         with FollowedStorages() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
-            except (RuntimeError, NotImplementedError, TypeError, ValueError):
-                return None  # it cannot run without data
+            except _CANNOT_RUN:
+                return None
             made = followed.held_by(result)
             return DryRun(made, max(0, followed.peak - made))
 

@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.partitioners.costs.hidden_workspaces import with_workspace
+from fxpasses.partitioners.costs.kernel_results import as_large_as_real
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["FollowedStorages", "storages_in"]
@@ -34,11 +34,15 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.higher_order.cond:
             return self._both_branches(*args)
+        if getattr(func, "namespace", "") == "prim":  # a question about a tensor
+            return func(*args, **(kwargs or {}))
         self.known.update(storage._cdata for storage in storages_in(args) if storage._cdata not in self.alive)
-        result = with_workspace(func, args, func(*args, **(kwargs or {})))
-        self._forget()
-        for storage in storages_in(result):
-            if storage._cdata not in self.known and storage._cdata not in self.alive:
+        result = as_large_as_real(func, args, func(*args, **(kwargs or {})))
+        made = [storage for storage in storages_in(result) if storage._cdata not in self.known]
+        if any(storage._cdata not in self.alive for storage in made):  # only now may there be more than before
+            self._forget()
+        for storage in made:
+            if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
         self.peak = max(self.peak, self.held)
         self.ran(args)
@@ -51,7 +55,8 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             return then(*operands)
 
     def _forget(self) -> None:
-        gone = [key for key, (reference, _) in self.alive.items() if reference.expired()]  # type: ignore[no-untyped-call]
+        is_expired: Any = torch.UntypedStorage._expired  # without the detours of the reference
+        gone = [key for key, (reference, _) in self.alive.items() if is_expired(reference.cdata)]
         for key in gone:
             self.held -= self.alive.pop(key)[1]
             self.goes(key)
@@ -62,6 +67,11 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self.held += size
         self.comes(key, size)
 
+    def restart(self) -> None:
+        """Forget what there is: from now on only what is made later counts."""
+        self.alive.clear()
+        self.held = self.peak = 0
+
     def held_by(self, result: Any) -> int:
         """Bytes of what was made and is in the result."""
         made = dict.fromkeys(storage._cdata for storage in storages_in(result))
@@ -71,7 +81,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         """A storage has been made."""
 
     def goes(self, key: int) -> None:
-        """A storage was found to be gone: it was still there when the operator before this one had run."""
+        """A storage was found to be gone: it was still there when the last operator that made one had run."""
 
     def ran(self, operands: Any) -> None:
         """An operator has run."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -35,17 +34,32 @@ class Training:
     Args:
         optimizer_slots: Values that the optimizer keeps for each trained element, in its type: 2 for Adam, 1 for SGD
             with momentum, 0 for SGD.
+        step_slots: Values that it makes besides for each trained element while it steps: 1 for Adam and AdamW over all
+            parameters at once (``foreach``, torch's choice on accelerators), 0 for those that are ``fused``. By default
+            what either way needs if the optimizer keeps anything: 1 for each, or 3 for those of the largest parameter.
 
     Raises:
         PlacementError: A negative number.
     """
 
     optimizer_slots: float = attrs.field(default=2.0)
+    step_slots: float | None = attrs.field(default=None, kw_only=True)
 
     @optimizer_slots.validator
     def _not_negative(self, _attribute: attrs.Attribute[float], value: float) -> None:
         if isinstance(value, bool) or not 0 <= value < math.inf:
             raise PlacementError(f"optimizer_slots is the number of values kept for each element, not {value!r}.")
+
+    @step_slots.validator
+    def _not_negative_either(self, _attribute: attrs.Attribute[float | None], value: float | None) -> None:
+        if value is not None and (isinstance(value, bool) or not 0 <= value < math.inf):
+            raise PlacementError(f"step_slots is the number of values made for each element, not {value!r}.")
+
+    def step_bytes(self, sizes: Collection[int]) -> int:
+        """What the optimizer makes while it steps, for parameters of these sizes."""
+        if self.step_slots is not None:
+            return int(self.step_slots * sum(sizes))
+        return max(sum(sizes), 3 * max(sizes, default=0)) if self.optimizer_slots else 0
 
 
 def predict_training_memory(
@@ -102,12 +116,14 @@ class _Step:
 
     def memory(self, device: str, training: Training) -> DeviceMemory:
         change = np.zeros(self.end + 2, dtype=np.int64)
-        held = (self._values(device), self._stays(device), self._second_gradients(device))
+        held = (self._values(device), self._workspaces(device), self._stays(device), self._second_gradients(device))
         for start, stop, size in itertools.chain(*held):
             change[start] += size
             change[min(stop, self.end) + 1] -= size
-        gradients = sum(self._trained(device).values())
-        peak = int((np.cumsum(change)[:-1] + self._inside(device)).max(initial=0))
+        trained = self._trained(device).values()
+        change[self.end] += training.step_bytes(trained)
+        gradients = sum(trained)
+        peak = int(np.cumsum(change).max(initial=0))
         copies = self.course.memory(device).copies
         return DeviceMemory(
             self.course.held[device], peak - gradients, copies, gradients, int(gradients * training.optimizer_slots)
@@ -121,14 +137,23 @@ class _Step:
                 for storage in (storage for owner in owners for storage in self.course.storages[owner]):
                     until[storage] = max(until.get(storage, 0), self.backward(node))
         for life in self.course.lives[device]:
+            if life.inside:  # what a forward needs that keeps something is known better
+                continue
             saved = max((until.get(storage, 0) for storage in self.course.storages[life.value]), default=0)
-            saved = 0 if life.inside else saved
             yield life.start, max(self._forward_stop(life), saved), life.size
 
     def _forward_stop(self, life: Life) -> int:
         """What the model returns is held by whoever asked for it."""
         forward = len(self.course.schedule)
         return self.end if life.stop >= forward else life.stop
+
+    def _workspaces(self, device: str) -> Iterator[tuple[int, int, int]]:
+        for node, size in self.needs.inside.items():
+            if self.home.get(node) == device:
+                yield self.position[node], self.position[node], size
+        for node, size in self.needs.beside.items():
+            if self.home.get(node) == device:
+                yield self.backward(node), self.backward(node), size
 
     def _stays(self, device: str) -> Iterator[tuple[int, int, int]]:
         """What is kept besides, and what the backward makes: on the device where it is made, and where it is read."""
@@ -154,25 +179,6 @@ class _Step:
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
             if used and self.home.get(made_by) != device:
                 yield self.end - 1 - max(used), self.end, value_bytes(node)
-
-    def _inside(self, device: str) -> NDArray[np.int64]:
-        """What a backward needs for itself: all that there was beside what is there before or after it.
-
-        It may have had less: what it reads is gone before the last of what it makes is there. That is known only where
-        all is on one device.
-        """
-        alone = len(self.course.held) == 1
-        there = np.zeros(self.end + 2, dtype=np.int64)
-        for start, stop, size in ((*self._span(stay), stay.size) for stay in self.needs.stays):
-            there[min(start, stop)] += size
-            there[max(start, stop) + 1] -= size
-        there = np.cumsum(there)[:-1]
-        inside = np.zeros_like(there)
-        for node, most in self.needs.most.items():
-            if self.home.get(node) == device:
-                at = self.backward(node)
-                inside[at] = most - there[at] if alone else max(0, most - there[at])
-        return inside
 
     def _trained(self, device: str) -> dict[tuple[int, ...], int]:
         """The bytes of each parameter with a gradient that the device uses, tied ones once."""

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy
+from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy, run_body
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, tensors_in
 
@@ -30,7 +30,9 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None) -> int:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _around_bodies(node, autocast)
     ran = dry_run(node, autocast)
-    return 0 if ran is None else ran.inside
+    if ran is None:
+        return 0
+    return ran.inside + max(0, ran.made - sum(map(memory_bytes, tensors_in(value_of(node)))))
 
 
 def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[Node, tuple[int, ...]]:
@@ -68,7 +70,9 @@ def _around_bodies(node: Node, autocast: Autocast | None) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
     owner = node.graph.owning_module
     if getattr(node.target, "_name", "") == "wrap_with_autocast":
-        device, dtype, enabled, *_ = node.args
+        device, dtype, enabled, cached, *_ = node.args
+        if enabled and cached and (ran := run_body(node)) is not None:
+            return ran.inside
         given = dtype if isinstance(dtype, torch.dtype) else torch.get_autocast_dtype(str(device))
         autocast = Autocast(str(device), given, bool(enabled))
     held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]

@@ -290,7 +290,7 @@ def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Pl
 def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
     """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
     cut = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs))).nearest()
-    if cut is None or cut.first_over is None:
+    if cut is None or cut.first_over is None or cut.value < 1:  # what training needs besides is not counted
         return 0, "", None
     clause = (
         f"; the nearest one along the graph's own order lacks {format_bytes(int(cut.value))} on {cut.over_on}, where "

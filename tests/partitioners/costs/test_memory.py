@@ -80,6 +80,20 @@ class Autocasting(nn.Module):
         return y.softmax(-1)
 
 
+class CachedCasts(nn.Module):
+    """Layers that are cast once and used twice: the copies stay to the end of the region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
+            for layer in (*self.layers, *self.layers):
+                x = layer(x).relu()
+        return x.float()
+
+
 class Expanding(nn.Module):
     """What is repeated by ``expand`` lies in memory once: few heads of keys, a mask, an index."""
 
@@ -119,6 +133,9 @@ MODELS = {
     "recurrent": lambda: (nn.LSTM(32, 64, 2, batch_first=True).eval(), (torch.randn(8, 20, 32),)),
     "batch norm": training_batch_norm,
     "expanding": lambda: (Expanding(), (torch.randn(2, 16, 32), torch.rand(2, 16), torch.arange(32) % 8)),
+    "cached casts": lambda: (CachedCasts(), (torch.randn(8, 64),)),
+    "gated": lambda: (nn.GRU(16, 32, 2, bidirectional=True).eval(), (torch.randn(10, 4, 16),)),
+    "bags": lambda: (nn.EmbeddingBag(50, 8, mode="max"), (torch.arange(60) % 50, torch.arange(0, 60, 5))),
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
 }
 

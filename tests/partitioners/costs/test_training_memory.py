@@ -13,6 +13,7 @@ from torch.export import export
 from torch.fx import GraphModule
 
 from fxpasses import Assignment, Device
+from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.backward_traces import trace_backward
@@ -60,6 +61,12 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "resnet": resnet,
     "llama": llama,
     "hungry backward": lambda: (HungryBackward(), (torch.randn(100, 32), torch.randint(0, 100, (400,)))),
+    "fan": lambda: (Fan(), (torch.randn(128, 32),)),
+    "attention": lambda: (Attention(), (torch.randn(2, 32, 64),)),
+    "autocast": lambda: (Autocasting(), (torch.randn(16, 64),)),
+    "recurrent": lambda: (nn.GRU(16, 32, 2, bidirectional=True), (torch.randn(6, 4, 16),)),
+    "long memory": lambda: (nn.LSTM(32, 64, 2, batch_first=True), (torch.randn(8, 20, 32),)),
+    "in place": lambda: (InPlace(), (torch.randn(2, 3, 16, 16),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
 }
 
@@ -90,6 +97,58 @@ class Losses(nn.Module):
         return smooth + nn.functional.kl_div(result.log_softmax(-1), result.softmax(-1), reduction="batchmean")
 
 
+class Fan(nn.Module):
+    """One value with many users: their gradients are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        return torch.cat([nn.functional.silu(layer(x)) for layer in self.layers], 1)
+
+
+class Attention(nn.Module):
+    """An operator that makes and keeps matrices of weights, on pieces of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.pieces(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        return x + self.out(mixed.transpose(1, 2).reshape(2, 32, 64))
+
+
+class Autocasting(nn.Module):
+    """Layers that keep copies in another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for layer in self.layers:
+                x = layer(x).relu()
+        return x.float().softmax(-1)
+
+
+class InPlace(nn.Module):
+    """Convolutions, norms, activations in place, a skip connection that is concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2)
+        self.norm, self.last = nn.BatchNorm2d(8, track_running_stats=False), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = nn.functional.relu(self.norm(self.down(x)), inplace=True)
+        return self.last(torch.cat([self.up(nn.functional.max_pool2d(skip, 2)), skip], 1))
+
+
 def captured(model: nn.Module, args: tuple[Tensor, ...]) -> GraphModule:
     module: GraphModule = export(model.train(), args).module(check_guards=False)
     return module
@@ -102,16 +161,23 @@ def predicted(module: GraphModule, training: Training, halves: bool = False) -> 
     return predict_training_memory(module, Assignment.of(module, part_of), device_of, training)
 
 
+def used_state(module: GraphModule) -> list[Tensor]:
+    """Parameters, buffers and constants that some operator uses; a buffer that none uses is on no device."""
+    state = {node.target: node for node in module.graph.find_nodes(op="get_attr") if node.users}
+    return [value for name in state if isinstance(value := find_attribute(module, str(name)).value, Tensor)]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -> None:
-    """Saved activations, gradients of values and of parameters; within two parts in a hundred."""
+    """Saved activations, gradients of values and of parameters; never less, and at most a tenth more."""
     torch.manual_seed(0)
     model, args = MODELS[name]()
     module = captured(model, args)
     (memory,) = predicted(module, Training(0)).values()
     held = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*args, *module.parameters(), *module.buffers())
+        for tensor in (*args, *used_state(module))
     }
 
     with AllocatedBytes(set(held)) as allocated:
@@ -119,7 +185,27 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
 
     real = allocated.peak + sum(held.values())
-    assert 0.98 * real <= memory.peak <= 1.02 * real
+    assert real <= memory.peak <= (1.1 if name == "long memory" else 1.02) * real
+
+
+@pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_the_step_of_the_optimizer_counts(kind: Callable[..., torch.optim.Optimizer], way: dict[str, bool]) -> None:
+    """Where activations are few, all is fullest while the parameters change."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 64)
+    module = captured(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), (x,))
+    (memory,) = predicted(module, Training(2, step_slots=0 if "fused" in way else None)).values()
+    stepping = kind(module.parameters(), **way)
+    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *module.parameters())}
+    held = sum(parameter.nbytes for parameter in module.parameters()) + x.nbytes
+
+    with AllocatedBytes(known) as allocated:
+        module(x).sum().backward()
+        stepping.step()
+
+    real = allocated.peak + held
+    assert real <= memory.peak <= (1.1 if way != {"foreach": False} else 1.2) * real
 
 
 def test_the_optimizer_keeps_its_slots_for_what_is_trained() -> None:
@@ -173,4 +259,8 @@ def test_a_number_of_slots_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(PlacementError) as failure:
         Training(-1)
 
+    with pytest.raises(PlacementError) as step:
+        Training(step_slots=-1)
+
     assert "optimizer_slots is the number of values kept for each element, not -1." == str(failure.value)
+    assert "step_slots is the number of values made for each element, not -1." == str(step.value)

@@ -254,7 +254,7 @@ def test_training_counts_what_is_computed_again() -> None:
         graph,
         two(160 * KiB),
         SLOW,
-        training=Training(),
+        training=Training(step_slots=0),
         replicate="cheaper",
         pinned=ENDS,
         objective="throughput",

@@ -1,0 +1,90 @@
+"""What autograd keeps and makes in a backward, learned by running it on tensors without data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
+
+SIZE = 8 * 8 * 4
+
+
+def needs_of(model: nn.Module, *args: Tensor) -> BackwardNeeds:
+    module = torch.export.export(model, args).module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    return trace_backward(module, inputs_need_gradients=True)
+
+
+def made(needs: BackwardNeeds, name: str) -> list[int]:
+    """Bytes of what the backward of one node makes."""
+    return [stay.size for stay in needs.stays if stay.begin == "backward" and stay.made_by.name == name]
+
+
+def test_views_and_sums_hand_the_same_gradient_on() -> None:
+    """What the caller gives for the result is also the gradient of both operands, and of their views."""
+
+    class Handing(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.t().view(64) + y.view(64)
+
+    needs = needs_of(Handing(), torch.randn(8, 8).t(), torch.randn(8, 8))
+
+    assert [] == made(needs, "add")
+    assert [] == made(needs, "view")
+    assert [SIZE] == [stay.size for stay in needs.stays if stay.begin == "given"]
+
+
+def test_gradients_of_a_value_that_is_used_twice_are_added_up() -> None:
+    """The first user's gradient stays until the sum is made; the sum stays until the value's own backward."""
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.exp()
+            return y.sin() + y.cos()
+
+    needs = needs_of(Twice(), torch.randn(8, 8))
+    nodes = {node.name: node for node in needs.differentiable}
+    of_cos = next(stay for stay in needs.stays if stay.made_by is nodes["cos"] and stay.last is not nodes["cos"])
+
+    assert nodes["sin"] is of_cos.last
+    assert any(stay.made_by is nodes["sin"] and stay.last is nodes["exp"] for stay in needs.stays)
+
+
+def test_a_forward_tells_what_it_keeps_and_what_it_needs_for_itself() -> None:
+    """A mean of squares keeps its operand; the squares are gone when it is done."""
+
+    class Normed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.layer_norm(x, (8,))
+
+    needs = needs_of(Normed(), torch.randn(8, 8))
+    (node,) = (node for node in needs.differentiable if node.op == "call_function")
+
+    assert 2 * 8 * 4 == needs.extra[node]  # mean and deviation of each row
+    assert node not in needs.inside
+
+
+def test_where_no_backward_runs_each_value_counts_as_having_one_gradient() -> None:
+    """An operator of one's own whose backward cannot run without data."""
+
+    @torch.library.custom_op("fxpasses_tests::opaque", mutates_args=())
+    def opaque(x: Tensor) -> Tensor:
+        return x.exp()
+
+    def backward(_context: object, gradient: Tensor) -> Tensor:
+        raise NotImplementedError("no backward without data")
+
+    opaque.register_fake(torch.empty_like)
+    opaque.register_autograd(backward)
+
+    class Opaque(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = opaque(x.sin()).cos()
+            return result
+
+    needs = needs_of(Opaque(), torch.randn(8, 8))
+
+    assert 3 * [SIZE] == [stay.size for stay in needs.stays if stay.begin == "backward"]  # of x, sin and the operator
+    assert not needs.beside
