@@ -92,19 +92,23 @@ def _refined_and_decided(
     return found or best, max(proven, refined)
 
 
-def _refined(search: Search, low: float, high: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
-    """The best under a threshold by refining, and what none is below: where steps are few, lower thresholds only."""
-    (steps, limit), begun = budget, search.account.spent
-    below = high if steps > MUCH else (low + high) / 2
-    while (left := steps - (search.account.spent - begun)) > 0 and high - low > ENOUGH * low:
+def _refined(search: Search, low: float, goal: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
+    """The best under a threshold by refining, and what none is below: thresholds halfway to the goal, then the goal."""
+    (steps, limit), begun, high = budget, search.account.spent, goal
+    while low < goal and (left := steps - (search.account.spent - begun)) > 0:
+        is_near = high - low <= ENOUGH * low
+        if is_near and high < goal:
+            break
+        below = high if is_near else (low + high) / 2
         outcome = _under(search, below, SHARE * left, limit)
         if outcome is None:
+            if is_near:
+                break
             high = below
         elif outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
         else:
             low = below
-        below = (low + high) / 2
     return None, low
 
 
@@ -171,4 +175,4 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     low, high = low[order], np.maximum.accumulate(high[order])
     begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
     ends = np.append(begins[1:] - 1, len(low) - 1)
-    return all_ideals(search.units, limit, Window(measure.weight, low[begins], high[ends]))
+    return all_ideals(search.in_order, limit, Window(measure.weight, low[begins], high[ends]))

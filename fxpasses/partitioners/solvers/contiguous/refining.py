@@ -10,6 +10,7 @@ again, until all units are in the core, or no ideal is left (coarse-to-fine dyna
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -19,10 +20,13 @@ from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Spare
+from fxpasses.partitioners.solvers.contiguous.spare import Payment, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import Floats
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Refined", "Refining"]
 
@@ -53,10 +57,14 @@ class _Level:
     Args:
         words: They, as bits of all units, ``(f, w)``.
         allowed: In which states each may be, ``(states, f)``.
+        arcs: Between which ideals of the core before a device can run, ``(g, g)``; None: between all.
+        parent: The ideal of that core that each comes from, ``(f,)``.
     """
 
     words: Words
     allowed: Bools
+    arcs: csr_array[np.int8] | None
+    parent: Ints
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +118,7 @@ class Refining:
         rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
         for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
             rows[count + 1 :, unit] = True
-        return _Level(pack(rows), np.ones((len(self.states.moves), len(rows)), dtype=bool))
+        return _Level(pack(rows), np.ones((len(self.states.moves), len(rows)), dtype=bool), None, np.arange(len(rows)))
 
     def _split(self, level: _Level, chosen: Bools, left_out: list[int]) -> _Level:
         """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
@@ -124,7 +132,7 @@ class Refining:
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
             chosen[unit] = True
-        return _Level(words, level.allowed[:, origin])
+        return _Level(words, level.allowed[:, origin], level.arcs, level.parent[origin])
 
     def _possible(
         self, level: _Level, chosen: Bools, pays: Payment, below: float, steps: float
@@ -143,14 +151,17 @@ class Refining:
             ready=self.weight[~chosen] @ (core.before @ ~family.inside == 0),
             total=float(self.weight[~chosen].sum()),
             slack=SLACK * float(self.weight.sum()),
+            coarse=level.arcs,
+            parent=level.parent[order],
             steps=PREPARING * float(family.count) * self.units.size,
         )
         allowed = level.allowed[:, order]
         taken = question.taken(allowed, steps)
-        left = None if taken is None else question.left(taken > NOTHING, steps)
+        left = None if taken is None else question.left(taken, steps)
         if taken is None or left is None:
             return None, question.steps
         allowed = taken + left >= question.total - question.slack
         some: Bools = np.logical_or.reduce(allowed, axis=0)
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
-        return _Level(level.words[order[some]], allowed[:, some]), question.steps
+        found = _Level(level.words[order[some]], allowed[:, some], question.arcs(some), np.arange(int(some.sum())))
+        return found, question.steps

@@ -18,6 +18,7 @@ from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Ou
 from fxpasses.partitioners.solvers.contiguous.refining import Refined, Refining
 from fxpasses.partitioners.solvers.contiguous.spare import Payment
 from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.twins import twins_in_order
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import Prices
 from fxpasses.partitioners.solvers.proofs.covering import Rooms
@@ -143,8 +144,13 @@ class Search:
         return refined
 
     @cached_property
+    def in_order(self) -> Units:
+        """The units whose ideals are enough to look at."""
+        return twins_in_order(self.units, self.tables)
+
+    @cached_property
     def _refining(self) -> Refining:
-        return Refining(self.units, self.classes, self.states(), self.prices.weight)
+        return Refining(self.in_order, self.classes, self.states(), self.prices.weight)
 
     @property
     def kinds(self) -> list[tuple[Floats, Floats, Floats]]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, Forced
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -25,6 +25,8 @@ __all__ = ["Spans"]
 
 Bools = NDArray[np.bool_]
 CHUNK = 20_000
+BEYOND = 4.0
+"""How many times all seconds a unit counts that only the first ideal of a pair holds."""
 
 
 @attrs.frozen(eq=False)
@@ -198,8 +200,44 @@ class Spans:
             return nested
         return nested & (passing if group.passed else ~passing)
 
+    def left(self, rows: Ints, columns: Ints, below: float) -> list[Floats]:
+        """The seconds that a device of each class has left under a threshold, for each pair; below 0 if not nested.
+
+        Bytes are not looked at. All is one product of matrices, where loads ask for each pair whether it is nested.
+        """
+        inside, found = self.family.inside, []
+        held = inside[:, rows]
+        units = np.flatnonzero(held.any(axis=1) & ~self._held_by_all(columns))
+        missing = ~_cells(inside, units, columns)
+        never = BEYOND * (below + max(float(weight[-1]) for weight in self.weight))
+        products: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in products:
+                left, right = self._passed_on(kind, rows, columns)
+                factors = np.concatenate([held[units].T * -never, *left], axis=1)
+                products[group.charges] = factors @ np.concatenate([missing, *right]).astype(np.float64)
+            rest = products[group.charges] + (below + self.weight[kind][rows] - self.starts[kind][rows])[:, None]
+            rest -= (self.weight[kind][columns] + self.ends[kind][columns])[None, :]
+            if (banned := self.banned[kind]) is not None:
+                rest[banned[columns][None, :] != banned[rows][:, None]] = -never
+            found.append(rest)
+        return found
+
+    def _held_by_all(self, columns: Ints) -> Bools:
+        """The units that all of some ideals hold."""
+        common = np.bitwise_and.reduce(self.family.words[columns], axis=0)
+        held: Bools = unpack(common[None], self.units.size)[0]
+        return held
+
     def _crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
         """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
+        left, right = self._passed_on(kind, rows, columns)
+        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
+        return charged - saved
+
+    def _passed_on(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> tuple[list[Floats], list[Bools]]:
+        """What is not charged of the values open at either ideal of a pair, as products ``(rows, ·) (·, columns)``."""
         group, values = self.classes[kind], self.values
         leaving, entering = group.leaving, group.entering
         opened = self.open[:, rows]
@@ -216,9 +254,7 @@ class Spans:
             self._forced(group, self.forced, rows, columns, left, right)
         if self.flows_back:
             self._going_back(group, rows, columns, left, right)
-        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
-        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
-        return charged - saved
+        return left, right
 
     def _forced(
         self,

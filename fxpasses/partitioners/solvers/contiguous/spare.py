@@ -7,29 +7,36 @@ out is not taken before what it needs, nor after what needs it.
 
 The most that is taken up to an ideal and the most from it on are dynamic programs over pairs of ideals, as the best
 pipeline is. Where both together are less than all that is left out, no pipeline under the threshold cuts at ideals with
-these units of the core.
+these units of the core. The same sum for a device that runs from one ideal to another says which pairs are left; when
+units join the core, only pairs that come from these are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 __all__ = ["NOTHING", "Payment", "Spare"]
 
 Bools = NDArray[np.bool_]
-BLOCK = 256
-PAIR = 20
+BLOCK, COLUMNS = 256, 4096
+PAIR = 10
 """Steps that one pair of ideals costs, beside one for each of its moves between states."""
 CALL = 15_000
 """Steps that one move costs beside its pairs, for each block."""
+ROUNDING = 1e-12
 NOTHING = -np.inf
 """What is taken along where no pipeline comes."""
 
@@ -56,6 +63,8 @@ class Spare:
         ready: The weight of those that each ideal allows, ``(f,)``.
         total: The weight of all that is left out.
         slack: What sums of weights may be off by.
+        coarse: Between which ideals of a coarser core a device can run, ``(g, g)``; None: between all.
+        parent: The ideal of the coarser core that each ideal comes from, ``(f,)``.
         steps: Steps taken so far.
     """
 
@@ -67,7 +76,10 @@ class Spare:
     ready: Floats
     total: float
     slack: float
+    coarse: csr_array[np.int8] | None
+    parent: Ints
     steps: float = 0.0
+    _arcs: list[NDArray[np.int32]] = attrs.field(factory=list)
 
     def taken(self, allowed: Bools, steps: float) -> Floats | None:
         """The most that devices took along up to each ideal, ``(states, f)``; -inf where they cannot have run it.
@@ -90,9 +102,9 @@ class Spare:
                     return None
         return most
 
-    def left(self, allowed: Bools, steps: float) -> Floats | None:
+    def left(self, taken: Floats, steps: float) -> Floats | None:
         """The same for the devices that are left, from each ideal on."""
-        most = np.full(allowed.shape, NOTHING)
+        allowed, most = taken > NOTHING, np.full(taken.shape, NOTHING)
         most[:, -1] = 0.0
         for layer, after in reversed(list(self._layers())):
             for state in layer:
@@ -100,8 +112,11 @@ class Spare:
                     np.maximum(most[state], most[there] + self.pays.room[kind], out=most[state])
             rows = np.flatnonzero(_any(allowed, layer))
             for block, columns, spare in self._pairs(rows, _any(most > NOTHING, after)):
+                fine = np.zeros((len(block), len(columns)), dtype=bool)
                 for state in layer:
-                    self._precede(most, state, block, columns, spare, allowed)
+                    self._precede(most, state, block, columns, spare, taken, fine)
+                first, last = np.nonzero(fine)
+                self._arcs.append(np.stack([block[first], columns[last]]).astype(np.int32))
                 if self.steps > steps:
                     return None
             for state in layer:
@@ -109,6 +124,17 @@ class Spare:
                 fine = allowed[state] & (own >= self.total - self.ready - self.slack)
                 most[state] = np.where(fine, own, NOTHING)
         return most
+
+    def arcs(self, some: Bools) -> csr_array[np.int8]:
+        """Between which of some ideals a device can run and the others can, too; known after ``left``."""
+        from scipy.sparse import csr_array
+
+        number = (np.cumsum(some) - 1).astype(np.int32)
+        first, last = np.concatenate([np.zeros((2, 0), dtype=np.int32), *self._arcs], axis=1)
+        chosen = some[first] & some[last]
+        ends = number[first[chosen]], number[last[chosen]]
+        shape = (int(some.sum()),) * 2
+        return csr_array((np.ones(len(ends[0]), dtype=np.int8), ends), shape=shape)
 
     def _layers(self) -> Iterator[tuple[list[int], list[int]]]:
         """The states with each number of devices, and the states that follow these."""
@@ -120,26 +146,36 @@ class Spare:
     def _pairs(self, rows: Ints, ends: Bools) -> Iterator[tuple[Ints, Ints, list[Floats]]]:
         """Blocks of pairs of ideals with what a device of each class has to spare between them."""
         family, reach = self.spans.family, float(self.pays.room.max()) + self.slack
-        for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK]
-            first = int(block[0]) + 1
-            last = int(np.searchsorted(family.position, family.position[block[-1]] + reach, side="right"))
-            columns = np.flatnonzero(ends[first:last]) + first
-            common = np.bitwise_and.reduce(family.words[block], axis=0)
-            for word in np.flatnonzero(common).tolist():
-                columns = columns[family.words[columns, word] & common[word] == common[word]]
-            if len(columns):
-                self.steps += float(len(block)) * len(columns) * PAIR
-                yield block, columns, self._spare(block, columns)
+        for block in blocks_of(family, rows, BLOCK):
+            columns = larger(family, block, self._near(block) & ends, reach)
+            for first in range(0, len(columns), COLUMNS):
+                part = columns[first : first + COLUMNS]
+                self.steps += float(len(block)) * len(part) * PAIR
+                yield block, part, self._spare(block, part)
+
+    def _near(self, block: Ints) -> Bools:
+        """The ideals that may come a device after some of a block, as far as the coarser core tells."""
+        if self.coarse is None:
+            return np.ones(len(self.parent), dtype=bool)
+        parents = np.unique(self.parent[block])
+        reached = np.zeros(self.coarse.shape[0], dtype=bool)
+        reached[parents] = True
+        reached[self.coarse[parents].indices] = True
+        near: Bools = reached[self.parent]
+        return near
 
     def _spare(self, block: Ints, columns: Ints) -> list[Floats]:
         """What a device of each class has left between each pair of ideals; -inf where it cannot run what is there."""
-        pays, found = self.pays, []
-        kept = self.spans.kept[columns][None, :] - self.spans.kept[block][:, None] if pays.byte.any() else 0.0
-        for kind, load in enumerate(self.spans.loads(block, columns, self.below)):
-            fine = load < np.inf
-            spare = pays.room[kind] - pays.load[kind] * np.where(fine, load, 0.0) - pays.byte[kind] * kept
-            found.append(np.where(fine & (spare >= -self.slack), spare, NOTHING))
+        spans, found = self.spans, []
+        size = spans.kept[columns][None, :] - spans.kept[block][:, None] if spans.is_tight else None
+        for kind, (group, spare) in enumerate(zip(spans.classes, spans.left(block, columns, self.below), strict=True)):
+            never = spare < -ROUNDING * self.below
+            spare *= self.pays.load[kind]
+            if size is not None:
+                never |= size > group.memory
+                spare += self.pays.byte[kind] * (group.memory - size) if self.pays.byte[kind] else 0.0
+            np.copyto(spare, NOTHING, where=never)
+            found.append(spare)
         return found
 
     def _extend(
@@ -156,17 +192,19 @@ class Spare:
                 most[there, columns[near]] = np.maximum(most[there, columns[near]], found)
 
     def _precede(
-        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], allowed: Bools
+        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], taken: Floats, fine: Bools
     ) -> None:
         """Let one device run from some ideals of a state to those from which the others go on."""
-        own = np.flatnonzero(allowed[state, block])
+        own = np.flatnonzero(taken[state, block] > NOTHING)
         if own.size:
+            enough = self.total - self.slack - taken[state, block[own]]
             for kind, there in self.states.moves[state]:
                 near = _between(most[there] > NOTHING, columns)
                 if near.start < near.stop:
-                    found = (spare[kind][own, near] + most[there, columns[near]][None, :]).max(axis=1)
+                    found = spare[kind][own, near] + most[there, columns[near]][None, :]
+                    fine[own, near] |= found >= enough[:, None]
                     self.steps += len(own) * (near.stop - near.start) + CALL
-                    most[state, block[own]] = np.maximum(most[state, block[own]], found)
+                    most[state, block[own]] = np.maximum(most[state, block[own]], found.max(axis=1))
 
 
 def _any(ideals: Bools, states: list[int]) -> Bools:
