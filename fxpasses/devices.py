@@ -408,7 +408,7 @@ def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
     for index in range(torch.cuda.device_count()):
         free, _total = torch.cuda.mem_get_info(index)
         capability = torch.cuda.get_device_capability(index)
-        flops, by_dtype, bandwidth = _CUDA_SPEED.get(capability, (20e12, {"float16": 40e12, "bfloat16": 40e12}, 1e12))
+        flops, by_dtype, usual = _CUDA_SPEED.get(capability, (20e12, {"float16": 40e12, "bfloat16": 40e12}, 1e12))
         found.append(
             Device(
                 f"cuda{index}",
@@ -417,12 +417,18 @@ def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
                 torch_device=f"cuda:{index}",
                 flops=flops,
                 flops_by_dtype=by_dtype,
-                bandwidth=bandwidth,
+                bandwidth=_cuda_bandwidth(torch.cuda.get_device_properties(index)) or usual,
             )
         )
     threads = torch.get_num_threads()
     memory = int(_free_memory() * (1 - reserve))
     return (*found, Device("cpu", memory, len(found), flops=threads * 30e9))
+
+
+def _cuda_bandwidth(properties: Any) -> float:
+    """Memory bytes/s of a CUDA device, two transfers a clock; 0 where the driver does not tell."""
+    kilohertz, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    return 2 * 1e3 * kilohertz * bits / 8
 
 
 def _free_memory() -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from fxpasses.devices import Device, Link, Topology, detect, fake_devices, parse_device, parse_link
 from fxpasses.errors import InputError
@@ -137,6 +140,30 @@ def test_the_machine_has_at_least_its_cpu() -> None:
 
     assert found[-1].torch_device == "cpu"
     assert found[-1].memory > 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "bandwidth"),
+    [
+        (SimpleNamespace(memory_clock_rate=3_201_000, memory_bus_width=6144), 4.92e12),  # kHz and bits: an H200
+        (SimpleNamespace(memory_clock_rate=0, memory_bus_width=5120), 3.3e12),
+        (SimpleNamespace(), 3.3e12),
+    ],
+)
+def test_a_gpu_tells_its_memory_and_how_fast_it_is(
+    properties: Any, bandwidth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the hardware; what its driver does not tell is that of its generation."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 * GiB, 141 * GiB))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+    gpu, cpu = detect()
+
+    assert ("cuda:0", 90 * GiB, "cpu") == (gpu.torch_device, gpu.available_mem_bytes, cpu.torch_device)
+    assert pytest.approx(bandwidth, rel=1e-2) == gpu.bandwidth
+    assert (60e12, 990e12) == (gpu.peak_flops("float32"), gpu.peak_flops("bfloat16"))
 
 
 def test_fake_devices_may_be_unequal() -> None:

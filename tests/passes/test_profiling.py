@@ -12,6 +12,7 @@ from torch.export import export
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxpasses import Device, PassManager
+from fxpasses.devices import detect
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.partitioners import SECONDS, seconds_of
 from fxpasses.passes import MeasureCosts, Measurements, ProfileCosts, profile_node
@@ -47,6 +48,20 @@ def test_every_call_gets_seconds_and_views_get_none() -> None:
     assert 0.0 == seconds["view"]
     assert all(value > 0 for name, value in seconds.items() if name != "view")
     assert seconds["linear"] == seconds_of(calls(module)["linear"], CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_is_found_and_measured() -> None:
+    """By its number, and as the current one; its random numbers stay where they were."""
+    module, gpu = exported(), detect()[0]
+    generator = torch.cuda.get_rng_state()
+
+    ProfileCosts((gpu, Device("current", torch_device="cuda")), repeats=1)(module)
+
+    for name, node in calls(module).items():
+        assert (name != "view") == (SECONDS.read(node)[gpu.name] > 0) == (SECONDS.read(node)["current"] > 0)
+    assert torch.equal(generator, torch.cuda.get_rng_state())
 
 
 def test_nodes_that_do_the_same_are_measured_once() -> None:
