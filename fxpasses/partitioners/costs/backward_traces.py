@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from fxpasses.devices import is_here
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.followed_storages import FollowedStorages, storages_in
 from fxpasses.partitioners.costs.graph_figures import value_bytes
@@ -130,9 +131,14 @@ def _example(node: Node) -> Any:
         if not isinstance(leaf, Tensor):
             return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
         shape, stride = ([concrete_size(size) for size in sizes] for sizes in (leaf.shape, leaf.stride()))
-        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device)
+        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=_near(leaf.device))
 
     return pytree.tree_map(like, node.meta.get("val"))
+
+
+def _near(device: torch.device) -> torch.device:
+    """A device that autograd can work for: the CPU for one that this machine has not, where torch would abort."""
+    return device if is_here(str(device)) else torch.device("cpu")
 
 
 class _Forward(Interpreter):
@@ -155,7 +161,7 @@ class _Forward(Interpreter):
     def run_node(self, n: Node) -> Any:
         packed: list[Tensor] = []
         self.followed.restart()
-        self.device = next((tensor.device for tensor in tensors_in(n.meta.get("val"))), None)
+        self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
             result = super().run_node(n)
         tensors = tensors_in(result) if n.op != "output" else []
@@ -190,6 +196,12 @@ class _Forward(Interpreter):
             if function is not None and function not in self.made_by and function.next_functions:
                 self.made_by[function] = n
                 found += [before for before, _ in function.next_functions]
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        def near(leaf: Any) -> Any:
+            return _near(leaf) if isinstance(leaf, torch.device) else leaf
+
+        return super().call_function(target, *pytree.tree_map(near, (args, kwargs)))
 
     def fetch_attr(self, target: str) -> Any:
         value = super().fetch_attr(target)

@@ -112,9 +112,11 @@ def fake_on(value: Any, target: torch.device, *, from_anywhere: bool = False) ->
             mode := getattr(leaf, "fake_mode", None)
         ) is None:
             return leaf
-        with mode:
+        with mode, torch.no_grad():  # a fake value has no history
             if leaf.device.type in _ANY_DEVICE:
-                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=target)
-            return leaf.to(target)
+                made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=target)
+            else:
+                made = leaf.to(target)
+        return made.requires_grad_(leaf.requires_grad)
 
     return pytree.tree_map(move, value)

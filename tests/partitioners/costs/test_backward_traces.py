@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
+from fxpasses.passes.placement import move_part
 
 SIZE = 8 * 8 * 4
 
@@ -88,3 +90,27 @@ def test_where_no_backward_runs_each_value_counts_as_having_one_gradient() -> No
 
     assert 3 * [SIZE] == [stay.size for stay in needs.stays if stay.begin == "backward"]  # of x, sin and the operator
     assert not needs.beside
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_graph_of_a_gpu_that_is_not_here_is_traced_on_the_cpu() -> None:
+    """Autograd aborts the process for a device that torch was not built for."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.second(torch.relu(self.first(x)) + torch.arange(16.0))
+            return result
+
+    module = torch.export.export(Net(), (torch.randn(2, 8),)).module(check_guards=False)
+    expected = trace_backward(module)
+
+    move_part(module.to("meta"), "cuda:0")
+    actual = trace_backward(module)
+
+    assert "cuda" == next(node.meta["val"].device.type for node in module.graph.nodes if node.op == "call_function")
+    assert (expected.saved, expected.extra, expected.inside) == (actual.saved, actual.extra, actual.inside)
+    assert [stay.size for stay in expected.stays] == [stay.size for stay in actual.stays]
