@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -189,17 +189,18 @@ def _timed_round(
     """Seconds forward and backward of each stage, from which nothing is left behind."""
     seconds: list[tuple[float, float]] = []
     values: Any = tuple(args)
+    gpus = dict.fromkeys(value.device for value in (*pipe.parameters(), *tensors_in((args, kwargs))) if value.is_cuda)
     for index in range(pipe.num_stages):
         stage = pipe.get_stage_module(index)
-        begin = _now(clock, stage)
+        begin = _now(clock, gpus)
         made = stage(*values, **(kwargs if index == 0 else {}))
-        forward = _now(clock, stage) - begin
+        forward = _now(clock, gpus) - begin
         results = [value for value in tensors_in(_leaves(made)) if value.requires_grad]
         sources = [value for value in (*stage.parameters(), *tensors_in(values)) if value.requires_grad]
-        begin = _now(clock, stage)
+        begin = _now(clock, gpus)
         if results and sources:
             torch.autograd.grad(results, sources, [torch.ones_like(value) for value in results], allow_unused=True)
-        seconds.append((forward, _now(clock, stage) - begin))
+        seconds.append((forward, _now(clock, gpus) - begin))
         values = made if stage.route.leaving is not None else tuple(_leaf(value) for value in made)
     return seconds
 
@@ -214,8 +215,8 @@ def _leaf(value: Tensor) -> Tensor:
     return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
 
 
-def _now(clock: Callable[[], float], stage: torch.nn.Module) -> float:
-    """The time when all that a stage was asked for is done."""
-    if any(value.is_cuda for value in stage.parameters()):
-        torch.cuda.synchronize()
+def _now(clock: Callable[[], float], gpus: Iterable[torch.device]) -> float:
+    """The time when all that GPUs were asked for is done."""
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
     return clock()
