@@ -39,9 +39,10 @@ class RuntimePart(torch.nn.Module):
         self._outputs = outputs
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Run the part; results are new tensors on the CPU without gradients."""
+        """Run the part; results are new tensors without gradients, where the inputs are."""
         results = self._run([tensor.detach().contiguous().cpu().numpy() for tensor in inputs])
-        tensors = tuple(torch.from_numpy(result) for result in results)
+        home = inputs[0].device if inputs else torch.device("cpu")
+        tensors = tuple(torch.from_numpy(result).to(home) for result in results)
         return tensors[0] if self._outputs is None else tensors
 
 
