@@ -30,6 +30,7 @@ from fxpasses.partitioners.placing.graph_problems import homes_of, placement_pro
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.partitioners.solvers.problem import effort_of
 from fxpasses.units import format_bytes
 
 __all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
@@ -75,6 +76,7 @@ class Wish:
     time_budget: float = attrs.field(default=0.5, validator=_seconds)
     seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None
+    effort: float = attrs.field(default=attrs.Factory(lambda self: effort_of(self.time_budget), True))
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
@@ -88,6 +90,7 @@ class Wish:
             pinned=self.pinned,
             forbidden=self.forbidden,
             time_budget=self.time_budget,
+            effort=self.effort,
             seed=self.seed,
             figures=figures,
             live=live,

@@ -21,6 +21,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.colocation import Selector, backward_partners, check_device, kept_together, select
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
+from fxpasses.partitioners.solvers.problem import effort_of
 
 __all__ = ["assignment_of", "homes_of", "placement_problem"]
 
@@ -37,6 +38,7 @@ def placement_problem(
     pinned: Mapping[Selector, str] | None = None,
     forbidden: Mapping[Selector, Collection[str]] | None = None,
     time_budget: float = 2.0,
+    effort: float | None = None,
     seed: int = 0,
     figures: GraphFigures | None = None,
     live: NDArray[np.int64] | None = None,
@@ -55,6 +57,7 @@ def placement_problem(
         pinned: The device of a node, or of all operators of a module.
         forbidden: The devices that a node or module must not be on.
         time_budget: About how many seconds of search.
+        effort: The share of their steps that integer programs get; by default as the time budget has it.
         seed: For what the search draws.
         figures: The measured graph, if it is there already.
         live: Bytes of inputs and activations to count while each compute node runs. By default activations count as
@@ -99,6 +102,7 @@ def placement_problem(
         forbidden={node: tuple(names) for node, names in bans.items()},
         time_budget=time_budget,
         seed=seed,
+        effort=effort_of(time_budget) if effort is None else effort,
     )
 
 

@@ -20,6 +20,7 @@ from fxpasses.partitioners.solvers.free.annealing import Best
 from fxpasses.partitioners.solvers.free.rounds import Rounds
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -56,12 +57,14 @@ class FreeSearch:
         bound: No assignment has a smaller largest load.
         budget: About how many seconds the search may take on a machine of 2024.
         seed: For everything that is drawn.
+        effort: The share of its steps that the integer program gets.
     """
 
     model: LoadModel
     bound: float
     budget: float
     seed: int
+    effort: float = 1.0
 
     def run(self, starts: Sequence[Ints]) -> FreeAnswer:
         """Search from some assignments (of units) and from the greedy one."""
@@ -109,7 +112,7 @@ class FreeSearch:
         """What the integer program proves; it may find a better assignment, too."""
         if best.value <= self.bound * (1 + 1e-9):
             return 0.0
-        nodes = int(NODES * (1 + self.budget / 8) / (1 + program_size(self.model) ** 2))
+        nodes = nodes_within(self.effort, NODES * (1 + self.budget / 8) / (1 + program_size(self.model) ** 2))
         if self.model.by_bytes:
             return self.settle(Packing.of(self.model, nodes=nodes).least_bytes(below=best.value), best)
         return self.settle(least_load(self.model, below=best.value, nodes=nodes), best)

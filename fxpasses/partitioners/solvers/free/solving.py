@@ -62,7 +62,7 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
     prices = prices_of(units, tables.memory, problem.objective)
     for home in starts:
         bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
-    answer = FreeSearch(model, bound, problem.time_budget, problem.seed).run(starts)
+    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.effort).run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
     return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
@@ -115,20 +115,22 @@ def _on_so_many(problem: PlacementProblem, tables: CostTables, units: Units, mod
     for chosen in sorted(few, key=lambda each: (bounds[each], each)):
         if bounds[chosen] >= best.value:
             continue
-        answer = _search(model, chosen, bounds[chosen], seconds, problem.seed).run([])
+        answer = _search(problem, model, chosen, bounds[chosen], seconds).run([])
         refuted &= math.isinf(answer.bound)
         if answer.value < best.value:
             best, winner = answer, chosen
     if best.home is None:
         return _Found(None, refuted)
-    more = _search(model, winner, max(bounds[winner], best.bound), problem.time_budget / 2, problem.seed)
+    more = _search(problem, model, winner, max(bounds[winner], best.bound), problem.time_budget / 2)
     return _Found(more.run([best.home]).home, False)
 
 
-def _search(model: LoadModel, chosen: tuple[int, ...], bound: float, seconds: float, seed: int) -> FreeSearch:
+def _search(
+    problem: PlacementProblem, model: LoadModel, chosen: tuple[int, ...], bound: float, seconds: float
+) -> FreeSearch:
     """The search that uses some devices only."""
     banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
-    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, seed)
+    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, problem.seed, problem.effort)
 
 
 def _restricted(units: Units, tables: CostTables, chosen: tuple[int, ...]) -> tuple[Units, Floats]:

@@ -42,7 +42,7 @@ class LatencyProgram:
         edges = int((self.scheduler.before < len(self.unit_of)).sum())
         return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
 
-    def solve(self, below: float, *, nodes: int) -> tuple[Ints | None, Floats | None, float]:
+    def solve(self, below: float, *, nodes: int | None) -> tuple[Ints | None, Floats | None, float]:
         """The devices of units and the starts of nodes, None if none was found, and the proven bound.
 
         ``below`` is a makespan that is reached already; ``inf`` when none is known.

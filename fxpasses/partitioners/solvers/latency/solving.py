@@ -26,6 +26,7 @@ from fxpasses.partitioners.solvers.latency.shrinking import is_large, shortest_p
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
@@ -159,7 +160,7 @@ def _starts(
 
 def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
     """An assignment that keeps the budgets though no pipeline does, if one is found."""
-    search = FreeSearch(LoadModel.of(units, tables), 0.0, min(problem.time_budget, 1.0), problem.seed)
+    search = FreeSearch(LoadModel.of(units, tables), 0.0, min(problem.time_budget, 1.0), problem.seed, problem.effort)
     home = search.run([]).home
     return [] if home is None else [home]
 
@@ -189,7 +190,8 @@ def _proven(
     """What the integer program adds: a better answer, a better bound."""
     if answer.value <= search.goal:
         return answer, search.bound
-    nodes = int(VARIABLES_A_SECOND * (1 + problem.time_budget * (1 - SEARCH)) / (1 + program.size))
+    budget = problem.time_budget
+    nodes = nodes_within(problem.effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
     home, start, proven = program.solve(answer.value, nodes=nodes)
     if home is not None and start is not None:
         answer = min(answer, search.level.started(home, start), key=lambda each: each.value)

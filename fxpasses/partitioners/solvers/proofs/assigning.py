@@ -50,7 +50,7 @@ def program_size(model: LoadModel) -> int:
     return int(model.size * model.devices + len(model.source) * per_value)
 
 
-def least_load(model: LoadModel, *, below: float, nodes: int, extra: Extra = None) -> Proof:
+def least_load(model: LoadModel, *, below: float, nodes: int | None, extra: Extra = None) -> Proof:
     """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
     program, runs = add_assignments(model, extra=extra)
     scale = float(model.weight.max(initial=0.0)) or 1.0
@@ -184,7 +184,7 @@ def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) ->
     ]
 
 
-def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, nodes: int) -> Proof:
+def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, nodes: int | None) -> Proof:
     answer = program.minimize(costs, nodes=nodes)
     home = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
     return Proof(home, answer.bound * scale)

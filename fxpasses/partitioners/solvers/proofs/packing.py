@@ -40,10 +40,10 @@ class Packing:
     model: LoadModel
     members: tuple[Ints, ...]
     extra: Extra
-    nodes: int
+    nodes: int | None
 
     @classmethod
-    def of(cls, model: LoadModel, *, nodes: int, extra: Extra = None) -> Packing:
+    def of(cls, model: LoadModel, *, nodes: int | None, extra: Extra = None) -> Packing:
         """Group the units of a model. Time O(units × devices)."""
         members = alike(model) if extra is None else tuple(np.arange(model.size)[:, None])
         first = np.array([kind[0] for kind in members], dtype=np.int64)

@@ -8,7 +8,22 @@ from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Answer", "Program"]
+__all__ = ["Answer", "Program", "nodes_within"]
+
+ROOT = 100
+"""Branch-and-bound nodes that take as long as what comes before the first one: presolve, cuts, heuristics."""
+
+
+def nodes_within(effort: float, nodes: float) -> int | None:
+    """The branch-and-bound nodes that an effort pays for, of those that a program gets for all of it.
+
+    Returns:
+        None where it does not even pay for the root: the program is not asked.
+    """
+    if effort >= 1:
+        return int(nodes)
+    paid = int(effort * nodes - (1 - effort) * ROOT)
+    return paid if paid > 0 else None
 
 
 @attrs.frozen(eq=False)
@@ -68,8 +83,13 @@ class Program:
         self.at_most(right, *terms)
         self.at_most(-np.asarray(right, dtype=np.float64), *((-np.asarray(c, dtype=np.float64), v) for c, v in terms))
 
-    def minimize(self, costs: tuple[ArrayLike, Ints], *, nodes: int) -> Answer:
-        """Solve with a limit on the branch-and-bound nodes, so that the answer does not depend on the clock."""
+    def minimize(self, costs: tuple[ArrayLike, Ints], *, nodes: int | None) -> Answer:
+        """Solve with a limit on the branch-and-bound nodes, so that the answer does not depend on the clock.
+
+        Without any (None) nothing is asked, and nothing is known.
+        """
+        if nodes is None:
+            return Answer(None, -np.inf)
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 

@@ -35,7 +35,7 @@ class ReplicaProgram:
         """Whether the program says all there is: a pipeline with backward nodes has two directions, and is left out."""
         return self.problem.contiguity == "free" or not np.any(self.tables.forward >= 0)
 
-    def solve(self, below: float, *, nodes: int) -> tuple[Ints | None, NDArray[np.bool_] | None, float]:
+    def solve(self, below: float, *, nodes: int | None) -> tuple[Ints | None, NDArray[np.bool_] | None, float]:
         """Homes and presence of nodes whose largest load is at most ``below``, and the proven bound."""
         tables = self.tables
         count, kinds = tables.seconds.shape

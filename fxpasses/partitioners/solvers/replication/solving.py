@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
+from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Floats, Ints
 from fxpasses.partitioners.solvers.replication.proving import ReplicaProgram
@@ -137,7 +138,7 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     value = float(copies.figures(tables).load.max())
     program = ReplicaProgram(problem, tables, may)
     if program.is_known and program.size <= SMALL and value > bound * (1 + 1e-9):
-        home, present, proven = program.solve(value, nodes=NODES)
+        home, present, proven = program.solve(value, nodes=nodes_within(problem.effort, NODES))
         if home is not None and present is not None:
             copies = min(copies, Copies(home, present), key=search.rank)
             value = float(copies.figures(tables).load.max())
