@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fxpasses.devices import Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem
+from fxpasses.partitioners.solvers.reduced.attributes import check_attributes
 
 __all__ = ["CostTables", "Figures", "Floats", "Ints", "evaluate", "tables_of"]
 
@@ -79,8 +80,9 @@ def tables_of(problem: PlacementProblem) -> CostTables:
 
     Raises:
         PlacementError: a negative or missing number, a name that is no device, a key of two sizes, a backward node
-            without its forward one.
+            without its forward one, an attribute that looks like one that is read, no cost at all.
     """
+    check_attributes(problem.graph)
     nodes = tuple(problem.graph)
     position = {node: index for index, node in enumerate(nodes)}
     latency, per_byte = _links(problem)

@@ -1,0 +1,75 @@
+"""What nodes of an abstract problem may carry: a slip in a name would count as nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from fxpasses import Device
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+
+READ = (
+    "What is read of a node: seconds, kept_bytes, shared_bytes, live_bytes, output_bytes, output_seconds, backward_of, "
+    "replicable."
+)
+
+
+def chain(**facts: Any) -> nx.DiGraph[str]:
+    graph = nx.DiGraph([("a", "b")])
+    for node in graph:
+        graph.nodes[node].update(facts)
+    return graph
+
+
+def refusal(graph: nx.DiGraph[str]) -> str:
+    with pytest.raises(PlacementError) as failure:
+        solve_placement(PlacementProblem(graph, [Device("x"), Device("y")]))
+    return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("second", "seconds"),
+        ("Seconds", "seconds"),
+        ("output_byte", "output_bytes"),
+        ("kept-bytes", "kept_bytes"),
+        ("live_byte", "live_bytes"),
+        ("shared_byte", "shared_bytes"),
+        ("replicatable", "replicable"),
+    ],
+)
+def test_a_name_that_looks_like_one_that_is_read_is_refused(slip: str, meant: str) -> None:
+    costs = {"kept_bytes" if meant == "seconds" else "seconds": 1}
+
+    message = refusal(chain(**costs, **{slip: 1}))
+
+    assert f"Node 'a' has the attribute {slip!r}, which nobody reads; did you mean {meant!r}? {READ}" == message
+
+
+def test_attributes_of_ones_own_are_left_alone() -> None:
+    """Also one that looks like a name that is read, where the node carries that one, too."""
+    graph = chain(seconds=1.0, second=2, name="layer", colour="red", reads=3, bytes=4, output="y")
+
+    assert 1.0 == solve_placement(PlacementProblem(graph, [Device("x"), Device("y")])).objective_value
+
+
+def test_costs_on_edges_are_refused() -> None:
+    graph = chain(seconds=1.0)
+    graph.edges["a", "b"]["output_bytes"] = 5
+
+    assert (
+        "The edge from 'a' to 'b' has 'output_bytes', and only nodes have costs: what goes over it is output_bytes or "
+        "output_seconds of the node that makes it."
+    ) == refusal(graph)
+
+
+def test_a_graph_without_any_cost_is_refused() -> None:
+    assert f"No node of the graph has a cost, so there is nothing to balance. {READ}" == refusal(chain())
+    assert (
+        f"No node of the graph has a cost (they have 'weight', 'time'), so there is nothing to balance. {READ}"
+        == refusal(chain(weight=2, time=1))
+    )
