@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -74,7 +76,16 @@ def print_placement(summary: Summary, console: Console) -> None:
 def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
     console.print(f"\n[bold]{title}[/bold]", highlight=False)
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        for piece in _wrapped(line, console.width):
+            console.print(piece, highlight=False, markup=False, soft_wrap=True)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in pieces, all but the first further in; a number stays with its unit."""
+    kept = re.sub(r"(?<=\d) (?=[A-Za-z])", "\N{NO-BREAK SPACE}", line)
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    pieces = textwrap.wrap(kept, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [piece.replace("\N{NO-BREAK SPACE}", " ") for piece in pieces]
 
 
 def _device_lines(row: DeviceRow) -> Iterator[str]:

@@ -148,6 +148,20 @@ def test_the_tables_fit_the_terminal(planned: Planned, width: int) -> None:
     assert any("left" in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_in_a_narrow_terminal_a_number_stays_with_its_unit(planned: Planned, width: int) -> None:
+    """What does not fit a line goes on further in."""
+    printed = io.StringIO()
+
+    print_placement(planned.report(advice=False), Console(width=width, color_system=None, file=printed))
+    lines = printed.getvalue().splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("  holds"))
+
+    assert not [line for line in lines if line.lstrip().startswith(("B", "KiB", "us", "ms"))]
+    assert "  holds" == lines[first][:7]
+    assert lines[first + 1].startswith("      ") or not lines[first + 1].startswith(" ")
+
+
 def test_the_page_shows_it_all(planned: Planned) -> None:
     page = render_page(planned.report())
 

@@ -31,10 +31,10 @@ def check_attributes(graph: nx.DiGraph[Any]) -> None:
         if name not in KNOWN and (meant := _meant(name)):
             _check_slip(graph, name, meant)
     for start, end, facts in ((start, end, facts) for start, end, facts in graph.edges(data=True) if facts):
-        if name := next((name for name in COSTS if name in facts), None):
+        if misplaced := [cost for cost in COSTS if cost in facts]:
             raise PlacementError(
-                f"The edge from {start!r} to {end!r} has {name!r}, and only nodes have costs: what goes over it is "
-                "output_bytes or output_seconds of the node that makes it."
+                f"The edge from {start!r} to {end!r} has {misplaced[0]!r}, and only nodes have costs: what goes over "
+                "it is output_bytes or output_seconds of the node that makes it."
             )
     if graph and given.keys().isdisjoint(COSTS):
         own = f" (they have {', '.join(map(repr, given))})" if given else ""
