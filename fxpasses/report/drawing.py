@@ -44,7 +44,8 @@ def draw_parts(graph_module: GraphModule, device_of: Mapping[str, Device]) -> gr
     devices = list(dict.fromkeys(device.name for device in device_of.values()))
     for index, name in enumerate(devices):
         with drawing.subgraph(name=f"cluster_{index}") as box:
-            box.attr(label=name, style="rounded,filled", color=_COLOURS[index % len(_COLOURS)], fontname="Helvetica")
+            colour = _COLOURS[index % len(_COLOURS)]
+            box.attr(label=name, labeljust="l", style="rounded,filled", color=colour, fontname="Helvetica")
             for node in graph_module.graph.find_nodes(op="call_module"):
                 if node.target in device_of and device_of[str(node.target)].name == name:
                     count = len(_compute_nodes(graph_module.get_submodule(str(node.target))))
@@ -52,6 +53,8 @@ def draw_parts(graph_module: GraphModule, device_of: Mapping[str, Device]) -> gr
     for node in graph_module.graph.nodes:
         if node.op == "call_module" and node.target in device_of:
             pass  # drawn in its device's box
+        elif node.op == "get_attr" and not node.users:
+            continue  # a buffer that nothing uses
         elif node.op in ("placeholder", "output"):
             drawing.node(node.name, node.name, shape="ellipse")
         else:
