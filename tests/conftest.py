@@ -12,6 +12,7 @@ pytest_plugins = ["fxpasses.testing"]
 TORCHS_OWN = (
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",  # 2.13: its deepcopy of tree specs
     "ignore:The given buffer is not writable:UserWarning",  # 2.11: torch.export.load, of the weights that it reads
+    "ignore:Attempting to run cuBLAS:UserWarning",  # the thread of the backward when it begins with a product
 )
 
 
