@@ -30,7 +30,7 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH = 0.002
 """How near the thresholds come to each other that are and are not ruled out."""
-QUICK, DECIDING, SHARE = 0.4, 0.6, 0.5
+QUICK, DECIDING, SHARE = 0.4, 0.8, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
@@ -94,21 +94,23 @@ def _refined_and_decided(
 
 def _refined(search: Search, low: float, goal: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
     """The best under a threshold by refining, and what none is below: thresholds halfway to the goal, then the goal."""
-    (steps, limit), begun, high = budget, search.account.spent, goal
+    (steps, limit), begun, high, enough = budget, search.account.spent, goal, ENOUGH
     while low < goal and (left := steps - (search.account.spent - begun)) > 0:
-        is_near = high - low <= ENOUGH * low
-        if is_near and high < goal:
+        is_near = high - low <= enough * low
+        if is_near and (high < goal or enough < ENOUGH):
             break
-        below = high if is_near else (low + high) / 2
+        below = goal if is_near else (low + high) / 2
         outcome = _under(search, below, SHARE * left, limit)
-        if outcome is None:
-            if is_near:
-                break
-            high = below
-        elif outcome.pipeline is not None:
+        if outcome is not None and outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
-        else:
+        if outcome is not None:
             low = below
+        elif steps <= MUCH:
+            break
+        elif is_near:
+            enough = ENOUGH / 20
+        else:
+            high = below
     return None, low
 
 

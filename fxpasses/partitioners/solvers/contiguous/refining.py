@@ -95,16 +95,17 @@ class Refining:
 
     def ideals(self, pays: Payment, below: float, steps: float, limit: int) -> Refined:
         """All ideals that a pipeline under a threshold may be cut at, and perhaps some more."""
-        taken, left_out = 0.0, list(self._left_out)
+        taken, pace, left_out = 0.0, 0.0, list(self._left_out)
         chosen = np.ones(self.units.size, dtype=bool)
         chosen[left_out] = False
         level = self._row(chosen)
         while True:
             level = self._split(level, chosen, left_out)
-            if len(level.words) > limit:
+            if len(level.words) > limit or len(level.words) * pace > steps - taken:
                 return Refined(None, taken)
             possible, spent = self._possible(level, chosen, pays, below, steps - taken)
             taken += spent
+            pace = spent / len(level.words)  # it takes no less in the next core
             if possible is None:
                 return Refined(None, taken)
             if not left_out or not len(possible.words):

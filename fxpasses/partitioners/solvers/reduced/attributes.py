@@ -36,7 +36,7 @@ def check_attributes(graph: nx.DiGraph[Any]) -> None:
                 f"The edge from {start!r} to {end!r} has {misplaced[0]!r}, and only nodes have costs: what goes over "
                 "it is output_bytes or output_seconds of the node that makes it."
             )
-    if graph and given.keys().isdisjoint(COSTS):
+    if graph and given.keys().isdisjoint(KNOWN):
         own = f" (they have {', '.join(map(repr, given))})" if given else ""
         raise PlacementError(f"No node of the graph has a cost{own}, so there is nothing to balance. {_read()}")
 
