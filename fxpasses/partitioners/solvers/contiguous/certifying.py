@@ -30,8 +30,9 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH = 0.002
 """How near the thresholds come to each other that are and are not ruled out."""
-QUICK, DECIDING, SHARE = 0.4, 0.8, 0.5
-"""How much of the steps goes into refining at first, of the others into all ideals, then into each threshold."""
+QUICK, DECIDING, SHARE = 0.4, 0.65, 0.5
+"""How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
+they are few)."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
@@ -100,7 +101,7 @@ def _refined(search: Search, low: float, goal: float, budget: tuple[float, int])
         if is_near and (high < goal or enough < ENOUGH):
             break
         below = goal if is_near else (low + high) / 2
-        outcome = _under(search, below, SHARE * left, limit)
+        outcome = _under(search, below, SHARE * left if steps > MUCH else left, limit)
         if outcome is not None and outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
         if outcome is not None:
