@@ -87,9 +87,9 @@ def test_the_question_for_something_better_ends_at_the_optimum(seed: int, monkey
 def test_leaves_that_leave_their_bytes_behind_give_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs and heads with bytes on devices with little memory; what crosses costs more than they take."""
     monkeypatch.setattr(pipelines, "MUCH_TIME", 0.0)
-    bounds = []
-    light_bound = pipelines._light_bound
-    monkeypatch.setattr(pipelines, "_light_bound", lambda *given: bounds.append(light_bound(*given)) or bounds[-1])
+    found = []
+    light_answer = pipelines._light_answer
+    monkeypatch.setattr(pipelines, "_light_answer", lambda *given: found.append(light_answer(*given)) or found[-1])
     draw, problem = random.Random(seed), random_problem(seed, objective="throughput")
     graph = problem.graph.copy()
     for _node, facts in graph.nodes(data=True):
@@ -102,7 +102,8 @@ def test_leaves_that_leave_their_bytes_behind_give_a_bound(seed: int, monkeypatc
 
     solution = solve_placement(problem)
 
-    assert all(bound <= values[0] * (1 + 1e-9) for bound in bounds)
+    assert all(bound <= values[0] * (1 + 1e-9) for _answer, bound in found)
+    assert all(answer is None or answer.rank[0] >= values[0] * (1 - 1e-9) for answer, _bound in found)
     assert pytest.approx(values[0]) == solution.objective_value
     assert solution.bound <= values[0] * (1 + 1e-9)
 

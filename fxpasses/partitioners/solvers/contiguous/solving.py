@@ -12,11 +12,13 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
+from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, LONG, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swapped
@@ -26,7 +28,7 @@ from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
 from fxpasses.partitioners.solvers.reduced.fitting import where_they_fit
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints, evaluate
 
 __all__ = ["fewest_by_memory", "solve_pipeline"]
 
@@ -43,6 +45,8 @@ SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
 """Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
+MANY_VIEWS = 100
+"""Units that only pass a value on from which on that is asked for in any case: each doubles the ideals around it."""
 STOPS = 1000
 REFINING = 8
 
@@ -163,8 +167,10 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
     budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
-    light = _light_bound(search, bound, goal)
-    if best is not None and light >= goal:
+    settled, light = _light_answer(search, bound, goal)
+    if best is not None and settled is not None and settled.rank < best.rank:
+        best, goal = settled, settled.rank[0] * BETTER
+    if best is not None and light >= goal * BETTER:
         return best, best.rank[0]
     found, proven = smallest(search, max(bound, light), goal, budget, best)
     proven = max(proven, light)
@@ -180,17 +186,38 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
     return best, min(proven / BETTER, best.rank[0])
 
 
-def _light_bound(search: Search, bound: float, goal: float) -> float:
-    """A bound up to the goal: leaves may leave their bytes behind; where memory is tight, far fewer ideals are left."""
+def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | None, float]:
+    """The best of a problem with far fewer ideals, and a bound up to the goal.
+
+    What only passes a value on runs anywhere, for nothing; leaves leave their bytes behind. The answer is one to the
+    given problem where it still keeps the budgets.
+    """
     problem, tables = search.problem, search.tables
-    if problem.time_budget < MUCH_TIME or problem.objective != "throughput" or not math.isfinite(goal):
-        return bound
-    units = fold_leaves_without_bytes(problem, tables, search.units)
+    if problem.objective != "throughput" or not math.isfinite(goal):
+        return None, bound
+    passed = passed_on(search.units, search.classes)
+    if problem.time_budget < MUCH_TIME and len(passed) < MANY_VIEWS:
+        return None, bound
+    units = fold_leaves_without_bytes(problem, tables, without_passing_on(search.units, passed))
     if units.size == search.units.size:
-        return bound
+        return None, bound
     relaxed = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
-    _found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2)
-    return max(bound, min(proven, goal))
+    found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2)
+    return None if found is None else _settled(search, found, passed), max(bound, min(proven, goal))
+
+
+def _settled(search: Search, found: Answer, passed: dict[int, int]) -> Answer | None:
+    """An answer to the relaxed problem as one to the given problem; None where it breaks a budget."""
+    place = np.zeros(len(search.tables.memory), dtype=np.int64)
+    place[list(found.order)] = np.arange(len(found.order))
+    home = np.zeros(search.units.size, dtype=np.int64)
+    home[search.units.unit_of] = found.device_of
+    home = beside_first_users(search.units, passed, home, place)
+    figures = evaluate(search.tables, home[search.units.unit_of])
+    if (figures.kept > search.tables.memory).any() or not np.isfinite(figures.load).all():
+        return None
+    runs = tuple((device, tuple(np.flatnonzero(home == device).tolist())) for device in found.order)
+    return improved(search, Answer.of(search, Pipeline(runs, figures.value(search.problem.objective))))
 
 
 def _none(search: Search) -> PlacementError:
