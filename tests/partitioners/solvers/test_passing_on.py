@@ -95,6 +95,29 @@ def test_the_best_pipeline_is_that_of_brute_force(seed: int, memory: int, monkey
     assert solution.is_optimal
 
 
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_training_too(seed: int) -> None:
+    """The backward of the table uses a view of it: what it made comes back to it for nothing."""
+    draw = random.Random(seed)
+    problem = rotary(draw)
+    graph = problem.graph.copy()
+    for layer in range(3):
+        graph.add_node(f"{layer}.back", seconds=draw.uniform(0.5, 2), output_seconds=0.2, backward_of=f"{layer}.first")
+        graph.add_edge(f"{layer}.view", f"{layer}.back")
+    graph.add_node("table.back", seconds=0.3, output_seconds=0.1, backward_of="table")
+    graph.add_edges_from(
+        [("2.back", "1.back"), ("1.back", "0.back"), ("0.back", "table.back"), ("0.view", "table.back")]
+    )
+    graph.remove_nodes_from(["2.view", "2.back"])
+    graph.add_edge("table", "2.first")
+    problem = attrs.evolve(problem, graph=graph, devices=problem.devices[:2], links=LINKS[:1])
+
+    solution = solve_placement(problem)
+
+    assert pytest.approx(every_placement(problem).values(problem)[0]) == solution.objective_value
+    assert solution.is_optimal
+
+
 def test_the_relaxed_problem_alone_finds_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views stand beside the first of their users then, and nothing else is searched."""
     problem = rotary(random.Random(3))

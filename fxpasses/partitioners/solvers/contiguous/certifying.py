@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.contiguous.searching import (
 )
 from fxpasses.partitioners.solvers.contiguous.states import States
 
-__all__ = ["every_ideal", "smallest"]
+__all__ = ["MAX_UNITS", "every_ideal", "smallest"]
 
 MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""

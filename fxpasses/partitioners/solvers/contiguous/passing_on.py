@@ -49,7 +49,8 @@ def without_passing_on(units: Units, passed: dict[int, int]) -> Units:
         needed[unit] = units.source[value_of[value]]
     before = np.stack([needed[units.before[:, 0]], units.before[:, 1]], axis=1)
     uses = np.stack([value_of[units.uses[:, 0]], units.uses[:, 1]], axis=1)
-    uses = np.unique(uses[~np.isin(units.uses[:, 1], list(passed))], axis=0)
+    uses = uses[~np.isin(uses[:, 1], list(passed)) & (units.source[uses[:, 0]] != uses[:, 1])]
+    uses = np.unique(uses, axis=0)
     return _without_unused_values(attrs.evolve(units, before=np.unique(before, axis=0), uses=uses))
 
 

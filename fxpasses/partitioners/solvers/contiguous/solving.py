@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
+from fxpasses.partitioners.solvers.contiguous.certifying import MAX_UNITS, every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
@@ -193,7 +193,7 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     given problem where it still keeps the budgets.
     """
     problem, tables = search.problem, search.tables
-    if problem.objective != "throughput" or not math.isfinite(goal):
+    if problem.objective != "throughput" or not math.isfinite(goal) or search.units.size > MAX_UNITS:
         return None, bound
     passed = passed_on(search.units, search.classes)
     if problem.time_budget < MUCH_TIME and len(passed) < MANY_VIEWS:
