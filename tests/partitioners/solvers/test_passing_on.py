@@ -86,6 +86,7 @@ def test_no_device_carries_more_without_them(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(examples(30)))
 def test_the_best_pipeline_is_that_of_brute_force(seed: int, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer known before is one along a single order, so that the relaxed problem may lead to a better one."""
+    monkeypatch.setattr(pipelines, "MANY_VIEWS", 1)
     monkeypatch.setattr(pipelines, "LADDER", (1,))
     problem = rotary(random.Random(seed), memory)
 
@@ -96,8 +97,9 @@ def test_the_best_pipeline_is_that_of_brute_force(seed: int, memory: int, monkey
 
 
 @pytest.mark.parametrize("seed", range(examples(10)))
-def test_training_too(seed: int) -> None:
+def test_training_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward of the table uses a view of it: what it made comes back to it for nothing."""
+    monkeypatch.setattr(pipelines, "MANY_VIEWS", 1)
     draw = random.Random(seed)
     problem = rotary(draw)
     graph = problem.graph.copy()
@@ -129,6 +131,7 @@ def test_the_relaxed_problem_alone_finds_the_answer(monkeypatch: pytest.MonkeyPa
         looked_at.append(own.units.size)
         return search(own, *rest) if len(looked_at) == 1 else (None, 0.0)
 
+    monkeypatch.setattr(pipelines, "MANY_VIEWS", 1)
     monkeypatch.setattr(pipelines, "LADDER", (1,))
     monkeypatch.setattr(pipelines, "improved", lambda _search, best: best)
     monkeypatch.setattr(pipelines, "smallest", only_relaxed)

@@ -46,7 +46,7 @@ SHARES = (1.1, 1.3, 2.0, math.inf)
 MUCH_TIME = 5.0
 """Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
 MANY_VIEWS = 100
-"""Units that only pass a value on from which on that is asked for in any case: each doubles the ideals around it."""
+"""Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
 STOPS = 1000
 REFINING = 8
 
@@ -196,7 +196,9 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     if problem.objective != "throughput" or not math.isfinite(goal) or search.units.size > MAX_UNITS:
         return None, bound
     passed = passed_on(search.units, search.classes)
-    if problem.time_budget < MUCH_TIME and len(passed) < MANY_VIEWS:
+    if len(passed) < MANY_VIEWS:
+        passed = {}
+    if not passed and problem.time_budget < MUCH_TIME:
         return None, bound
     units = fold_leaves_without_bytes(problem, tables, without_passing_on(search.units, passed))
     if units.size == search.units.size:
