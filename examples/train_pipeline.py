@@ -72,8 +72,8 @@ def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
 
 
-def train(options: argparse.Namespace) -> list[torch.Tensor]:
-    """Train, and give the mean loss of each step, on every process."""
+def train(options: argparse.Namespace) -> None:
+    """Train; the first process prints the mean loss of each step."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if options.device == "cuda" else torch.device("cpu")
     microbatches = options.microbatches or 2 * ranks
@@ -87,7 +87,6 @@ def train(options: argparse.Namespace) -> list[torch.Tensor]:
 
     part = build_schedule(pipe, options.schedule, num_microbatches=microbatches, loss_fn=loss_of, device=device)
     optimizer = torch.optim.AdamW(part.parameters(), lr=options.rate)
-    history: list[torch.Tensor] = []
     for step in range(options.steps):
         ids, target = make_batch(step, options.rows * microbatches, device)
         losses: list[torch.Tensor] = []
@@ -95,11 +94,9 @@ def train(options: argparse.Namespace) -> list[torch.Tensor]:
         part.step(input_ids=ids, target=target, losses=losses)  # adds up the gradients of tied weights, too
         optimizer.step()
         mean = torch.stack(losses).mean() if part.has_last else torch.zeros((), device=device)
-        dist.all_reduce(mean)  # one process has the losses, all want to know
-        history.append(mean)
+        dist.all_reduce(mean)  # one process has the losses, the first one prints them
         if rank == 0:
             print(f"step {step}: loss {mean.item():.4f}", flush=True)
-    return history
 
 
 def main() -> None:
@@ -107,9 +104,8 @@ def main() -> None:
     backend = "nccl" if options.device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=options.timeout))
     try:
-        history = train(options)
+        train(options)
         dist.barrier()
-        del history  # kept until here: a thread of gloo that frees a tensor while Python ends would abort the process
     finally:
         dist.destroy_process_group()
 

@@ -13,6 +13,11 @@ import torch
 from fxpasses.errors import StageError
 from fxpasses.pipelining.schedules import Schedule, find_schedule
 
+if torch.distributed.is_available():
+    # Imported while a process group exists, its functions keep the group as their default, and with it gloo's threads,
+    # which may abort a process that ends. Transformers imports it; here it is imported before there is a group.
+    import torch.distributed.nn.functional
+
 if TYPE_CHECKING:
     import torch.distributed as dist
 
