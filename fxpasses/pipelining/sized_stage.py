@@ -115,5 +115,5 @@ class SizedStage(PipelineStage):
         likes = self.sizes.inputs(self._sizes_of(bwd_chunk_id))
         self.bwd_cache[bwd_chunk_id] = tuple(
             torch.zeros(like.shape, dtype=like.dtype, device=self.device) if gradient is None else gradient
-            for gradient, like in zip(gradients, likes, strict=False)  # torch 2.11 has some of keyword inputs behind
+            for gradient, like in zip(gradients[: len(likes)], likes, strict=True)  # 2.11: then those of keyword inputs
         )
