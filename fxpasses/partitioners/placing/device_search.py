@@ -30,7 +30,6 @@ from fxpasses.partitioners.placing.graph_problems import homes_of, placement_pro
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.problem import effort_of
 from fxpasses.units import format_bytes
 
 __all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
@@ -76,7 +75,7 @@ class Wish:
     time_budget: float = attrs.field(default=0.5, validator=_seconds)
     seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None
-    effort: float = attrs.field(default=attrs.Factory(lambda self: effort_of(self.time_budget), True))
+    effort: float | None = None
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
@@ -128,8 +127,9 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
         PlacementError: none was found that does.
     """
     live, asked = figures.needs, wish
+    first = wish.problem(figures, contiguity, live)
     try:
-        solution = _first(wish.problem(figures, contiguity, live), solve)
+        solution = _first(first, solve)
     except InfeasibleError as error:
         raise _told_more(figures, wish, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
@@ -152,7 +152,7 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
                 _refuse_if_proven(figures, wish, contiguity)
         if seen is None or round_ == ROUNDS_MORE:
             break
-        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_))
+        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_), effort=first.program_effort)
         live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
             solution = solve(wish.problem(figures, contiguity, live))

@@ -21,7 +21,6 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.colocation import Selector, backward_partners, check_device, kept_together, select
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
-from fxpasses.partitioners.solvers.problem import effort_of
 
 __all__ = ["assignment_of", "homes_of", "placement_problem"]
 
@@ -102,7 +101,7 @@ def placement_problem(
         forbidden={node: tuple(names) for node, names in bans.items()},
         time_budget=time_budget,
         seed=seed,
-        effort=effort_of(time_budget) if effort is None else effort,
+        effort=effort,
     )
 
 

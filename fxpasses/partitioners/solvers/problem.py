@@ -19,13 +19,16 @@ import networkx as nx
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 
-__all__ = ["Node", "PlacementProblem", "PlacementSolution", "effort_of"]
+__all__ = ["Node", "PlacementProblem", "PlacementSolution"]
 
 Node = Hashable
 
 OBJECTIVES = ("throughput", "latency", "memory", "devices")
-ENOUGH, LEAST_EFFORT = 0.5, 0.05
 CONTIGUITIES = ("pipeline", "convex", "free")
+ENOUGH = 0.5
+"""Seconds of budget from which on integer programs get all their steps; the default of what places graphs."""
+LEAST_EFFORT = 0.05
+"""What they get in any case: enough for problems of ten nodes."""
 
 
 def _devices(given: Iterable[Device]) -> tuple[Device, ...]:
@@ -81,8 +84,7 @@ class PlacementProblem:
             the exact search out, and the others at their first steps.
         seed: For whatever is drawn.
         effort: The share of their steps that integer programs get, from 0 (none is asked) to 1. By default it follows
-            ``time_budget``: all from half a second on, in proportion below, a twentieth at least. ``attrs.evolve``
-            keeps it.
+            ``time_budget``: all from half a second on, in proportion below, a twentieth at least.
 
     Raises:
         PlacementError: a node, a device, a number or an option that makes no sense, or that is not there yet.
@@ -99,7 +101,7 @@ class PlacementProblem:
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
     time_budget: float = attrs.field(default=1.0, kw_only=True)
     seed: int = attrs.field(default=0, kw_only=True)
-    effort: float = attrs.field(default=attrs.Factory(lambda self: effort_of(self.time_budget), True), kw_only=True)
+    effort: float | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         Topology.of(self.devices, self.links)
@@ -112,8 +114,9 @@ class PlacementProblem:
             raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")
         if not _is_number(seed, numbers.Integral) or seed < 0:
             raise PlacementError(f"The seed is a whole number from 0 on, not {seed!r}.")
-        if not _is_number(self.effort, numbers.Real) or not 0 <= self.effort <= 1:
-            raise PlacementError(f"The effort is a share from 0 to 1, not {self.effort!r}.")
+        effort = self.effort
+        if effort is not None and (not _is_number(effort, numbers.Real) or not 0 <= effort <= 1):
+            raise PlacementError(f"The effort is a share from 0 to 1, not {effort!r}.")
         self._check_nodes("colocate", (node for group in self.colocate for node in group))
         self._check_nodes("pinned", self.pinned)
         self._check_nodes("forbidden", self.forbidden)
@@ -125,6 +128,13 @@ class PlacementProblem:
             for device in devices:
                 self._check_device("forbidden", node, device)
 
+    @property
+    def program_effort(self) -> float:
+        """The share of their steps that integer programs get: ``effort``, or what ``time_budget`` says."""
+        if self.effort is not None:
+            return self.effort
+        return min(1.0, max(LEAST_EFFORT, self.time_budget / ENOUGH))
+
     def _check_nodes(self, field: str, nodes: Iterable[Node]) -> None:
         for node in nodes:
             if node not in self.graph:
@@ -134,16 +144,6 @@ class PlacementProblem:
         if all(device != known.name for known in self.devices):
             names = ", ".join(known.name for known in self.devices)
             raise PlacementError(f"`{field}` puts {node!r} together with the device {device!r}; there are {names}.")
-
-
-def effort_of(budget: Any) -> float:
-    """The share of their steps that integer programs get: all in half a second, a twentieth in any case.
-
-    That is the default budget of what places graphs; the least is enough for problems of ten nodes.
-    """
-    if not _is_number(budget, numbers.Real) or budget < 0:
-        return 1.0
-    return min(1.0, max(LEAST_EFFORT, float(budget) / ENOUGH))
 
 
 def _is_number(value: Any, kind: type) -> bool:

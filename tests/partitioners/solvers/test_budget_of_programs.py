@@ -12,6 +12,9 @@ import pytest
 from fxpasses import Device
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
+from fxpasses.partitioners.solvers.free import solving as free_solving
+from fxpasses.partitioners.solvers.latency import solving as latency_solving
 from fxpasses.partitioners.solvers.proofs.programs import Answer, Program, nodes_within
 
 
@@ -32,12 +35,31 @@ def test_steps_grow_with_the_effort_and_are_all_there_for_all_of_it() -> None:
     assert [None, None, 10, 120, 450, 890, 1000] == steps
 
 
-def test_the_effort_follows_the_budget_and_is_kept_when_a_problem_is_evolved() -> None:
-    assert 1.0 == problem().effort
-    assert 1.0 == problem(time_budget=0.5).effort
-    assert 0.5 == problem(time_budget=0.25).effort
-    assert 0.05 == problem(time_budget=0).effort
-    assert 0.5 == attrs.evolve(problem(time_budget=0.25), contiguity="pipeline", time_budget=0.1).effort
+def test_the_effort_follows_the_budget_unless_it_is_given() -> None:
+    assert 1.0 == problem().program_effort
+    assert 1.0 == problem(time_budget=0.5).program_effort
+    assert 0.5 == problem(time_budget=0.25).program_effort
+    assert 0.05 == problem(time_budget=0).program_effort
+    assert 0.2 == attrs.evolve(problem(time_budget=0.25), time_budget=0.1).program_effort
+    assert 0.7 == attrs.evolve(problem(effort=0.7), time_budget=0.1).program_effort
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_searches_inside_of_a_search_have_its_effort(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a part of its time, and give their programs as much as it does."""
+    efforts = []
+
+    def pipelines(similar: PlacementProblem, *arguments: Any) -> Any:
+        efforts.append(similar.program_effort)
+        return solve_pipeline(similar, *arguments)
+
+    monkeypatch.setattr(latency_solving, "in_turn", lambda _problem, _tables: None)  # it would be enough
+    monkeypatch.setattr(free_solving if objective == "throughput" else latency_solving, "solve_pipeline", pipelines)
+
+    solve_placement(problem(objective=objective, time_budget=0.4))
+
+    assert efforts
+    assert set(efforts) == {0.8}
 
 
 def test_a_larger_budget_gives_no_worse_answer_and_no_worse_bound() -> None:

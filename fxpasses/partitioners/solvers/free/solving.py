@@ -62,7 +62,7 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
     prices = prices_of(units, tables.memory, problem.objective)
     for home in starts:
         bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
-    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.effort).run(starts)
+    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_effort).run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
     return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
@@ -70,7 +70,8 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
     """The best pipeline, if there is one."""
-    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=min(problem.time_budget / 4, 2.0))
+    budget = min(problem.time_budget / 4, 2.0)
+    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
     try:
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
     except PlacementError:
@@ -130,7 +131,7 @@ def _search(
 ) -> FreeSearch:
     """The search that uses some devices only."""
     banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
-    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, problem.seed, problem.effort)
+    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, problem.seed, problem.program_effort)
 
 
 def _restricted(units: Units, tables: CostTables, chosen: tuple[int, ...]) -> tuple[Units, Floats]:

@@ -149,7 +149,9 @@ def _starts(
     for objective in ("throughput", "devices"):
         if found and not every:
             break
-        similar = attrs.evolve(problem, objective=objective, contiguity="pipeline", time_budget=budget)
+        similar = attrs.evolve(
+            problem, objective=objective, contiguity="pipeline", time_budget=budget, effort=problem.program_effort
+        )
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
             found.append(_of_units(device_of, units))
@@ -160,7 +162,8 @@ def _starts(
 
 def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
     """An assignment that keeps the budgets though no pipeline does, if one is found."""
-    search = FreeSearch(LoadModel.of(units, tables), 0.0, min(problem.time_budget, 1.0), problem.seed, problem.effort)
+    model, budget = LoadModel.of(units, tables), min(problem.time_budget, 1.0)
+    search = FreeSearch(model, 0.0, budget, problem.seed, problem.program_effort)
     home = search.run([]).home
     return [] if home is None else [home]
 
@@ -191,7 +194,7 @@ def _proven(
     if answer.value <= search.goal:
         return answer, search.bound
     budget = problem.time_budget
-    nodes = nodes_within(problem.effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
+    nodes = nodes_within(problem.program_effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
     home, start, proven = program.solve(answer.value, nodes=nodes)
     if home is not None and start is not None:
         answer = min(answer, search.level.started(home, start), key=lambda each: each.value)

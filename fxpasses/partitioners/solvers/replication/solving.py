@@ -138,7 +138,7 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     value = float(copies.figures(tables).load.max())
     program = ReplicaProgram(problem, tables, may)
     if program.is_known and program.size <= SMALL and value > bound * (1 + 1e-9):
-        home, present, proven = program.solve(value, nodes=nodes_within(problem.effort, NODES))
+        home, present, proven = program.solve(value, nodes=nodes_within(problem.program_effort, NODES))
         if home is not None and present is not None:
             copies = min(copies, Copies(home, present), key=search.rank)
             value = float(copies.figures(tables).load.max())
