@@ -21,13 +21,11 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.costs.followed_storages import FollowedStorages, storages_in
+from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, storages_in
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
-
-_CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
 @attrs.define(eq=False)
@@ -93,12 +91,12 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         try:
             with forward.followed:
                 forward.run(*inputs, enable_io_processing=False)
-        except _CANNOT_RUN as error:
+        except CANNOT_RUN as error:
             raise PlacementError(f"what the backward needs is not known: {error}") from error
         backward = _Backward(forward)
         try:
             backward.run()
-        except _CANNOT_RUN:
+        except CANNOT_RUN:
             return _of_each_value(forward)
         return _needs(forward, backward.stays, backward.beside(), backward.trained())
 

@@ -20,12 +20,10 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.followed_storages import FollowedStorages
+from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
-
-_CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 _METHODS_THAT_MAY_COPY = (
     *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
@@ -99,7 +97,7 @@ def run_body(node: Node) -> DryRun | None:
         with FollowedStorages() as followed:
             try:
                 result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
-            except _CANNOT_RUN:
+            except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
             return DryRun(made, max(0, followed.peak - made))
@@ -152,7 +150,7 @@ def _ran(
         with FollowedStorages() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
-            except _CANNOT_RUN:
+            except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
             return DryRun(made, max(0, followed.peak - made))

@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxpasses.partitioners.costs.kernel_results import as_large_as_real
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
-__all__ = ["FollowedStorages", "storages_in"]
+__all__ = ["CANNOT_RUN", "FollowedStorages", "storages_in"]
+
+CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What operators raise that cannot run on tensors without data."""
 
 
 class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say
