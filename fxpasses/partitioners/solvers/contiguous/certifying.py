@@ -28,8 +28,8 @@ MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
 FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
-ENOUGH = 0.002
-"""How near the thresholds come to each other that are and are not ruled out."""
+ENOUGH, NEARER = 0.002, 0.0001
+"""How near the thresholds come to each other that are and are not ruled out; nearer where the goal takes too much."""
 QUICK, DECIDING, SHARE = 0.4, 0.65, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
 they are few)."""
@@ -109,7 +109,7 @@ def _refined(search: Search, low: float, goal: float, budget: tuple[float, int])
         elif steps <= MUCH:
             break
         elif is_near:
-            enough = ENOUGH / 20
+            enough = NEARER
         else:
             high = below
     return None, low

@@ -134,24 +134,17 @@ def _reached(units: Units, costs: Floats, is_chosen: Bools) -> tuple[list[list[i
     A unit left out passes on one of the values that it uses, the dearest one: when it runs before a cut, only its own
     values cross there, so they can stand in for no more than one.
     """
-    direct: list[list[int]] = [[] for _ in units.source]
+    direct = [[user for user in users if is_chosen[user]] for users in units.users]
     far: list[Costs] = [{} for _ in units.source]
-    made: list[list[int]] = [[] for _ in range(units.size)]
-    used: list[list[int]] = [[] for _ in range(units.size)]
-    for value, maker in enumerate(units.source.tolist()):
-        made[maker].append(value)
-    for value, user in units.uses.tolist():
-        used[user].append(value)
-        if is_chosen[user]:
-            direct[value].append(user)
     root, least = list(range(len(units.source))), list(np.moveaxis(costs, 2, 0))
     for unit in np.flatnonzero(~is_chosen).tolist():
-        ahead = [value for value in used[unit] if units.source[value] < unit and is_chosen[units.source[root[value]]]]
+        earlier = (value for value in units.used[unit] if units.source[value] < unit)
+        ahead = [value for value in earlier if is_chosen[units.source[root[value]]]]
         if not ahead:
             continue
         first = max(ahead, key=lambda value: float(least[value].sum()))
         reached = far[root[first]]
-        for value in made[unit]:
+        for value in units.made[unit]:
             root[value], least[value] = root[first], np.minimum(least[first], least[value])
             for user in direct[value]:
                 reached[user] = np.maximum(reached[user], least[value]) if user in reached else least[value]

@@ -95,7 +95,7 @@ class Filling:
     def needed(self, members: tuple[int, ...]) -> int:
         """Bytes of one run."""
         own, units = list(members), self.units
-        keys = list(dict.fromkeys(key for unit in members for key in self.keys[unit]))
+        keys = list(dict.fromkeys(key for unit in members for key in self.units.keys[unit]))
         return int(units.kept[own].sum() + units.shared[keys].sum() + units.live[own].max(initial=0))
 
     def _tries(self, budget: float) -> Iterator[tuple[int, int, int]]:
@@ -171,13 +171,13 @@ class Filling:
             if has_bans:
                 fits &= self._allowed[unit, device]
             more, most = size + units.kept[unit], np.maximum(live, units.live[unit])
-            for key in self.keys[unit]:
+            for key in self.units.keys[unit]:
                 more += np.where(held[key], 0, units.shared[key])
             fits &= more + most <= room
             inside[unit] |= fits
             np.copyto(size, more, where=fits)
             np.copyto(live, most, where=fits)
-            for key in self.keys[unit]:
+            for key in self.units.keys[unit]:
                 held[key] |= fits
         return inside
 
@@ -196,8 +196,8 @@ class Filling:
         """Bytes of what is outside of each ideal, each shared key once."""
         outside = ~inside
         size: Floats = self.units.kept.astype(np.float64) @ outside
-        for key, own in enumerate(self._named):
-            size = size + self.units.shared[key] * outside[own].any(axis=0)
+        for key, own in enumerate(self.units.sharers):
+            size = size + self.units.shared[key] * outside[list(own)].any(axis=0)
         return size
 
     @cached_property
@@ -215,22 +215,6 @@ class Filling:
             for device, other in pairs
             if self.memory[device] == self.memory[other] and (same[:, device] == same[:, other]).all()
         ]
-
-    @cached_property
-    def keys(self) -> list[list[int]]:
-        """The shared keys of each unit."""
-        found: list[list[int]] = [[] for _ in range(self.units.size)]
-        for key, unit in self.units.shares.tolist():
-            found[unit].append(key)
-        return found
-
-    @cached_property
-    def _named(self) -> list[list[int]]:
-        """The units of each shared key."""
-        found: list[list[int]] = [[] for _ in self.units.shared]
-        for key, unit in self.units.shares.tolist():
-            found[key].append(unit)
-        return found
 
     def _back(self, history: list[tuple[_States, Ints]], state: int) -> Runs:
         runs = []

@@ -12,7 +12,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["linear_orders", "long_orders", "orders_between", "successors_of"]
+__all__ = ["linear_orders", "long_orders", "orders_between"]
 
 MANY = 20_000
 
@@ -61,7 +61,7 @@ def long_orders(units: Units, seed: int) -> list[Ints]:
 def _ordered(units: Units, rule: Callable[[int, int], tuple[float, ...]]) -> list[int]:
     """Kahn's algorithm that takes the ready unit of the smallest rule; ``step`` says when it became ready."""
     missing = [len(predecessors) for predecessors in units.predecessors]
-    successors = successors_of(units)
+    successors = units.successors
     ready = [(rule(unit, 0), unit) for unit, count in enumerate(missing) if not count]
     heapq.heapify(ready)
     order: list[int] = []
@@ -73,12 +73,3 @@ def _ordered(units: Units, rule: Callable[[int, int], tuple[float, ...]]) -> lis
             if not missing[user]:
                 heapq.heappush(ready, (rule(user, len(order)), user))
     return order
-
-
-def successors_of(units: Units) -> list[list[int]]:
-    """The units that need each unit."""
-    found: list[list[int]] = [[] for _ in range(units.size)]
-    for unit, predecessors in enumerate(units.predecessors):
-        for before in predecessors:
-            found[before].append(unit)
-    return found

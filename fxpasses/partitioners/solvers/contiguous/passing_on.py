@@ -21,21 +21,14 @@ __all__ = ["beside_first_users", "passed_on", "without_passing_on"]
 
 def passed_on(units: Units, classes: tuple[DeviceClass, ...]) -> dict[int, int]:
     """The units that only pass a value on, in order, with that value. Time O((units + uses) × classes)."""
-    used: list[list[int]] = [[] for _ in range(units.size)]
-    made: list[list[int]] = [[] for _ in range(units.size)]
-    for value, user in units.uses.tolist():
-        used[user].append(value)
-    for value, maker in enumerate(units.source.tolist()):
-        made[maker].append(value)
-    named = set(units.shares[:, 1].tolist())
     free = (np.where(np.isfinite(units.seconds), units.seconds, 0.0) == 0).all(axis=1) & (units.kept == 0)
     costs = np.stack([each for group in classes for each in (group.leaving, group.entering)])
     found = {}
     for unit in np.flatnonzero(free).tolist():
-        if len(used[unit]) != 1 or not made[unit] or unit in named:
+        if len(units.used[unit]) != 1 or not units.made[unit] or units.keys[unit]:
             continue
-        value = used[unit][0]
-        is_no_cheaper = (costs[:, made[unit]] >= costs[:, [value]]).all()
+        value = units.used[unit][0]
+        is_no_cheaper = (costs[:, list(units.made[unit])] >= costs[:, [value]]).all()
         if is_no_cheaper and units.predecessors[unit] == (int(units.source[value]),):
             found[unit] = value
     return found
@@ -45,7 +38,7 @@ def without_passing_on(units: Units, passed: dict[int, int]) -> Units:
     """The users of such units become users of their inputs; the units themselves are leaves then."""
     value_of, needed = np.arange(len(units.source)), np.arange(units.size)
     for unit, value in passed.items():  # in topological order: a view of a view comes later
-        value_of[units.source == unit] = value_of[value]
+        value_of[list(units.made[unit])] = value_of[value]
         needed[unit] = units.source[value_of[value]]
     before = np.stack([needed[units.before[:, 0]], units.before[:, 1]], axis=1)
     uses = np.stack([value_of[units.uses[:, 0]], units.uses[:, 1]], axis=1)
@@ -56,12 +49,10 @@ def without_passing_on(units: Units, passed: dict[int, int]) -> Units:
 
 def beside_first_users(units: Units, passed: dict[int, int], home: Ints, place: Ints) -> Ints:
     """Where units run with each that passes a value on beside the first of its users; ``place[d]`` is d's turn."""
-    users: list[list[int]] = [[] for _ in range(units.size)]
     home = home.copy()
-    for value, user in units.uses.tolist():
-        users[units.source[value]].append(user)
     for unit in reversed(passed):
-        home[unit] = min((int(home[user]) for user in users[unit]), key=lambda device: int(place[device]))
+        users = (user for value in units.made[unit] for user in units.users[value])
+        home[unit] = min((int(home[user]) for user in users), key=lambda device: int(place[device]))
     return home
 
 

@@ -38,6 +38,7 @@ __all__ = [
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 600e6
 FIRST_SECONDS = 0.2
+"""What the first answer may take beside the budget; the searches after it do not pay for that."""
 MAX_STATES = 8192
 SOME_STATES = 200
 """States from which on no question about many ideals has an answer within a second."""
@@ -60,10 +61,7 @@ class Account:
     spent: float = 0.0
 
     def limits(self, budget: float) -> tuple[float, int]:
-        """How many steps are left, half of the budget at least, and how many ideals there may be.
-
-        The first answer has a part of a second of its own.
-        """
+        """How many steps are left, half of the budget at least, and how many ideals there may be."""
         left = STEPS_A_SECOND * (budget + FIRST_SECONDS) - self.spent
         return max(STEPS_A_SECOND * budget / 2, left), int(IDEALS_A_SECOND * budget)
 

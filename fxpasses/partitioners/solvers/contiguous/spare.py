@@ -32,11 +32,13 @@ __all__ = ["NOTHING", "Payment", "Spare"]
 
 Bools = NDArray[np.bool_]
 BLOCK, COLUMNS = 256, 4096
+"""Rows and columns of the pairs that are looked at together: their matrices stay in a few megabytes."""
 PAIR = 10
 """Steps that one pair of ideals costs, beside one for each of its moves between states."""
 CALL = 15_000
 """Steps that one move costs beside its pairs, for each block."""
 ROUNDING = 1e-12
+"""The share of the threshold that a load may be above it, as the order of its sum has it."""
 NOTHING = -np.inf
 """What is taken along where no pipeline comes."""
 
@@ -79,7 +81,7 @@ class Spare:
     coarse: csr_array[np.int8] | None
     parent: Ints
     steps: float = 0.0
-    _arcs: list[NDArray[np.int32]] = attrs.field(factory=list)
+    _arcs: list[NDArray[np.int32]] = attrs.field(init=False, factory=list)
 
     def taken(self, allowed: Bools, steps: float) -> Floats | None:
         """The most that devices took along up to each ideal, ``(states, f)``; -inf where they cannot have run it.

@@ -33,26 +33,15 @@ def twins_in_order(units: Units, tables: CostTables) -> Units:
 def _facts(units: Units, tables: CostTables) -> list[Hashable]:
     """All that a pipeline's loads depend on, for each unit; and its bytes, where some device has not room for all."""
     is_tight = units.kept.sum() + units.shared.sum() + units.live.max(initial=0) > tables.memory.min(initial=np.inf)
-    successors: list[list[int]] = [[] for _ in range(units.size)]
-    named: list[list[int]] = [[] for _ in range(units.size)]
-    used: list[list[int]] = [[] for _ in range(units.size)]
-    made: list[list[Hashable]] = [[] for _ in range(units.size)]
-    users: list[list[int]] = [[] for _ in units.source]
-    for before, after in units.before.tolist():
-        successors[before].append(after)
-    for key, unit in units.shares.tolist():
-        named[unit].append(key)
-    for value, user in units.uses.tolist():
-        used[user].append(value)
-        users[value].append(user)
-    for value, (maker, nodes) in enumerate(zip(units.source.tolist(), units.makers, strict=True)):
-        sizes = sorted((float(tables.output[node]), float(tables.fixed[node])) for node in nodes)
-        made[maker].append((tuple(sorted(users[value])), *sizes))
+    sizes = [
+        sorted((float(tables.output[node]), float(tables.fixed[node])) for node in nodes) for nodes in units.makers
+    ]
     return [
         (
             units.seconds[unit].tobytes(),
-            (int(units.kept[unit]), int(units.live[unit]), *named[unit]) if is_tight else (),
-            *map(frozenset, (units.predecessors[unit], successors[unit], used[unit], made[unit])),
+            (int(units.kept[unit]), int(units.live[unit]), *units.keys[unit]) if is_tight else (),
+            *map(frozenset, (units.predecessors[unit], units.successors[unit], units.used[unit])),
+            frozenset((tuple(sorted(units.users[value])), *sizes[value]) for value in units.made[unit]),
         )
         for unit in range(units.size)
     ]

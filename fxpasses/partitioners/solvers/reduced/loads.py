@@ -169,12 +169,9 @@ def _values(units: Units, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[i
     apart = ~np.eye(len(tables.memory), dtype=bool)
     if len(np.unique(tables.latency[apart])) <= 1 and len(np.unique(tables.per_byte[apart])) <= 1:
         return units.source, units.uses, units.makers
-    users: list[list[int]] = [[] for _ in units.makers]
-    for value, user in units.uses.tolist():
-        users[value].append(user)
     single = [(value, maker) for value, makers in enumerate(units.makers) for maker in makers]
     source = units.source[np.array([value for value, _maker in single], dtype=np.int64)]
-    pairs = [(index, user) for index, (value, _maker) in enumerate(single) for user in users[value]]
+    pairs = [(index, user) for index, (value, _maker) in enumerate(single) for user in units.users[value]]
     return source, np.array(pairs, dtype=np.int64).reshape(-1, 2), tuple((maker,) for _value, maker in single)
 
 

@@ -64,6 +64,36 @@ class Units:
         return _tuples(_grouped(self.before[:, ::-1], self.size))
 
     @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """The units that must not be on an earlier device than each unit. Time O(units)."""
+        return _tuples(_grouped(self.before, self.size))
+
+    @cached_property
+    def keys(self) -> tuple[tuple[int, ...], ...]:
+        """The shared keys that each unit names. Time O(shares)."""
+        return _tuples(_grouped(self.shares[:, ::-1], self.size))
+
+    @cached_property
+    def sharers(self) -> tuple[tuple[int, ...], ...]:
+        """The units that name each shared key. Time O(shares)."""
+        return _tuples(_grouped(self.shares, len(self.shared)))
+
+    @cached_property
+    def used(self) -> tuple[tuple[int, ...], ...]:
+        """The values that each unit uses. Time O(uses)."""
+        return _tuples(_grouped(self.uses[:, ::-1], self.size))
+
+    @cached_property
+    def made(self) -> tuple[tuple[int, ...], ...]:
+        """The values that each unit makes. Time O(values)."""
+        return _tuples(_grouped(np.stack([self.source, np.arange(len(self.source))], axis=1), self.size))
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """The units that use each value. Time O(uses)."""
+        return _tuples(_grouped(self.uses, len(self.source)))
+
+    @cached_property
     def makers(self) -> tuple[tuple[int, ...], ...]:
         """The nodes whose outputs each value stands for. Time O(nodes)."""
         return _tuples(_grouped(self.outputs, len(self.source)))
