@@ -9,10 +9,12 @@ from typing import Any
 import attrs
 import networkx as nx
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from fxpasses.devices import Device, Link
-from fxpasses.partitioners import PlacementProblem
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners import PlacementProblem, solve_placement
 
 Table = NDArray[Any]
 
@@ -107,6 +109,18 @@ class EveryPlacement:
         names = [device.name for device in problem.devices]
         home = [names.index(placed[node]) for node in problem.graph]
         return int(np.flatnonzero((self.home == home).all(axis=1))[0])
+
+
+def assert_solved_as_by_brute_force(problem: PlacementProblem) -> None:
+    """The answer is the best of all assignments, and proven; where there is none, that is what is said."""
+    values = every_placement(problem).values(problem)
+    if not len(values):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+    solution = solve_placement(problem)
+    assert pytest.approx(values[0]) == solution.objective_value
+    assert solution.is_optimal
 
 
 def every_placement(problem: PlacementProblem) -> EveryPlacement:
