@@ -23,7 +23,9 @@ from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, Objective
-from fxpasses.partitioners.costs.parameter_loads import LoadedMemory, ParameterUses
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
@@ -57,6 +59,7 @@ def lower(
     time_budget: float = 0.5,
     seed: int = 0,
     replicate: Replicate = "cheaper",
+    training: Training | None = None,
     pipeline: Pipeline | None = None,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -87,6 +90,8 @@ def lower(
         seed: For what the search draws.
         replicate: Whether a device computes cheap values again instead of having them sent: where that is ``cheaper``,
             ``always``, or ``never``; as :func:`fxpasses.place` takes it.
+        training: Keep the budgets in training steps, with gradients, what the optimizer keeps and what autograd saves;
+            as :func:`fxpasses.place` takes it. A plan brings its own.
         pipeline: The clean-up passes: a text, a manager, or a list of passes; by default those of the plan, else
             :data:`DEFAULT_PIPELINE`.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
@@ -100,7 +105,7 @@ def lower(
         the right device; buffers that the model writes to are copied, so the two never disturb each other.
 
     Raises:
-        InputError: no device, two of one name, missing or unfitting inputs.
+        InputError: no device, two of one name, missing or unfitting inputs; nothing to train.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
         PlacementError: the device map names a module or a device that is not there, or misses modules; or a torch
@@ -126,15 +131,14 @@ def lower(
         time_budget=time_budget,
         seed=seed,
         replicate=replicate,
+        training=training,
         pipeline=pipeline,
         dynamic_shapes=dynamic_shapes,
         strict=strict,
         name=name,
         clock=clock,
     )
-    lowered = _build(
-        planned.prepared.program, planned.graph_module, planned.assignment, planned.plan, clock, planned.summary
-    )
+    lowered = _build(planned.program, planned.graph_module, planned.assignment, planned.plan, clock, planned.summary)
     if check:
         with clock.step("check"):
             verdict = compare_with_model(model, planned.prepared.captured, lowered, args, kwargs)
@@ -156,7 +160,7 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
     clock = Clock(progress)
     with clock.step("place"):
         graph_module, assignment = plan.written(stateful(program))
-        summary = summarize(plan, graph_module, assignment)
+        summary = summarize(plan, graph_module, assignment, step=TrainingStep.if_any(graph_module, plan.training))
     return _build(program, graph_module, assignment, plan, clock, summary)
 
 
@@ -172,14 +176,13 @@ def _build(
     device_of, offloaded = plan.device_of, plan.offloaded
     _refuse_absent(assignment, device_of)
     uses = ParameterUses.of(graph_module, assignment, device_of)
-    memory = uses.memory(offloaded)
     with clock.step("split"):
         constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
         parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
     with clock.step("move and copy"):
         by_submodule = {name: device_of[str(part)] for part, name in parts.part_names.items()}
         submodules = tuple(name for part, name in parts.part_names.items() if str(part) in offloaded)
-        PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(memory, plan))(parts.graph_module)
+        PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(summary, plan))(parts.graph_module)
     lowered = lowered_module(parts, program, offloads=bool(offloaded), replay=lower_with_plan)
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
     if compiled:
@@ -230,9 +233,10 @@ def _where_constants_live(
     return policy
 
 
-def _spare(memory: Mapping[str, LoadedMemory], plan: Plan) -> dict[str, float]:
+def _spare(summary: Summary, plan: Plan) -> dict[str, float]:
     """What each device has left at its fullest, for copies that start early."""
-    return {name: device.memory - memory[name].peak for name in memory for device in [plan.topology[name]]}
+    used = {part.device for part in plan.parts}
+    return {row.name: plan.topology[row.name].memory - row.peak_bytes for row in summary.devices if row.name in used}
 
 
 def _attribute_name(part: object) -> str:

@@ -13,10 +13,13 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
-from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.memory import DeviceMemory, predict_memory
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
+from fxpasses.plan.plans import INSTEAD_OF_OFFLOADING
 from fxpasses.units import format_bytes
 
 __all__ = ["check_offload", "module_paths", "propose"]
@@ -24,13 +27,17 @@ __all__ = ["check_offload", "module_paths", "propose"]
 _HINT = ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
 """It makes a single operator that is too large no smaller, so it is not told there."""
 
+_TRAINING_HINT = " A smaller batch, or an optimizer that keeps less, needs less."
 
-def check_offload(offload: str | None) -> None:
-    """Refuse a place for parameters that is not there.
+
+def check_offload(offload: str | None, training: Training | None = None) -> None:
+    """Refuse a place for parameters that is not there, or of which nobody knows what training needs beside it.
 
     Raises:
-        InputError: it is neither None nor ``"cpu"``.
+        InputError: it is neither None nor ``"cpu"``, or training is asked for, too.
     """
+    if offload is not None and training is not None:
+        raise InputError(f"offload={offload!r} and `training` cannot be planned together: {INSTEAD_OF_OFFLOADING}")
     if offload not in (None, "cpu"):
         raise InputError(f"Parameters can be offloaded to 'cpu', not to {offload!r}; write offload=\"cpu\".")
 
@@ -44,6 +51,7 @@ def propose(
     modules: Iterable[str] = (),
     offload: str | None = None,
     options: Mapping[str, Any] | None = None,
+    step: TrainingStep | None = None,
 ) -> OffloadedPlacement:
     """Propose where each operator runs, and which parts load their parameters.
 
@@ -55,6 +63,7 @@ def propose(
         modules: The modules of the model, for the map.
         offload: ``"cpu"`` if parameters may stay there.
         options: Further options of :func:`~fxpasses.partitioners.by_device.place_by_device`.
+        step: For training; the options name it, too.
 
     Raises:
         PlacementError: the map does not fit the model.
@@ -63,37 +72,52 @@ def propose(
     if device_map is not None:
         placement = place_by_device_map(graph_module, device_map, topology, modules=modules, objective=objective)
         if offload is None:
-            _refuse_too_small(graph_module, placement)
+            _refuse_too_small(graph_module, placement, step)
             return OffloadedPlacement(placement, ())
         return offload_where_too_small(graph_module, placement)
-    options = dict(options or {})
+    options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT
     try:
         return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **options), ())
     except InfeasibleError as error:
         if error.missing_bytes is None:  # an operator that no device supports, or may run: no memory would help
             raise
         if offload is None:
-            error.message += _HINT * (error.reason != ONE_OPERATOR)
+            error.message += hint * (error.reason != ONE_OPERATOR)
             raise
     except PlacementError as error:  # none was found, though nothing says that there is none
         if offload is None:
-            error.message += _HINT * (error.reason == NONE_FOUND)
+            error.message += hint * (error.reason == NONE_FOUND)
             raise
     options.pop("replicate", None)  # an offloaded placement has none
     return place_with_offloading(graph_module, topology, objective=objective, options=options)
 
 
-def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement) -> None:
-    for name, held in predict_memory(graph_module, placement.assignment, placement.device_of).items():
+def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None) -> None:
+    for name, held in _memory(graph_module, placement, step).items():
         budget = placement.topology[name].memory
         if held.peak > budget:
+            more = 'or allow offload="cpu"' if step is None else "or train with a smaller batch"
             raise InfeasibleError(
-                f"The device map puts {format_bytes(held.peak)} on {name} (parameters {format_bytes(held.parameters)}, "
-                f"activations {format_bytes(held.activations)}), which has {format_bytes(budget)}; give some of its "
-                'modules to another device, or allow offload="cpu".',
+                f"The device map puts {format_bytes(held.peak)} on {name} ({_split(held)}), which has "
+                f"{format_bytes(budget)}; give some of its modules to another device, {more}.",
                 missing_bytes=int(held.peak - budget),
                 reason=f"the device map does not fit {name}",
             )
+
+
+def _memory(
+    graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None
+) -> dict[str, DeviceMemory]:
+    if step is None:
+        return predict_memory(graph_module, placement.assignment, placement.device_of)
+    course = step.course(graph_module, placement.assignment, placement.device_of)
+    return {name: course.memory(name) for name in course.held}
+
+
+def _split(held: DeviceMemory) -> str:
+    kinds = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer_state}
+    shown = [f"{kind} {format_bytes(size)}" for kind, size in kinds.items() if size or kind == "parameters"]
+    return ", ".join([*shown, f"activations {format_bytes(held.activations)}"])
 
 
 def module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:

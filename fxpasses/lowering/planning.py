@@ -19,6 +19,8 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
@@ -56,6 +58,7 @@ class Wishes:
     time_budget: float = 0.5
     seed: int = 0
     replicate: Replicate = "cheaper"
+    training: Training | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class Planned:
         reasons: For each part, why it is where it is.
         summary: What a report says.
         wishes: What was asked for; None where a plan or a device map was followed.
+        step: The training step of ``graph_module``, where the plan is for training.
     """
 
     plan: Plan
@@ -89,6 +93,7 @@ class Planned:
     reasons: Mapping[str, str]
     summary: Summary
     wishes: Wishes | None
+    step: TrainingStep | None = None
 
     @property
     def program(self) -> ExportedProgram:
@@ -110,6 +115,7 @@ class Planned:
             self.plan.topology,
             objective=self.plan.objective,
             replace=None if self.wishes is None else partial(self._placed_again, self.wishes),
+            step=self.step,
         )
         return attrs.evolve(self.summary, advice=tuple(found))
 
@@ -120,7 +126,7 @@ class Planned:
         return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
-        """Run the plan on paper; see :func:`fxpasses.simulation.simulate`."""
+        """Run the plan on paper, a training step where it is for training; see :func:`fxpasses.simulation.simulate`."""
         uses = ParameterUses.of(self.graph_module, self.assignment, self.plan.device_of)
         return simulate(
             self.graph_module,
@@ -130,8 +136,9 @@ class Planned:
             samples=samples,
             overlap=overlap,
             detail=detail,
-            course=uses.course_with(self.plan.offloaded),
+            course=uses.course_with(self.plan.offloaded) if self.step is None else None,
             loads=uses.loads(self.plan.offloaded),
+            step=self.step,
         )
 
 
@@ -153,6 +160,7 @@ def place(
     time_budget: float = 0.5,
     seed: int = 0,
     replicate: Replicate = "cheaper",
+    training: Training | None = None,
     pipeline: Pipeline | None = None,
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -184,6 +192,9 @@ def place(
             sent: where that is ``cheaper``, ``always``, or ``never``; as
             :func:`~fxpasses.partitioners.by_device.place_by_device` takes it. A device map, and a placement with
             offloaded parameters, has no replicas.
+        training: Plan for training steps: budgets hold with gradients, what the optimizer keeps and what autograd
+            saves; seconds are those of forward and backward. A plan says for which training it was made, and is
+            followed for that unless another one is given.
         pipeline: The clean-up passes; by default those of the plan, else ``DEFAULT_PIPELINE``.
         dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them.
         strict: Capture by bytecode instead of by running.
@@ -192,15 +203,18 @@ def place(
         clock: Where steps are timed, if the caller has more of them.
 
     Raises:
-        InputError: no device, two of one name, missing or unfitting inputs.
+        InputError: no device, two of one name, missing or unfitting inputs; training with offloaded parameters, or of
+            a model that has nothing to train.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
         PlacementError: an option that makes no sense, or a map that names what is not there.
         InfeasibleError: the model does not fit the devices.
         PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
     """
-    check_offload(offload)
     _check_plan(plan, device_map)
+    _check_training(training)
+    training = plan.training if plan is not None and training is None else training
+    check_offload(offload, training)
     clock = clock or Clock(progress)
     topology = _topology(devices, links, device_map, plan)
     check_torch_devices(topology.devices)
@@ -211,8 +225,8 @@ def place(
     )
     with clock.step("place"):
         if plan is not None:
-            return _followed(plan, topology, prepared, clock)
-        wishes = Wishes(objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate)
+            return _followed(attrs.evolve(plan, training=training), topology, prepared, clock)
+        wishes = Wishes(objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate, training)
         called = name or _name_of(model)
         return _found(called, topology, prepared, wishes, clock, device_map=device_map, offload=offload)
 
@@ -224,10 +238,31 @@ def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:
         raise InputError("A plan and a device map both say where the model runs; give one of them.")
 
 
+def _check_training(training: Any) -> None:
+    if training is not None and not isinstance(training, Training):
+        raise InputError(
+            f"training is a Training, not {training!r}; for Adam write Training(optimizer_slots=2), for SGD without "
+            "momentum Training(optimizer_slots=0)."
+        )
+
+
+def _step_of(graph_module: GraphModule, training: Training | None) -> TrainingStep | None:
+    """The training step of a graph; None where no training is asked for."""
+    step = TrainingStep.if_any(graph_module, training)
+    if step is not None and not step.trains:
+        raise InputError(
+            "There is nothing to train: no result of the model depends on a parameter that requires a gradient. Call "
+            "requires_grad_() on what is to be trained, without no_grad in its forward; or leave `training` out."
+        )
+    return step
+
+
 def _followed(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:
     """What a plan that is given says about a model; refused where it cannot be kept."""
     followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
-    planned = _planned(followed, prepared, *followed.written(prepared.graph_module), {}, clock, None)
+    written = followed.written(prepared.graph_module)
+    step = _step_of(written[0], plan.training)
+    planned = _planned(followed, prepared, *written, {}, clock, None, step)
     _refuse_unkept(planned)
     return planned
 
@@ -243,6 +278,7 @@ def _found(
     offload: str | None,
 ) -> Planned:
     """What a search finds, or what a device map says."""
+    step = _step_of(prepared.graph_module, wishes.training)
     found = propose(
         prepared.graph_module,
         topology,
@@ -251,6 +287,7 @@ def _found(
         modules=prepared.modules,
         offload=offload,
         options=wishes.options,
+        step=step,
     )
     placement = found.placement
     made = Plan.of(
@@ -262,11 +299,14 @@ def _found(
         offloaded=found.offloaded,
         pipeline=prepared.pipeline,
         contiguity=placement.contiguity,
+        training=wishes.training,
     )
     asked = wishes if device_map is None and not found.offloaded else None
     places = {part: device.name for part, device in placement.device_of.items()}
     written = with_replicas(prepared.graph_module, placement.assignment, places)
-    return _planned(made, prepared, *written, placement.reasons, clock, asked, placement)
+    if written[0] is not prepared.graph_module:  # a copy with replicas
+        step = _step_of(written[0], wishes.training)
+    return _planned(made, prepared, *written, placement.reasons, clock, asked, step, placement)
 
 
 def _refuse_unkept(planned: Planned) -> None:
@@ -300,6 +340,7 @@ def _planned(
     reasons: Mapping[str, str],
     clock: Clock,
     wishes: Wishes | None,
+    step: TrainingStep | None,
     placement: DevicePlacement | None = None,
 ) -> Planned:
     value = bound = None
@@ -312,9 +353,10 @@ def _planned(
         reasons=reasons,
         steps=clock.rows,
         passes=prepared.passes,
+        step=step,
     )
     written = with_figures(plan, summary, objective_value=value, bound=bound)
-    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes)
+    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes, step)
 
 
 def _name_of(model: Any) -> str:

@@ -12,7 +12,10 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology, is_here, is_known
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.memory import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training_memory import TrainingCourse
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import with_replicas
@@ -210,30 +213,39 @@ def _torn(plan: Plan, graph_module: GraphModule, given: Fit) -> list[Violation]:
 def _budgets(
     plan: Plan, graph_module: GraphModule, assignment: Assignment, now: Mapping[str, Device]
 ) -> list[Violation]:
-    keys = stable_keys(graph_module)
     device_of = {part.name: now[part.device] for part in plan.parts}
-    course = ParameterUses.of(graph_module, assignment, device_of).course_with(plan.offloaded)
-    found = []
-    for name in course.held:
-        held, budget = course.memory(name), now[name].memory
-        if held.peak <= budget:
-            continue
-        at = _fullest(course.schedule, int(np.argmax(course.curve(name))))
-        line = user_line(at) if at is not None else None
-        where = f" at {keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
-        found.append(
-            Violation(
-                "budget",
-                f"{name} holds {format_bytes(held.peak)}{where}, {format_bytes(held.peak - budget)} over its budget of "
-                f"{format_bytes(budget)} (parameters {format_bytes(held.parameters)}, activations and copies "
-                f"{format_bytes(held.activations)}).",
-                name,
-                keys[at] if at is not None else None,
-                int(held.peak - budget),
-            )
-        )
-    return found
+    if plan.training is None:
+        course = ParameterUses.of(graph_module, assignment, device_of).course_with(plan.offloaded)
+    else:
+        course = TrainingStep.of(graph_module, plan.training).course(graph_module, assignment, device_of)
+    over = [name for name in course.held if course.memory(name).peak > now[name].memory]
+    keys = stable_keys(graph_module) if over else {}
+    return [_over_budget(course, now[name], keys) for name in over]
 
 
-def _fullest(schedule: tuple[Node, ...], position: int) -> Node | None:
-    return schedule[min(position, len(schedule) - 1)] if schedule else None
+def _over_budget(course: MemoryCourse, device: Device, keys: Mapping[Node, str]) -> Violation:
+    held, budget = course.memory(device.name), device.memory
+    position = int(np.argmax(course.curve(device.name)))
+    at = _fullest(course, position)
+    line = user_line(at) if at is not None else None
+    where = f" at {keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
+    split = f"parameters {format_bytes(held.parameters)}, activations and copies {format_bytes(held.activations)}"
+    if isinstance(course, TrainingCourse):
+        where = f" {course.moment(position)}" + where.replace(" at ", " of ", 1)
+        split = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in course.split(device.name).items() if size)
+    return Violation(
+        "budget",
+        f"{device.name} holds {format_bytes(held.peak)}{where}, {format_bytes(held.peak - budget)} over its budget of "
+        f"{format_bytes(budget)} ({split}).",
+        device.name,
+        keys[at] if at is not None else None,
+        int(held.peak - budget),
+    )
+
+
+def _fullest(course: MemoryCourse, position: int) -> Node | None:
+    """The operator that runs at a position; none where the optimizer steps."""
+    schedule = course.schedule
+    if not schedule or (isinstance(course, TrainingCourse) and position >= len(schedule)):
+        return None
+    return schedule[min(position, len(schedule) - 1)]

@@ -107,7 +107,8 @@ def diff(first: Plan, second: Plan, graph_module: GraphModule | None = None) -> 
     """
     moves = _moved_entries(first, second) if graph_module is None else _moved_operators(first, second, graph_module)
     facts = [
-        (key, getattr(first, key), getattr(second, key)) for key in ("model", "objective", "contiguity", "pipeline")
+        (key, getattr(first, key), getattr(second, key))
+        for key in ("model", "objective", "contiguity", "pipeline", "training")
     ]
     return PlanDiff(
         tuple(moves),
@@ -235,7 +236,7 @@ def _figures(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], An
 
 def _worded(field: str, value: Any) -> str:
     if value is None:
-        return {"available_mem_bytes": "no limit", "size": "nothing"}.get(field, "not known")
+        return {"available_mem_bytes": "no limit", "size": "nothing", "training": "none"}.get(field, "not known")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if "bytes" in field or "size" in field:
             return format_bytes(value)

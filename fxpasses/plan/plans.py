@@ -20,6 +20,8 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import covering, map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.fitting import assignment_of, fit, misfit, not_replicable, renamed_entry, torn_apart
@@ -31,6 +33,7 @@ from fxpasses.plan.reading import (
     read_links,
     read_parts,
     read_predicted,
+    read_training,
     read_version,
     read_wishes,
     text,
@@ -43,7 +46,14 @@ if TYPE_CHECKING:
     from fxpasses.plan.comparing import PlanDiff
     from fxpasses.simulation import Detail, Overlap, Simulation
 
-__all__ = ["PartPlan", "Plan"]
+__all__ = ["INSTEAD_OF_OFFLOADING", "PartPlan", "Plan"]
+
+INSTEAD_OF_OFFLOADING = (
+    "what a step loads, and the gradients that it sends back, are not predicted. Take more devices, a smaller batch or "
+    "an optimizer that keeps less; or leave `training` out: the model can be trained, and the budgets then count its "
+    "forward only."
+)
+"""Why a training step is not planned with parameters in main memory, and what to do."""
 
 
 @attrs.frozen
@@ -76,6 +86,10 @@ class Plan:
         predicted: Seconds, and per device seconds and bytes.
         pipeline: The clean-up passes that ran before, as text; a plan fits the graph that they leave.
         contiguity: Of what shape the parts of a device are, as the search was asked.
+        training: For which training the budgets are kept; None for running the model only.
+
+    Raises:
+        PlanError: parts are offloaded, and the plan is for training.
     """
 
     model: str
@@ -87,6 +101,14 @@ class Plan:
     predicted: Mapping[str, Any] = attrs.field(factory=dict)
     pipeline: str | None = attrs.field(default=None, kw_only=True)
     contiguity: str | None = attrs.field(default=None, kw_only=True)
+    training: Training | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.training is not None and self.offloaded:
+            raise PlanError(
+                f"In this plan {self.offloaded[0]} has its parameters in main memory, and the plan is for training, "
+                f"which cannot be planned so: {INSTEAD_OF_OFFLOADING}"
+            )
 
     @classmethod
     def of(
@@ -100,6 +122,7 @@ class Plan:
         offloaded: Collection[str] = (),
         pipeline: str | None = None,
         contiguity: str | None = None,
+        training: Training | None = None,
     ) -> Plan:
         """Write a proposal down; ``offloaded`` names the parts whose parameters stay in main memory."""
         keys = stable_keys(assignment.graph)
@@ -116,7 +139,8 @@ class Plan:
             for name, nodes in assignment.partitions.items()
         ]
         links, devices = topology.links, topology.devices
-        return cls(model, objective, devices, links, tuple(parts), pipeline=pipeline, contiguity=contiguity)
+        facts: dict[str, Any] = {"pipeline": pipeline, "contiguity": contiguity, "training": training}
+        return cls(model, objective, devices, links, tuple(parts), **facts)
 
     @property
     def offloaded(self) -> tuple[str, ...]:
@@ -225,7 +249,9 @@ class Plan:
         overlap: Overlap | None = None,
         detail: Detail = "parts",
     ) -> Simulation:
-        """Run the plan on paper; no device of it is needed. See :func:`fxpasses.simulation.simulate`.
+        """Run the plan on paper, one for training a training step; no device of it is needed.
+
+        See :func:`fxpasses.simulation.simulate`.
 
         Args:
             model: The program the plan was made for, or the same model exported again.
@@ -241,6 +267,7 @@ class Plan:
         graph_module, assignment = self.written(graph_of(model))
         device_of = self.device_of
         uses = ParameterUses.of(graph_module, assignment, device_of)
+        step = TrainingStep.if_any(graph_module, self.training)
         return simulate(
             graph_module,
             assignment,
@@ -249,8 +276,9 @@ class Plan:
             samples=samples,
             overlap=overlap,
             detail=detail,
-            course=uses.course_with(self.offloaded),
+            course=uses.course_with(self.offloaded) if step is None else None,
             loads=uses.loads(self.offloaded),
+            step=step,
         )
 
     def device_map(self, *, strict: bool = True) -> dict[str, str]:
@@ -284,6 +312,7 @@ class Plan:
             "objective": self.objective,
             "contiguity": self.contiguity,
             "pipeline": self.pipeline,
+            **({} if self.training is None else {"training": _training_json(self.training)}),
             "devices": [_device_json(device) for device in self.devices],
             "links": [attrs.asdict(link) for link in self.links],
             "parts": [_part_json(part) for part in self.parts],
@@ -316,6 +345,7 @@ class Plan:
             read_predicted(data),
             pipeline=pipeline,
             contiguity=contiguity,
+            training=read_training(data),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -336,6 +366,10 @@ class Plan:
         except ValueError as error:
             raise PlanError(f"{str(path)!r} is not JSON: {error}.") from error
         return cls.from_json(data)
+
+
+def _training_json(training: Training) -> dict[str, float]:
+    return attrs.asdict(training, filter=lambda _attribute, value: value is not None)
 
 
 def _part_json(part: PartPlan) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import attrs
 
 from fxpasses.devices import Device, Link
-from fxpasses.errors import InputError, PlanError
+from fxpasses.errors import InputError, PlacementError, PlanError
+from fxpasses.partitioners.costs.training_memory import Training
 from fxpasses.units import parse_bytes
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "read_links",
     "read_parts",
     "read_predicted",
+    "read_training",
     "read_version",
     "read_wishes",
     "text",
@@ -30,7 +32,7 @@ VERSION, OLDEST = 2, 1
 _ADVICE = "write one with fxpasses place --out"
 
 _ENTRIES = (
-    *("version", "model", "objective", "contiguity", "pipeline"),
+    *("version", "model", "objective", "contiguity", "pipeline", "training"),
     *("devices", "links", "parts", "copies", "predicted"),
 )
 
@@ -83,6 +85,24 @@ def read_wishes(data: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
             raise PlanError(f"In this plan {key} is {value!r}; there are {', '.join(known)}{nearest(value, known)}")
     objective, contiguity, pipeline = found
     return objective, contiguity, pipeline
+
+
+def read_training(data: Mapping[str, Any]) -> Training | None:
+    """Read ``training``, which may be missing: then the plan is for running the model only.
+
+    Raises:
+        PlanError: it is no object, or an entry of it is misspelled or makes no sense.
+    """
+    entry = data.get("training")
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise PlanError(f'In this plan training is {_shown(entry)}; write an object like {{"optimizer_slots": 2}}.')
+    _refuse_unknown(entry, [each.name for each in attrs.fields(Training)], "training")
+    try:
+        return Training(**entry)
+    except PlacementError as error:
+        raise PlanError(f"In this plan training: {error}") from error
 
 
 def read_devices(data: Mapping[str, Any]) -> tuple[Device, ...]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
@@ -18,15 +17,20 @@ from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replicas import REPLICA_OF, bytes_saved
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.plan import Plan, stable_keys
-from fxpasses.report.summary import CopyRow, DeviceRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
+from fxpasses.report.device_rows import device_rows
+from fxpasses.report.summary import CopyRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
 from fxpasses.simulation import Overlap, Simulation, simulate
 
 __all__ = ["planned_copies", "summarize", "with_figures"]
 
 HEAVIEST = 3
+
+_WHERE_ANY = ("loaded_bytes", "traffic_bytes", "gradient_bytes", "optimizer_bytes", "saved_bytes")
+"""Figures of a device that a plan has only where there is something: offloaded parameters, training."""
 
 
 def summarize(
@@ -38,6 +42,7 @@ def summarize(
     copies: Sequence[CopyRow] | None = None,
     steps: Sequence[StepRow] = (),
     passes: Sequence[PassRow] = (),
+    step: TrainingStep | None = None,
 ) -> Summary:
     """Collect what a report says about a placement.
 
@@ -49,18 +54,24 @@ def summarize(
         copies: What really crosses; by default what the plan makes cross.
         steps: What led here, with seconds.
         passes: The passes that ran.
+        step: The training step of the graph, where the plan is for training.
     """
     device_of, keys = plan.device_of, stable_keys(graph_module)
     taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
+    whole = taken if step is None else {node: each * (1 + step.backward_share(node)) for node, each in taken.items()}
     uses = ParameterUses.of(graph_module, assignment, device_of)
-    course = uses.course_with(plan.offloaded)
+    course = uses.course_with(plan.offloaded) if step is None else step.course(graph_module, assignment, device_of)
     seconds, load = predict_times(
-        graph_module, assignment, device_of, plan.topology, seconds=lambda node, _: taken[node]
+        graph_module,
+        assignment,
+        device_of,
+        plan.topology,
+        seconds=lambda node, _: whole[node],
+        sent=value_bytes if step is None else step.sent,
     )
     loading = uses.load_seconds(plan.offloaded)
     seconds += sum(loading.values())
     load = {name: busy + loading.get(name, 0.0) for name, busy in load.items()}
-    samples = min(8, 2 * len(uses.course.held)) if plan.objective == "throughput" else 1
     known = partial(
         simulate,
         graph_module,
@@ -70,10 +81,12 @@ def summarize(
         seconds=taken,
         course=course,
         loads=uses.loads(plan.offloaded),
+        step=step,
     )
     overlap: Overlap = "copies" if plan.objective == "latency" else "devices"  # as the solvers count
     run = known(overlap=overlap)
-    shown = known(samples=samples) if samples > 1 else run
+    fills = plan.objective == "throughput" and step is None
+    shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
     sent = planned_copies(graph_module, assignment, plan) if copies is None else copies
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
     return Summary(
@@ -82,15 +95,16 @@ def summarize(
         len(assignment.partition_of),
         tuple(steps),
         tuple(passes),
-        tuple(_device_rows(plan, assignment, uses, load, loading, period, keys)),
+        tuple(device_rows(plan, assignment, course, load, period, keys, loads=(uses.memory(plan.offloaded), loading))),
         tuple(sent),
         seconds * 1e3,
         reasons={key: _why_there(node, assignment, device_of, reasons or {}) for node, key in keys.items()},
-        path=tuple(_path_rows(run, assignment, taken, keys)),
+        path=tuple(_path_rows(run, assignment, taken, keys, step)),
         objective_value=plan.predicted.get("objective_value"),
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
-        replicas=tuple(_replica_rows(assignment, device_of, taken, keys)),
+        replicas=tuple(_replica_rows(assignment, device_of, whole, keys)),
+        training=plan.training,
     )
 
 
@@ -117,7 +131,7 @@ def with_figures(
             "seconds": row.estimated_ms / 1e3,
             "parameter_bytes": row.parameter_bytes,
             "peak_bytes": row.peak_bytes,
-            **({"loaded_bytes": row.loaded_bytes, "traffic_bytes": row.traffic_bytes} if row.loaded_bytes else {}),
+            **{name: getattr(row, name) for name in _WHERE_ANY if getattr(row, name)},
         }
         for row in summary.devices
     }
@@ -129,55 +143,6 @@ def with_figures(
     if bound is not None:
         predicted["bound"] = bound
     return attrs.evolve(plan, copies=copies, predicted={**predicted, "devices": devices})
-
-
-def _device_rows(
-    plan: Plan,
-    assignment: Assignment,
-    uses: ParameterUses,
-    load: Mapping[str, float],
-    loading: Mapping[str, float],
-    period: float,
-    keys: Mapping[Node, str],
-) -> Iterator[DeviceRow]:
-    """A row for each device of a plan, used or not."""
-    for device in plan.devices:
-        parts = tuple(part.name for part in plan.parts if part.device == device.name)
-        busy = load.get(device.name, 0.0)
-        row = DeviceRow(
-            device.name,
-            device.torch_device,
-            sum(len(assignment.partitions.get(part, ())) for part in parts),
-            0,
-            0,
-            0,
-            0,
-            device.available_mem_bytes,
-            busy * 1e3,
-            parts,
-            idle_ms=max(0.0, period - busy) * 1e3,
-            loading_ms=loading.get(device.name, 0.0) * 1e3,
-        )
-        yield _with_memory(row, plan, uses, keys) if device.name in uses.course.held else row
-
-
-def _with_memory(row: DeviceRow, plan: Plan, uses: ParameterUses, keys: Mapping[Node, str]) -> DeviceRow:
-    loads, course = uses.memory(plan.offloaded)[row.name], uses.course_with(plan.offloaded)
-    held, curve = loads.memory, course.curve(row.name)
-    fullest = int(np.argmax(curve))
-    node = course.schedule[min(fullest, len(course.schedule) - 1)] if course.schedule else None
-    return attrs.evolve(
-        row,
-        parameter_bytes=held.parameters,
-        activation_bytes=held.activations,
-        copy_bytes=held.copies,
-        peak_bytes=loads.peak,
-        loaded_bytes=loads.loaded,
-        traffic_bytes=loads.traffic,
-        state_bytes=min(held.parameters, course.state.get(row.name, 0)),
-        peak_copy_bytes=min(held.activations, int(course.curve(row.name, copies_only=True)[fullest])),
-        peak_op=keys[node] if node is not None else "",
-    )
 
 
 def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan) -> list[CopyRow]:
@@ -240,16 +205,34 @@ def _copy_row(plan: Plan, node: Node, source: str, target: str, why: str) -> Cop
 
 
 def _path_rows(
-    run: Simulation, assignment: Assignment, taken: Mapping[Node, float], keys: Mapping[Node, str]
+    run: Simulation,
+    assignment: Assignment,
+    taken: Mapping[Node, float],
+    keys: Mapping[Node, str],
+    step: TrainingStep | None,
 ) -> Iterator[PathRow]:
-    for step in run.critical_path:
+    for each in run.critical_path:
         times: list[tuple[str, float]] = []
-        if step.kind == "compute":
-            times = [(keys[node], taken[node] * 1e3) for node in assignment.partitions[step.name]]
-        heaviest = heapq.nlargest(HEAVIEST, times, key=lambda entry: entry[1])
-        yield PathRow(
-            step.name, step.kind, step.track, step.start * 1e3, step.seconds * 1e3, step.waited_for, tuple(heaviest)
-        )
+        if each.kind == "compute":
+            share = step.backward_share if step is not None and each.is_backward else _once
+            times = [(keys[node], taken[node] * share(node) * 1e3) for node in assignment.partitions[each.name]]
+        heaviest = tuple(heapq.nlargest(HEAVIEST, times, key=lambda entry: entry[1]))
+        start, seconds = each.start * 1e3, each.seconds * 1e3
+        kind = each.kind if step is None else _KINDS[each.kind, each.is_backward]
+        yield PathRow(each.name, kind, each.track, start, seconds, each.waited_for, heaviest)
+
+
+_KINDS = {
+    ("compute", False): "forward",
+    ("compute", True): "backward",
+    ("copy", False): "copy",
+    ("copy", True): "gradient",
+}
+"""What the steps of a training step are called."""
+
+
+def _once(_node: Node) -> int:
+    return 1
 
 
 def _why_there(node: Node, assignment: Assignment, device_of: Mapping[str, Device], reasons: Mapping[str, str]) -> str:

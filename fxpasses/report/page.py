@@ -7,10 +7,23 @@ from importlib.resources import files
 from fxpasses.partitioners.coverage import Coverage
 from fxpasses.report.coverage_section import render_coverage
 from fxpasses.report.summary import Summary
-from fxpasses.report.tables import idle_share, memory_split
+from fxpasses.report.tables import idle_share, kinds_shown, memory_split, not_counted
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["render_page"]
+
+
+_WORDS = {
+    "parameters": "parameters",
+    "state": "state: buffers and constants",
+    "gradients": "gradients of parameters",
+    "optimizer": "what the optimizer keeps and makes",
+    "saved": "saved for the backward",
+    "activations": "activations",
+    "copies": "received copies",
+    "loaded": "loaded parameters",
+}
+"""The kinds of memory for those who see them for the first time."""
 
 
 def _percent(part: float, whole: float) -> str:
@@ -39,7 +52,9 @@ def render_page(summary: Summary, drawing: str | None = None, *, coverage: Cover
         largest=max((device.peak_bytes for device in summary.devices), default=1),
         split=memory_split,
         idle=idle_share,
-        loads=any(device.loaded_bytes for device in summary.devices),
+        kinds=kinds_shown(summary),
+        words=_WORDS,
+        not_counted=not_counted,
         busiest=max((device.estimated_ms for device in summary.devices), default=0.0),
         timeline=summary.timeline.svg() if summary.timeline is not None else None,
     )

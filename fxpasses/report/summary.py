@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from fxpasses.partitioners.costs.training_memory import Training
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_percent, format_seconds
@@ -43,7 +44,8 @@ class DeviceRow:
         torch_device: Where its tensors are.
         nodes: Operators it runs.
         parameter_bytes: Parameters, buffers and constants on it.
-        activation_bytes: Most bytes of activations and received copies at one time.
+        activation_bytes: Most bytes of activations and received copies at one time; in training those at the moment at
+            which most is held, saved ones included.
         copy_bytes: Most bytes of received copies at one time.
         peak_bytes: What has to fit the budget.
         budget_bytes: The budget; None for no limit.
@@ -56,6 +58,10 @@ class DeviceRow:
         peak_copy_bytes: Received copies at the moment at which most is held.
         peak_op: The operator at which most is held.
         loading_ms: Of its load, the milliseconds in which it loads parameters.
+        peak_when: In training, in what of the step that is.
+        gradient_bytes: Gradients of parameters at that moment.
+        optimizer_bytes: What the optimizer keeps, and makes while it steps, at that moment.
+        saved_bytes: Of the activations, those that the device made itself and keeps for the backward.
         idle_ms: Milliseconds in which it does nothing: of one run, or for ``throughput`` of the busiest device's time.
     """
 
@@ -76,11 +82,15 @@ class DeviceRow:
     peak_op: str = ""
     idle_ms: float = 0.0
     loading_ms: float = 0.0
+    peak_when: str = ""
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    saved_bytes: int = 0
 
     @property
     def own_bytes(self) -> int:
-        """Activations that the device made itself, at the moment at which most is held."""
-        return self.activation_bytes - self.peak_copy_bytes
+        """Activations that the device made itself and does not keep for a backward, when most is held."""
+        return self.activation_bytes - self.peak_copy_bytes - self.saved_bytes
 
 
 @attrs.frozen
@@ -89,7 +99,7 @@ class PathRow:
 
     Args:
         name: The part, the value that is copied, or the parameter that is loaded.
-        kind: ``compute``, ``copy`` or ``load``.
+        kind: ``compute``, ``copy`` or ``load``; in training ``forward``, ``backward``, ``copy`` or ``gradient``.
         where: The device, or the two ends of the link.
         start_ms: When it begins.
         estimated_ms: How long it takes.
@@ -199,6 +209,7 @@ class Summary:
         advice: What would help most, if somebody asked.
         timeline: One run on paper (several samples for ``throughput``).
         replicas: What parts compute again instead of having it sent.
+        training: For which training; None for running the model.
     """
 
     model: str
@@ -217,6 +228,12 @@ class Summary:
     advice: tuple[Advice, ...] | None = None
     timeline: Timeline | None = attrs.field(default=None, eq=False, repr=False)
     replicas: tuple[ReplicaRow, ...] = ()
+    training: Training | None = None
+
+    @property
+    def run(self) -> str:
+        """What takes the predicted time, in words."""
+        return "run" if self.training is None else "training step"
 
     @property
     def gap(self) -> float | None:
@@ -237,17 +254,22 @@ class Summary:
             f"{_worded(self.objective, value)}, {format_percent(gap)} more."
         )
 
+    def reason_runs(self) -> list[tuple[list[str], str]]:
+        """Why operators sit where they sit: those that follow each other with one sentence are one entry."""
+        runs = itertools.groupby(self.reasons.items(), key=lambda entry: entry[1])
+        return [([key for key, _ in group], why) for why, group in runs]
+
     def path_steps(self) -> list[PathRow]:
         """The critical path with copies or loads that follow each other on one link as one step."""
         steps: list[PathRow] = []
         for (kind, where), group in itertools.groupby(self.path, key=lambda row: (row.kind, row.where)):
             rows = list(group)
-            if kind == "compute" or len(rows) == 1:
+            if kind in ("compute", "forward", "backward") or len(rows) == 1:
                 steps += rows
                 continue
             total = sum(row.estimated_ms for row in rows)
             largest = sorted(((row.name, row.estimated_ms) for row in rows), key=lambda entry: -entry[1])[:3]
-            name = f"{len(rows)} copies" if kind == "copy" else f"{len(rows)} {kind}s"
+            name = f"{len(rows)} {'copies' if kind == 'copy' else kind + 's'}"
             steps.append(PathRow(name, kind, where, rows[0].start_ms, total, rows[0].waited_for, tuple(largest)))
         return steps
 

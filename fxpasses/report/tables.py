@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fxpasses.report.summary import DeviceRow, PathRow, Summary
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["idle_share", "memory_split", "print_placement", "print_summary", "summary_tables"]
+__all__ = [
+    "fullest_moment",
+    "idle_share",
+    "kinds_shown",
+    "memory_split",
+    "not_counted",
+    "print_placement",
+    "print_summary",
+    "summary_tables",
+]
 
 MOST_COPIES = 20
 MOST_STEPS = 12
@@ -55,9 +64,11 @@ def print_placement(summary: Summary, console: Console) -> None:
     """Print what each device holds and does, what crosses, what takes the time, and what would help."""
     narrow = console.width < NARROW
     if narrow:
-        _print_lines(console, "Devices", (line for row in summary.devices for line in _device_lines(row)))
+        title = "Devices" if summary.training is None else f"Devices in a training step, {summary.training}"
+        _print_lines(console, title, (line for row in summary.devices for line in _device_lines(row)))
     else:
-        console.print(_devices_table(summary))
+        for table in _devices_tables(summary):
+            console.print(table)
     if summary.copies:
         if narrow:
             title, rows = _copies(summary)
@@ -92,40 +103,70 @@ def _device_lines(row: DeviceRow) -> Iterator[str]:
     budget = "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes)
     load = f"{_seconds(row.estimated_ms)}, idle {idle_share(row)}" if row.nodes else "not used"
     yield f"{row.name} ({row.torch_device}): {row.nodes} operators, {load}"
-    yield f"  holds {format_bytes(row.peak_bytes)} of {budget}: " + ", ".join(
+    when = f" {fullest_moment(row)}" if row.peak_when else ""
+    yield f"  holds {format_bytes(row.peak_bytes)} of {budget}{when}: " + ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory_split(row) if size
     )
 
 
 def memory_split(row: DeviceRow) -> list[tuple[str, int]]:
     """What is held at the fullest moment, by kind."""
+    whole = row.parameter_bytes + row.activation_bytes + row.gradient_bytes + row.optimizer_bytes
     return [
         ("parameters", row.parameter_bytes - row.state_bytes),
         ("state", row.state_bytes),
+        ("gradients", row.gradient_bytes),
+        ("optimizer", row.optimizer_bytes),
+        ("saved", row.saved_bytes),
         ("activations", row.own_bytes),
         ("copies", row.peak_copy_bytes),
-        ("loaded", max(0, row.peak_bytes - row.parameter_bytes - row.activation_bytes)),
+        ("loaded", max(0, row.peak_bytes - whole)),
     ]
 
 
-def _devices_table(summary: Summary) -> Table:
+def kinds_shown(summary: Summary) -> list[str]:
+    """The kinds of memory that a report tells of: what only training or offloading needs where there is such."""
+    only = dict.fromkeys(("gradients", "optimizer", "saved"), summary.training is not None)
+    only["loaded"] = any(row.loaded_bytes for row in summary.devices)
     kinds = [name for name, _ in memory_split(summary.devices[0])] if summary.devices else []
-    shown = [kind for kind in kinds if kind != "loaded" or any(row.loaded_bytes for row in summary.devices)]
-    columns = ("device", "on", "ops", *shown, "peak", "budget", "load", "idle")
-    rows = (
-        (
-            row.name,
-            row.torch_device,
-            str(row.nodes),
-            *(format_bytes(size) for kind, size in memory_split(row) if kind in shown),
-            format_bytes(row.peak_bytes),
-            "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes),
-            _seconds(row.estimated_ms),
-            idle_share(row),
-        )
-        for row in summary.devices
-    )
-    return _table("Devices", columns, rows, right=columns[2:])
+    return [kind for kind in kinds if only.get(kind, True)]
+
+
+def fullest_moment(row: DeviceRow) -> str:
+    """When most is held in a training step, in words."""
+    return f"{row.peak_when} of {row.peak_op}" if row.peak_op else row.peak_when
+
+
+def _devices_tables(summary: Summary) -> Iterator[Table]:
+    """One table; in training the memory has one of its own."""
+    shown = kinds_shown(summary)
+    memory = ("device", *shown, "peak", "budget")
+    work = ("device", "on", "ops", "load", "idle")
+    if summary.training is None:
+        columns = ("device", "on", "ops", *memory[1:], "load", "idle")
+        cells = [{**_work_cells(row), **_memory_cells(row)} for row in summary.devices]
+        yield _table("Devices", columns, _picked(cells, columns), right=columns[2:])
+        return
+    moment = "fullest"
+    yield _table("Devices", work, _picked(map(_work_cells, summary.devices), work), right=work[2:])
+    cells = [{**_memory_cells(row), moment: fullest_moment(row)} for row in summary.devices]
+    title = f"Memory of a training step, {summary.training}"
+    yield _table(title, (*memory, moment), _picked(cells, (*memory, moment)), right=memory[1:])
+
+
+def _picked(cells: Iterable[Mapping[str, str]], columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return (tuple(map(row.__getitem__, columns)) for row in cells)
+
+
+def _work_cells(row: DeviceRow) -> dict[str, str]:
+    load, idle = _seconds(row.estimated_ms), idle_share(row)
+    return {"device": row.name, "on": row.torch_device, "ops": str(row.nodes), "load": load, "idle": idle}
+
+
+def _memory_cells(row: DeviceRow) -> dict[str, str]:
+    budget = "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes)
+    split = {kind: format_bytes(size) for kind, size in memory_split(row)}
+    return {"device": row.name, **split, "peak": format_bytes(row.peak_bytes), "budget": budget}
 
 
 def idle_share(row: DeviceRow) -> str:
@@ -146,7 +187,8 @@ def _copies(summary: Summary) -> tuple[str, list[tuple[str, ...]]]:
         (row.value, row.source, row.target, row.shape, format_bytes(row.size), _seconds(row.estimated_ms), row.why)
         for row in (summary.copies[index] for index in sorted(largest))
     ]
-    return f"Copies: {format_bytes(total)} in one run{more}", rows
+    back = ", and gradients back" if summary.training is not None else ""
+    return f"Copies: {format_bytes(total)} in one run{back}{more}", rows
 
 
 def _copies_table(summary: Summary) -> Table:
@@ -170,13 +212,18 @@ def _print_path(summary: Summary, console: Console, *, narrow: bool) -> None:
 
 
 def _step_name(row: Sequence[str]) -> str:
-    return row[1] if row[1].endswith((" copies", " loads")) else f"{row[0]} {row[1]}"
+    return row[1] if row[1].endswith((" copies", " loads", " gradients")) else f"{row[0]} {row[1]}"
 
 
 def _path_row(row: PathRow, total: float) -> tuple[str, ...]:
     share = f"{100 * row.estimated_ms / total:.0f}%" if total else ""
     heaviest = ", ".join(f"{key} {_seconds(taken)}" for key, taken in row.heaviest if taken)
     return row.kind, row.name, row.where, _seconds(row.estimated_ms), share, heaviest or row.waited_for
+
+
+def not_counted(summary: Summary) -> str:
+    """What the predicted time leaves out, as the end of a sentence."""
+    return "" if summary.training is None else ", forward and backward, without what the optimizer computes"
 
 
 def _a_second(rate: float) -> str:
@@ -187,8 +234,11 @@ def _sentences(summary: Summary) -> Iterator[str]:
     overlapped = sum(row.estimated_ms for row in summary.path)
     is_quicker = bool(summary.path) and overlapped < 0.999 * summary.estimated_ms
     beside = f", {_seconds(overlapped)} where devices work at the same time" if is_quicker else ""
-    yield f"One run is predicted to take {_seconds(summary.estimated_ms)}{beside}."
-    if summary.objective == "throughput" and (busiest := max((d.estimated_ms for d in summary.devices), default=0.0)):
+    yield f"One {summary.run} is predicted to take {_seconds(summary.estimated_ms)}{beside}{not_counted(summary)}."
+    busiest = max((row.estimated_ms for row in summary.devices), default=0.0)
+    if summary.objective == "throughput" and summary.training is not None:
+        yield f"The busiest device works {_seconds(busiest)} in a step; budgets hold for one step at a time."
+    elif summary.objective == "throughput" and busiest:
         yield f"Samples that follow each other come out every {_seconds(busiest)}, {_a_second(1e3 / busiest)}."
     for row in summary.devices:
         if row.traffic_bytes:

@@ -20,8 +20,9 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.memory import follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["Advice", "Placed", "Replace", "what_helps"]
@@ -60,6 +61,7 @@ class Advice:
         before: The objective now.
         after: The objective then.
         how: ``placed again``, or ``same placement`` where the operators stay where they are.
+        run: What takes the seconds: a ``run``, or a ``training step``.
     """
 
     what: Literal["memory", "device", "link", "search"]
@@ -69,6 +71,7 @@ class Advice:
     before: float
     after: float
     how: Literal["placed again", "same placement"]
+    run: str = "run"
 
     @property
     def gain(self) -> float:
@@ -79,7 +82,7 @@ class Advice:
         """The change and what it does, in words."""
         before, after = _worded(self.objective, self.before), _worded(self.objective, self.after)
         subject = {
-            "latency": "one run would take",
+            "latency": f"one {self.run} would take",
             "throughput": "the busiest device would work",
             "memory": "the fullest device would hold",
             "devices": "it would need",
@@ -100,6 +103,7 @@ class _Now:
     seconds: float
     load: Mapping[str, float]
     peaks: Mapping[str, int]
+    step: TrainingStep | None
 
     @property
     def value(self) -> float:
@@ -123,6 +127,7 @@ def what_helps(
     *,
     objective: str,
     replace: Replace | None = None,
+    step: TrainingStep | None = None,
 ) -> list[Advice]:
     """Try each change of the machine, one at a time.
 
@@ -133,12 +138,13 @@ def what_helps(
         topology: Devices and links.
         objective: ``latency``, ``throughput``, ``memory`` or ``devices``.
         replace: How the graph is placed; without it, operators stay where they are, and no larger memory is tried.
+        step: For training: times and memory are those of the training step.
 
     Returns:
         The changes that help, those that help most first. How many are placed again depends on the size of the graph
         only, so that the answer is the same on every machine.
     """
-    now = _now(graph_module, assignment, device_of, topology, objective)
+    now = _now(graph_module, assignment, device_of, topology, objective, step)
     if not now.value:
         return []
     size = max(1, len(assignment.partition_of))
@@ -151,7 +157,8 @@ def what_helps(
             unchanged = min(unchanged, _without_change(now, again))
         found.append(Advice(change.what, change.name, change.words, objective, now.value, after, how))  # type: ignore[arg-type]
     found.append(Advice("search", "", _SEARCH, objective, now.value, unchanged, "placed again"))
-    helping = [advice for advice in found if advice.gain > LEAST_GAIN]
+    run = "run" if step is None else "training step"
+    helping = [attrs.evolve(advice, run=run) for advice in found if advice.gain > LEAST_GAIN]
     return sorted(helping, key=lambda advice: -advice.gain)
 
 
@@ -161,11 +168,13 @@ def _now(
     device_of: Mapping[str, Device],
     topology: Topology,
     objective: str,
+    step: TrainingStep | None,
 ) -> _Now:
-    seconds, load = _times(graph_module, assignment, device_of, topology, objective)
-    memory = predict_memory(graph_module, assignment, device_of)
-    peaks = {name: held.peak for name, held in memory.items()}
-    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks)
+    seconds, load = _times(graph_module, assignment, device_of, topology, objective, step)
+    follow = follow_memory if step is None else step.course
+    course = follow(graph_module, assignment, device_of)
+    peaks = {name: course.memory(name).peak for name in course.held}
+    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks, step)
 
 
 def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
@@ -244,7 +253,7 @@ def _with_same_placement(now: _Now, change: _Change) -> float:
         return now.value
     faster = change.name if change.what == "device" else None
     there = {part: now.topology[device.name] for part, device in now.device_of.items()}
-    seconds, load = _times(now.graph_module, now.assignment, there, change.topology, now.objective, faster)
+    seconds, load = _times(now.graph_module, now.assignment, there, change.topology, now.objective, now.step, faster)
     return _value(now.objective, seconds, load, now.peaks)
 
 
@@ -254,19 +263,21 @@ def _times(
     device_of: Mapping[str, Device],
     topology: Topology,
     objective: str,
+    step: TrainingStep | None,
     faster: str | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Seconds of one run as the objective counts them, and the load of each device; measured seconds scale as well."""
     known: dict[Node, float] = {}
+    measured, sent = (seconds_of, value_bytes) if step is None else (step.seconds, step.sent)
 
     def seconds(node: Node, device: Device) -> float:
         if node not in known:
-            known[node] = seconds_of(node, device) / (MORE if device.name == faster else 1.0)
+            known[node] = measured(node, device) / (MORE if device.name == faster else 1.0)
         return known[node]
 
-    total, load = predict_times(graph_module, assignment, device_of, topology, seconds=seconds)
+    total, load = predict_times(graph_module, assignment, device_of, topology, seconds=seconds, sent=sent)
     if objective == "latency":
-        total = predict_makespan(assignment, device_of, topology, seconds=seconds)
+        total = predict_makespan(assignment, device_of, topology, seconds=seconds, sent=sent)
     return total, load
 
 
@@ -275,13 +286,21 @@ def _placed_again(now: _Now, change: _Change, replace: Replace) -> _Now | None:
         graph_module, assignment, device_of = replace(change.topology)
     except PlacementError:
         return None
-    return _now(graph_module, assignment, device_of, change.topology, now.objective)
+    step = _step_of(now, graph_module)
+    return _now(graph_module, assignment, device_of, change.topology, now.objective, step)
+
+
+def _step_of(now: _Now, graph_module: GraphModule) -> TrainingStep | None:
+    """The same training of a graph; one with other replicas is traced again."""
+    if now.step is None or graph_module is now.graph_module:
+        return now.step
+    return TrainingStep.of(graph_module, now.step.training)
 
 
 def _without_change(now: _Now, again: _Now) -> float:
     """The objective of a new placement on the devices as they are; infinite if it passes a budget."""
     there = {part: now.topology[device.name] for part, device in again.device_of.items()}
-    same = _now(again.graph_module, again.assignment, there, now.topology, now.objective)
+    same = _now(again.graph_module, again.assignment, there, now.topology, now.objective, again.step)
     fits = all(peak <= now.topology[name].memory for name, peak in same.peaks.items())
     return same.value if fits else math.inf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,18 +11,20 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.memory import Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.backward_tasks import add_backward
+from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.task_lists import (
     Overlap,
     Task,
-    TaskList,
     run_as_soon_as_possible,
     run_one_by_one,
     tasks_of,
 )
-from fxpasses.timeline import Flow, MemoryCurve, Span, Timeline
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.simulation.memory_curves import Early, clocks_of, memory_curve
+from fxpasses.timeline import Flow, Span, Timeline
 
 __all__ = [
     "Detail",
@@ -48,6 +49,7 @@ class PathStep:
         start: When it begins, in seconds.
         seconds: How long it takes.
         waited_for: What it had to wait for: the step before it, and whether for its value or for the device.
+        is_backward: Whether it is the backward of the part, or brings a gradient back.
     """
 
     name: str
@@ -56,6 +58,7 @@ class PathStep:
     start: float
     seconds: float
     waited_for: str
+    is_backward: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -117,8 +120,9 @@ def simulate(
     seconds: Mapping[Node, float] | None = None,
     course: MemoryCourse | None = None,
     loads: Sequence[ParameterLoad] = (),
+    step: TrainingStep | None = None,
 ) -> Simulation:
-    """Simulate runs of a placed graph.
+    """Simulate runs of a placed graph, or a training step of it.
 
     Args:
         graph_module: The unsplit graph; its nodes carry values or costs.
@@ -132,34 +136,40 @@ def simulate(
             one at a time on each link and direction, and hold memory from when they begin. By default ``"none"`` for
             one sample, ``"devices"`` for more.
         detail: Whether a span is a part or an operator.
-        seconds: What each node takes where it is, if that is known already.
+        seconds: What each node takes where it is, in a forward, if that is known already.
         course: What is on each device over the schedule, if that is known already.
         loads: The parameters that offloaded parts load. Each is a span on the link from the host: it begins when the
             part before its own does, and is there when its part begins.
+        step: For training: the backward follows the forward, mirrored, and memory is that of the whole step. What the
+            optimizer computes takes no time here.
 
     Returns:
         The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)).
 
     Raises:
-        InputError: no sample, or an unknown option.
+        InputError: no sample, an unknown option, or several samples of a training step.
         MissingMetadataError: a node has no value and no cost; the message names the pass that writes them.
     """
-    overlap = _checked(samples, overlap, detail)
+    overlap = _checked(samples, overlap, detail, step)
     if seconds is None:
         seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     taken = seconds
     todo = tasks_of(assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads)
+    if step is not None:
+        add_backward(todo, assignment.partitions, topology, taken, step.backward_share)
     if overlap == "none":
         run_one_by_one(todo.tasks)
     else:
         run_as_soon_as_possible(todo.tasks)
-    course = course or follow_memory(graph_module, assignment, device_of)
-    of_task = [list(_spans(task, assignment, seconds, detail)) for task in todo.tasks]
+    if course is None:
+        follow = follow_memory if step is None else step.course
+        course = follow(graph_module, assignment, device_of)
+    of_task = [list(_spans(task, assignment, seconds, detail, step)) for task in todo.tasks]
     spans = [span for found in of_task for span in found]
     tracks = [device.name for device in topology.devices]
-    clocks = _clocks(todo, assignment, seconds, samples)
+    clocks = clocks_of(todo, assignment, seconds, samples, step)
     memory = {
-        device: _curve(course, device, clocks, _Early.of(todo, course, device, overlap, loads))
+        device: memory_curve(course, device, clocks, Early.of(todo, device, overlap, loads))
         for device in tracks
         if device in course.held
     }
@@ -169,9 +179,14 @@ def simulate(
     return Simulation(timeline, samples, overlap, tuple(ends), tuple(_critical_path(todo.tasks)))
 
 
-def _checked(samples: int, overlap: Overlap | None, detail: Detail) -> Overlap:
+def _checked(samples: int, overlap: Overlap | None, detail: Detail, step: TrainingStep | None) -> Overlap:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InputError(f"A simulation takes 1 sample or more, not {samples!r}.")
+    if step is not None and samples > 1:
+        raise InputError(
+            f"A training step is simulated for one sample, not {samples}: what several hold at a time depends on the "
+            "schedule of forwards and backwards, which fxpasses.pipelining has."
+        )
     for what, value, known in (
         ("overlap", overlap, ("none", "devices", "copies")),
         ("detail", detail, ("parts", "ops")),
@@ -181,18 +196,22 @@ def _checked(samples: int, overlap: Overlap | None, detail: Detail) -> Overlap:
     return overlap or ("none" if samples == 1 else "devices")
 
 
-def _spans(task: Task, assignment: Assignment, seconds: Mapping[Node, float], detail: Detail) -> Iterator[Span]:
+def _spans(
+    task: Task, assignment: Assignment, seconds: Mapping[Node, float], detail: Detail, step: TrainingStep | None
+) -> Iterator[Span]:
     """A copy or a load is a span on its link first, then on those ends that it keeps busy."""
+    kind = task.kind if step is None or task.kind != "compute" else "backward" if task.is_backward else "forward"
     if task.kind != "compute":
-        yield from (Span(track, task.name, task.start, task.seconds, task.kind) for track in task.uses)
+        yield from (Span(track, task.name, task.start, task.seconds, kind) for track in task.uses)
     elif detail == "parts":
-        yield Span(task.track, task.name, task.start, task.seconds)
+        yield Span(task.track, task.name, task.start, task.seconds, kind)
     else:
-        now = task.start
-        for node in assignment.partitions[task.part]:
-            if seconds[node]:
-                yield Span(task.track, node.name, now, seconds[node])
-            now += seconds[node]
+        now, nodes = task.start, assignment.partitions[task.part]
+        for node in reversed(nodes) if task.is_backward else nodes:
+            taken = seconds[node] * (step.backward_share(node) if step is not None and task.is_backward else 1)
+            if taken:
+                yield Span(task.track, node.name, now, taken, kind)
+            now += taken
 
 
 def _flows(tasks: Sequence[Task], spans: Sequence[Sequence[Span]]) -> Iterator[Flow]:
@@ -204,89 +223,12 @@ def _flows(tasks: Sequence[Task], spans: Sequence[Sequence[Span]]) -> Iterator[F
                 yield Flow(source, spans[index][0])
 
 
-@attrs.frozen
-class _Clock:
-    """When each position of the schedule begins and ends for one sample, and when that sample is done."""
-
-    begins: tuple[float, ...]
-    ends: tuple[float, ...]
-    done: float
-
-
-def _clocks(todo: TaskList, assignment: Assignment, seconds: Mapping[Node, float], samples: int) -> list[_Clock]:
-    clocks = []
-    for sample in range(samples):
-        begins: list[float] = []
-        ends: list[float] = []
-        for part in assignment.order:
-            task = todo.tasks[todo.computing[sample, str(part)]]
-            now = task.start
-            for node in assignment.partitions[part]:
-                begins.append(now)
-                now = min(now + seconds[node], task.end)
-                ends.append(now)
-            ends[-1:] = [task.end]  # sums round: what comes next begins right then, and not before
-        clocks.append(_Clock(tuple(begins), tuple(ends), max(ends, default=0.0)))
-    return clocks
-
-
-@attrs.frozen(eq=False)
-class _Early:
-    """When copies and loads really begin to hold memory: with their own task, if that is before it is counted."""
-
-    begins: Mapping[tuple[int, Node, int | None], float]
-
-    @classmethod
-    def of(
-        cls, todo: TaskList, course: MemoryCourse, device: str, overlap: Overlap, loads: Sequence[ParameterLoad]
-    ) -> _Early:
-        """Copies by sample and value; loads also by the position of the schedule at whose end they go."""
-        tasks = todo.tasks
-        begins: dict[tuple[int, Node, int | None], float] = {}
-        if overlap == "copies":
-            copies = {key: at for key, at in todo.copying.items() if key[2] == device}
-            begins.update({(sample, value, None): tasks[at].start for (sample, value, _), at in copies.items()})
-        stops = {(load.value, load.part): load.last_position for load in loads}
-        for (sample, value, part), at in todo.loading.items():
-            begins[sample, value, stops[value, part]] = tasks[at].start
-        return cls(begins)
-
-    def start(self, sample: int, life: Life, otherwise: float) -> float:
-        """When a life begins in one sample."""
-        begin = self.begins.get((sample, life.value, life.stop), self.begins.get((sample, life.value, None), otherwise))
-        return min(begin, otherwise)
-
-
-def _curve(course: MemoryCourse, device: str, clocks: Sequence[_Clock], early: _Early) -> MemoryCurve:
-    """What is held, and for each sample what comes and goes.
-
-    Steps of one instant are ordered as the schedule has them; of them the highest and the last are kept.
-    """
-    last = len(course.schedule)
-    steps: list[tuple[float, int, int, int]] = []
-    for sample, clock in enumerate(clocks):
-        for life in course.lives[device]:
-            comes = early.start(sample, life, clock.begins[life.start] if life.start < last else clock.done)
-            goes = clock.ends[life.stop] if life.stop < last else clock.done
-            steps.append((comes, sample * (last + 2) + life.start, 1, life.size))
-            steps.append((max(comes, goes), sample * (last + 2) + min(life.stop, last) + 1, 0, -life.size))
-    steps.sort()
-    held = course.held[device]
-    curve: list[tuple[float, int]] = [(0.0, held)]
-    for second, same in itertools.groupby(steps, key=lambda step: step[0]):
-        levels = list(itertools.accumulate((step[3] for step in same), initial=held))[1:]
-        held = levels[-1]
-        highest = max(levels)
-        curve += [(second, size) for size in dict.fromkeys((highest, held)) if size != curve[-1][1] or size == highest]
-    return tuple(curve)
-
-
 def _critical_path(tasks: Sequence[Task]) -> list[PathStep]:
     """Follow what each step waited for, from the last to end back to the first."""
     path: list[PathStep] = []
     index = max(range(len(tasks)), key=lambda each: (tasks[each].end, -each), default=None)
     while index is not None:
         task = tasks[index]
-        path.append(PathStep(task.name, task.kind, task.track, task.start, task.seconds, task.why))
+        path.append(PathStep(task.name, task.kind, task.track, task.start, task.seconds, task.why, task.is_backward))
         index = task.after
     return [step for step in reversed(path) if step.seconds > 0] or path[::-1]

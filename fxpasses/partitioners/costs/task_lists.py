@@ -43,6 +43,7 @@ class Task:
         needs: Positions of the tasks whose results it takes.
         sample: For which sample.
         part: The part, if it is one.
+        is_backward: Whether it is the backward of a part, or brings a gradient.
         start: When it begins.
         after: Position of the task whose end it waited for.
         why: Why it waited for that one.
@@ -56,6 +57,7 @@ class Task:
     needs: tuple[int, ...]
     sample: int
     part: str = ""
+    is_backward: bool = False
     start: float = 0.0
     after: int | None = None
     why: str = ""
@@ -75,12 +77,14 @@ class TaskList:
         computing: The position of each part's, by sample and part.
         copying: The position of each copy's, by sample, value and target.
         loading: The position of each load's, by sample, constant and the part that it is for.
+        backward: The position of the backward of each part, in a training step.
     """
 
     tasks: list[Task] = attrs.field(factory=list)
     computing: dict[tuple[int, str], int] = attrs.field(factory=dict)
     copying: dict[tuple[int, Node, str], int] = attrs.field(factory=dict)
     loading: dict[tuple[int, Node, str], int] = attrs.field(factory=dict)
+    backward: dict[str, int] = attrs.field(factory=dict)
 
     def add(self, task: Task) -> int:
         """Append a task, and give its position."""

@@ -8,12 +8,11 @@ lives on the device of the node whose backward makes it, and on each other devic
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 import attrs
-import numpy as np
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -24,7 +23,14 @@ from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, tra
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
 
-__all__ = ["Training", "predict_training_memory"]
+__all__ = ["Kind", "StepLife", "Training", "TrainingCourse", "follow_training", "predict_training_memory"]
+
+Kind = Literal["saved", "gradients", "optimizer", "copies", "activations"]
+"""Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @attrs.frozen
@@ -47,12 +53,12 @@ class Training:
 
     @optimizer_slots.validator
     def _not_negative(self, _attribute: attrs.Attribute[float], value: float) -> None:
-        if isinstance(value, bool) or not 0 <= value < math.inf:
+        if not _is_number(value):
             raise PlacementError(f"optimizer_slots is the number of values kept for each element, not {value!r}.")
 
     @step_slots.validator
     def _not_negative_either(self, _attribute: attrs.Attribute[float | None], value: float | None) -> None:
-        if value is not None and (isinstance(value, bool) or not 0 <= value < math.inf):
+        if value is not None and not _is_number(value):
             raise PlacementError(f"step_slots is the number of values made for each element, not {value!r}.")
 
     def step_bytes(self, sizes: Collection[int]) -> int:
@@ -60,6 +66,73 @@ class Training:
         if self.step_slots is not None:
             return int(self.step_slots * sum(sizes))
         return max(sum(sizes), 3 * max(sizes, default=0)) if self.optimizer_slots else 0
+
+    def kept_bytes(self, sizes: Collection[int]) -> int:
+        """What the optimizer keeps from step to step, for parameters of these sizes."""
+        return int(self.optimizer_slots * sum(sizes))
+
+    def __str__(self) -> str:
+        """What the optimizer keeps, in words."""
+        kept = f"{self.optimizer_slots:g} value{'' if self.optimizer_slots == 1 else 's'} kept for each trained element"
+        return kept if self.step_slots is None else f"{kept}, {self.step_slots:g} made while the optimizer steps"
+
+
+@attrs.define
+class StepLife(Life):
+    """From when to when something is on a device in a training step.
+
+    Args:
+        kind: ``saved`` is what the forward made and keeps for the backward; ``gradients`` are those of parameters;
+            ``optimizer`` is what the optimizer makes while it steps; ``copies`` were received, saved or not; all else,
+            gradients of values included, is ``activations``.
+    """
+
+    kind: Kind = "activations"
+
+
+@attrs.frozen(eq=False)
+class TrainingCourse(MemoryCourse):
+    """What is on each device in a training step.
+
+    The schedule has each node twice: its forward, and, mirrored, its backward. In the last position, after all of them,
+    the optimizer steps. What the optimizer keeps is held all the time.
+
+    Args:
+        training: What the optimizer keeps.
+        trained: On each device the bytes of each parameter that has a gradient there.
+    """
+
+    training: Training = attrs.field(factory=Training, kw_only=True)
+    trained: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
+
+    def memory(self, device: str) -> DeviceMemory:
+        """The most of everything on one device; gradients count whole, whenever it is fullest."""
+        gradients, kept = sum(self.trained[device]), self.training.kept_bytes(self.trained[device])
+        peak = int(self.curve(device).max(initial=0))
+        forward = len(self.schedule) // 2
+        copies = int(self.curve(device, copies_only=True)[: forward + 1].max(initial=0))
+        return DeviceMemory(self.held[device] - kept, peak - gradients, copies, gradients, kept)
+
+    def split(self, device: str) -> dict[str, int]:
+        """What is on a device when most is there, by kind; the sum is the peak."""
+        position = int(self.curve(device).argmax())
+        found = dict.fromkeys(get_args(Kind), 0)
+        for life in self.lives[device]:
+            if isinstance(life, StepLife) and life.start <= position <= life.stop:
+                found[life.kind] += life.size
+        if found["activations"] < 0:  # what a backward reads may be gone before the last of what it makes is there
+            found["saved"] += found["activations"]
+            found["activations"] = 0
+        kept = self.training.kept_bytes(self.trained[device])
+        found["optimizer"] += kept
+        return {"parameters": self.held[device] - kept, **found}
+
+    def moment(self, position: int) -> str:
+        """A position in words, as the end of a sentence."""
+        half = len(self.schedule) // 2
+        if position >= 2 * half:
+            return "while the optimizer steps"
+        return "in the forward" if position < half else "in the backward"
 
 
 def predict_training_memory(
@@ -87,12 +160,34 @@ def predict_training_memory(
     Raises:
         PlacementError: An operator cannot run without data.
     """
-    effects = effects or analyze_effects(graph_module)
-    course = follow_memory(graph_module, assignment, device_of, effects)
     needs = needs or trace_backward(graph_module)
+    course = follow_training(graph_module, assignment, device_of, training, needs, effects)
+    return {name: course.memory(name) for name in course.held}
+
+
+def follow_training(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    training: Training,
+    needs: BackwardNeeds,
+    effects: EffectAnalysis | None = None,
+) -> TrainingCourse:
+    """Follow what comes and goes on each device in a training step; see :func:`predict_training_memory`."""
+    effects = effects or analyze_effects(graph_module)
+    forward = follow_memory(graph_module, assignment, device_of, effects)
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
-    step = _Step(graph_module, course, needs, home, {node: at for at, node in enumerate(course.schedule)}, effects)
-    return {name: step.memory(name, training) for name in course.held}
+    step = _Step(graph_module, forward, needs, home, {node: at for at, node in enumerate(forward.schedule)}, effects)
+    trained = {name: tuple(step.trained(name).values()) for name in forward.held}
+    return TrainingCourse(
+        (*forward.schedule, *reversed(forward.schedule)),
+        {name: held + training.kept_bytes(trained[name]) for name, held in forward.held.items()},
+        {name: tuple(step.lives(name, training.step_bytes(trained[name]))) for name in forward.held},
+        forward.state,
+        forward.storages,
+        training=training,
+        trained=trained,
+    )
 
 
 @attrs.frozen(eq=False)
@@ -114,22 +209,19 @@ class _Step:
         """When the backward of a node runs; that of an input, which has none, last of all."""
         return self.end - 1 - self.position.get(node, 0)
 
-    def memory(self, device: str, training: Training) -> DeviceMemory:
-        change = np.zeros(self.end + 2, dtype=np.int64)
-        held = (self._values(device), self._workspaces(device), self._stays(device), self._second_gradients(device))
-        for start, stop, size in itertools.chain(*held):
-            change[start] += size
-            change[min(stop, self.end) + 1] -= size
-        trained = self._trained(device).values()
-        change[self.end] += training.step_bytes(trained)
-        gradients = sum(trained)
-        peak = int(np.cumsum(change).max(initial=0))
-        copies = self.course.memory(device).copies
-        return DeviceMemory(
-            self.course.held[device], peak - gradients, copies, gradients, int(gradients * training.optimizer_slots)
-        )
+    def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
+        """Everything that comes and goes on a device."""
+        yield from self._values(device)
+        yield from self._workspaces(device)
+        yield from self._stays(device)
+        yield from self._second_gradients(device)
+        if step_bytes:
+            yield self._life(self.end, self.end, step_bytes, self.course.schedule[0], "optimizer")
 
-    def _values(self, device: str) -> Iterator[tuple[int, int, int]]:
+    def _life(self, start: int, stop: int, size: int, value: Node, kind: Kind, copied: bool = False) -> StepLife:
+        return StepLife(start, min(stop, self.end), size, copied, value, kind=kind)
+
+    def _values(self, device: str) -> Iterator[StepLife]:
         """What the forward makes or receives, kept as long as somebody on the device has saved it."""
         until: dict[int, int] = {}
         for node, owners in self.needs.saved.items():
@@ -140,22 +232,24 @@ class _Step:
             if life.inside:  # what a forward needs that keeps something is known better
                 continue
             saved = max((until.get(storage, 0) for storage in self.course.storages[life.value]), default=0)
-            yield life.start, max(self._forward_stop(life), saved), life.size
+            kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
+            stop = max(self._forward_stop(life), saved)
+            yield self._life(life.start, stop, life.size, life.value, kind, life.copied)
 
     def _forward_stop(self, life: Life) -> int:
         """What the model returns is held by whoever asked for it."""
         forward = len(self.course.schedule)
         return self.end if life.stop >= forward else life.stop
 
-    def _workspaces(self, device: str) -> Iterator[tuple[int, int, int]]:
+    def _workspaces(self, device: str) -> Iterator[StepLife]:
         for node, size in self.needs.inside.items():
             if self.home.get(node) == device:
-                yield self.position[node], self.position[node], size
+                yield self._life(self.position[node], self.position[node], size, node, "activations")
         for node, size in self.needs.beside.items():
             if self.home.get(node) == device:
-                yield self.backward(node), self.backward(node), size
+                yield self._life(self.backward(node), self.backward(node), size, node, "activations")
 
-    def _stays(self, device: str) -> Iterator[tuple[int, int, int]]:
+    def _stays(self, device: str) -> Iterator[StepLife]:
         """What is kept besides, and what the backward makes: on the device where it is made, and where it is read."""
         for stay in self.needs.stays:
             start, stop = self._span(stay)
@@ -165,7 +259,7 @@ class _Step:
             if self.home.get(stay.made_by) == device:
                 ends.append(start)
             if ends:
-                yield min(start, *ends), max(ends), stay.size
+                yield self._life(min(start, *ends), max(ends), stay.size, stay.made_by, _kind_of(stay))
 
     def _span(self, stay: Stay) -> tuple[int, int]:
         """From when to when it is there: to the end what nobody frees."""
@@ -173,17 +267,24 @@ class _Step:
         start = starts.get(stay.begin, self.backward(stay.made_by))
         return start, self.end if stay.last is None else self.backward(stay.last)
 
-    def _second_gradients(self, device: str) -> Iterator[tuple[int, int, int]]:
+    def _second_gradients(self, device: str) -> Iterator[StepLife]:
         """Of a parameter that several devices use: each has a gradient of its own."""
         for node, made_by in self.needs.trained.items():
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
             if used and self.home.get(made_by) != device:
-                yield self.end - 1 - max(used), self.end, value_bytes(node)
+                yield self._life(self.end - 1 - max(used), self.end, value_bytes(node), node, "gradients")
 
-    def _trained(self, device: str) -> dict[tuple[int, ...], int]:
+    def trained(self, device: str) -> dict[tuple[int, ...], int]:
         """The bytes of each parameter with a gradient that the device uses, tied ones once."""
         return {
             self.effects.storages(node): value_bytes(node)
             for node in self.needs.differentiable
             if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users)
         }
+
+
+def _kind_of(stay: Stay) -> Kind:
+    """What nobody frees is the gradient of a parameter."""
+    if stay.begin == "forward":
+        return "saved"
+    return "gradients" if stay.begin == "backward" and stay.last is None else "activations"

@@ -9,21 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
-from fxpasses.partitioners.costs.training_memory import Training, predict_training_memory
+from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
 
-__all__ = ["Seen", "TrainingStep", "check_budgets", "training_figures"]
-
-
-@attrs.frozen(eq=False)
-class TrainingStep:
-    """What the optimizer and the backward keep."""
-
-    training: Training
-    needs: BackwardNeeds
+__all__ = ["Seen", "check_budgets", "training_figures"]
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +39,7 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
     At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
     operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
     """
-    step = TrainingStep(training, trace_backward(figures.graph_module))
+    step = TrainingStep.of(figures.graph_module, training)
     effects, needs = figures.effects, step.needs
     trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
     constants: list[dict[int, int]] = []
@@ -80,10 +72,8 @@ def check_budgets(
         peaks = {name: course.memory(name).peak for name in course.held}
         alive = _alive(figures, runs, course)
     else:
-        memory = predict_training_memory(
-            figures.graph_module, runs.assignment, device_of, step.training, figures.effects, step.needs
-        )
-        peaks = {name: held.peak for name, held in memory.items()}
+        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.effects)
+        peaks = {name: steps.memory(name).peak for name in steps.held}
         alive = _beside_constants(figures, runs, peaks)
     over = {name: peak - topology[name].memory for name, peak in peaks.items()}
     return Seen({name: int(size) for name, size in over.items() if size > 0}, alive, max(peaks.values(), default=0))

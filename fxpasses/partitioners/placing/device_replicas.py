@@ -21,7 +21,8 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
-from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets, training_figures
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import backward_partners, must_share, select
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.device_search import Found, Wish

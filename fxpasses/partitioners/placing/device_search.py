@@ -22,7 +22,8 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
-from fxpasses.partitioners.placing.budget_checks import TrainingStep, check_budgets
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.colocation import Selector, select
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
