@@ -26,6 +26,7 @@ __all__ = [
     "replicate_option",
     "show_progress",
     "topology_of",
+    "training_option",
 ]
 
 WIDTH = 110
@@ -76,6 +77,12 @@ def replicate_option(command: Command) -> Command:
     text = "Whether a device computes cheap values (masks, rotary tables) again instead of having them sent."
     choice = click.Choice(["cheaper", "always", "never"])
     return click.option("--replicate", type=choice, default="cheaper", show_default=True, help=text)(command)
+
+
+def training_option(command: Command) -> Command:
+    """``--training``."""
+    text = "Keep the budgets in training steps: sgd, momentum, rmsprop, adagrad, adam, adamw, or optimizer_slots=2."
+    return click.option("--training", metavar="OPTIMIZER[,step_slots=1]", help=text)(command)
 
 
 def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None) -> Topology:

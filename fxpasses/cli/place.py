@@ -190,6 +190,7 @@ def _check(request: Request, check_file: Path, *, here: bool) -> None:
     from fxpasses.plan import Plan
 
     plan = Plan.load(check_file)
+    plan = attrs.evolve(plan, training=request.training_of(plan))
     topology = request.topology(needed=False)
     chosen = request.pipeline if request.pipeline is not None else plan.pipeline
     console = request.console()
@@ -216,7 +217,8 @@ def _check(request: Request, check_file: Path, *, here: bool) -> None:
 def _say(plan: Plan, check_file: Path, found: list[Violation], console: Console) -> None:
     if not found:
         used = dict.fromkeys(part.device for part in plan.parts)
-        text = f"{check_file.name} fits: {len(plan.parts)} parts on {', '.join(used)}, every budget kept."
+        kept = "every budget kept" + (f" in a training step, {plan.training}" if plan.training is not None else "")
+        text = f"{check_file.name} fits: {len(plan.parts)} parts on {', '.join(used)}, {kept}."
         console.print(text, highlight=False, style="green")
         return
     console.print(f"{check_file.name} does not fit:", highlight=False, style="bold red")

@@ -19,6 +19,7 @@ from fxpasses.cli.options import (
     pipeline_option,
     replicate_option,
     topology_of,
+    training_option,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from fxpasses.cli.model_source import ModelSource
     from fxpasses.devices import Topology
+    from fxpasses.partitioners import Training
     from fxpasses.plan import Plan
 
 __all__ = ["FILE", "Request", "takes_request"]
@@ -46,6 +48,7 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option("--plan", "plan_file", type=FILE, help="Follow this plan instead of searching."),
     pipeline_option,
     replicate_option,
+    training_option,
     click.option(
         "--offload", type=click.Choice(["cpu"]), help="Where parameters may stay if the devices are too small."
     ),
@@ -65,6 +68,7 @@ class Request:
     plan_file: Path | None
     pipeline: str | None
     replicate: Any
+    training: str | None
     offload: str | None
     as_json: bool
     no_color: bool
@@ -83,6 +87,14 @@ class Request:
         """The devices and links; None where none are named and a plan or a map has them."""
         return topology_of(self.devices, self.links, self.model) if needed or self.devices else None
 
+    def training_of(self, plan: Plan | None = None) -> Training | None:
+        """The training that is asked for, else that of a plan."""
+        from fxpasses.cli.training_option import parse_training
+
+        if self.training is not None:
+            return parse_training(self.training)
+        return None if plan is None else plan.training
+
     def arguments(self, source: ModelSource) -> dict[str, Any]:
         """What :func:`fxpasses.lower` and :func:`fxpasses.place` take alike."""
         return {
@@ -93,6 +105,7 @@ class Request:
             "objective": self.objective,
             "pipeline": self.pipeline,
             "replicate": self.replicate,
+            "training": self.training_of(),
             "offload": self.offload,
         }
 

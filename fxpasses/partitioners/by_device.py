@@ -30,6 +30,7 @@ from fxpasses.partitioners.placing.device_reasons import (
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
+from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
@@ -145,9 +146,12 @@ def place_by_device(
         _check_option("contiguity", contiguity, _CONTIGUITIES)
     _check_option("replicate", replicate, _REPLICATE)
     figures, step = GraphFigures.of(graph_module), None
-    if training is not None:
-        figures, step = training_figures(figures, training)
     everywhere = refuse_impossible(figures, topology, supports)
+    if training is not None:
+        plain = figures
+        figures, step = training_figures(figures, training)
+        refuse_impossible(figures, topology, supports)
+        refuse_too_large_to_step(plain, topology, step)
     wish = Wish(
         topology,
         objective,

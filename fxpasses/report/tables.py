@@ -69,6 +69,8 @@ def print_placement(summary: Summary, console: Console) -> None:
     else:
         for table in _devices_tables(summary):
             console.print(table)
+        for row in (row for row in summary.devices if row.peak_when):
+            console.print(f"{row.name} is fullest {fullest_moment(row)}.", highlight=False, markup=False)
     if summary.copies:
         if narrow:
             title, rows = _copies(summary)
@@ -147,11 +149,9 @@ def _devices_tables(summary: Summary) -> Iterator[Table]:
         cells = [{**_work_cells(row), **_memory_cells(row)} for row in summary.devices]
         yield _table("Devices", columns, _picked(cells, columns), right=columns[2:])
         return
-    moment = "fullest"
     yield _table("Devices", work, _picked(map(_work_cells, summary.devices), work), right=work[2:])
-    cells = [{**_memory_cells(row), moment: fullest_moment(row)} for row in summary.devices]
-    title = f"Memory of a training step, {summary.training}"
-    yield _table(title, (*memory, moment), _picked(cells, (*memory, moment)), right=memory[1:])
+    rows = _picked(map(_memory_cells, summary.devices), memory)
+    yield _table(f"Memory of a training step, {summary.training}", memory, rows, right=memory[1:])
 
 
 def _picked(cells: Iterable[Mapping[str, str]], columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

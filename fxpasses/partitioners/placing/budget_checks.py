@@ -55,9 +55,7 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
         constants.append(grown)
     nothing = [()] * len(figures.nodes)
     kept = {node: None for node in figures.nodes if node in needs.differentiable}
-    return attrs.evolve(
-        figures, constants=constants, touched=nothing, living=nothing, inputs=frozenset(), trained=kept
-    ), step
+    return attrs.evolve(figures, constants=constants, living=nothing, inputs=frozenset(), trained=kept), step
 
 
 def check_budgets(

@@ -78,13 +78,14 @@ def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
     written = {storage for storage in effects.written_storages if storage >= 0}
     if not written:
         return
+    state = written.intersection(effects.real_tensors())
     users: dict[int, list[Node]] = {}
     last: dict[int, int] = {}
     for node, touched, constants in zip(figures.nodes, figures.touched, figures.constants, strict=True):
-        for storage in (*touched, *constants):
+        for storage in (*touched, *filter(state.__contains__, constants)):
             if storage in written:
                 users.setdefault(storage, []).append(node)
-                if storage in effects.of(node).writes or storage in constants:
+                if storage in effects.of(node).writes or storage in state:
                     last[storage] = len(users[storage])
     for storage, nodes in users.items():
         yield tuple(nodes[: last.get(storage, 0)])

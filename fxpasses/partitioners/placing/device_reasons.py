@@ -81,8 +81,11 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
         first = cause.node
         told = str(cause).rpartition("missing. ")[2]  # the sum is told in this message's own words
         where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else told
+        what = "parameters, buffers and the largest set of live activations"
+        if figures.trained:
+            what = "parameters, buffers, what the optimizer keeps, and what the forward saves for the backward"
         return InfeasibleError(
-            f"The model needs {format_bytes(need)} (parameters, buffers and the largest set of live activations), but "
+            f"The model needs {format_bytes(need)} ({what}), but "
             f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
             f"{where}".rstrip(),
             node=cause.node,

@@ -30,6 +30,7 @@ from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, ru
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
+from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
@@ -294,7 +295,10 @@ def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Pl
 def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
     """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
     cut = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs))).nearest()
-    if cut is None or cut.first_over is None or cut.value < 1:  # what training needs besides is not counted
+    if cut is not None and wish.training is not None:
+        runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
+        return lacking_in_training(figures, wish.topology, runs, wish.training)
+    if cut is None or cut.first_over is None or cut.value < 1:
         return 0, "", None
     clause = (
         f"; the nearest one along the graph's own order lacks {format_bytes(int(cut.value))} on {cut.over_on}, where "

@@ -1,0 +1,63 @@
+"""``--training``: for which optimizer a placement keeps its budgets, as a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fxpasses.errors import InputError, PlacementError
+
+if TYPE_CHECKING:
+    from fxpasses.partitioners import Training
+
+__all__ = ["OPTIMIZERS", "parse_training"]
+
+OPTIMIZERS: dict[str, tuple[float, float | None]] = {
+    "sgd": (0, None),
+    "momentum": (1, 0),
+    "rmsprop": (1, None),
+    "adagrad": (1, 2),
+    "adam": (2, None),
+    "adamw": (2, None),
+}
+"""What torch's optimizers keep for each trained element, and make while they step, as ``Training`` takes it."""
+
+_KEYS = ("optimizer_slots", "step_slots")
+
+
+def parse_training(text: str) -> Training:
+    """Read the name of an optimizer, or what it keeps.
+
+    >>> parse_training("adam,step_slots=0")
+    Training(optimizer_slots=2, step_slots=0.0)
+    >>> parse_training("optimizer_slots=0.5").optimizer_slots
+    0.5
+
+    Args:
+        text: ``adam``, or ``optimizer_slots=2``; then, if wanted, ``,step_slots=1``.
+
+    Raises:
+        InputError: it does not read so.
+    """
+    from fxpasses.partitioners import Training
+
+    name, *rest = text.split(",")
+    slots: dict[str, float | None] = {}
+    if name in OPTIMIZERS:
+        slots = dict(zip(_KEYS, OPTIMIZERS[name], strict=True))
+    else:
+        rest.insert(0, name)
+    for entry in rest:
+        key, equals, number = entry.partition("=")
+        if not equals or key not in _KEYS:
+            raise InputError(
+                f"--training {text!r}: {entry!r} is neither an optimizer ({', '.join(OPTIMIZERS)}) nor "
+                f"{' or '.join(f'{known}=NUMBER' for known in _KEYS)}; write it like adam or optimizer_slots=2."
+            )
+        try:
+            slots[key] = float(number)
+        except ValueError:
+            raise InputError(f"--training {text!r}: {key} is the number {number!r}, which does not parse.") from None
+    try:
+        return Training(**slots)  # type: ignore[arg-type]  # optimizer_slots is never None
+    except PlacementError as error:
+        raise InputError(f"--training {text!r}: {error}") from error

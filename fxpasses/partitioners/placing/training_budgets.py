@@ -1,0 +1,82 @@
+"""Say what a training step lacks: where all devices together cannot hold it, and where no placement was found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from fxpasses.devices import Topology
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER
+from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.units import format_bytes
+
+__all__ = ["lacking_in_training", "refuse_too_large_to_step"]
+
+
+def refuse_too_large_to_step(figures: GraphFigures, topology: Topology, step: TrainingStep) -> None:
+    """Refuse a model whose parameters are too many to be trained, whatever runs where.
+
+    While the optimizer steps the devices hold all parameters and, for those that are trained, gradients, what the
+    optimizer keeps, and what it makes meanwhile.
+
+    Args:
+        figures: The graph as it is measured for running it.
+        topology: The devices.
+        step: The training step.
+
+    Raises:
+        InfeasibleError: all devices together have less.
+    """
+    have = sum(device.memory for device in topology.devices)
+    needs = list(_needed_to_step(figures, step))
+    totals = list(itertools.accumulate(needs))
+    if not totals or totals[-1] <= have:
+        return
+    first = next(node for node, total in zip(figures.nodes, totals, strict=True) if total > have)
+    budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
+    raise InfeasibleError(
+        f"A training step needs {format_bytes(totals[-1])} while the optimizer steps (parameters, gradients, "
+        f"{step.training}), but all devices together have {format_bytes(have)} ({budgets}): "
+        f"{format_bytes(totals[-1] - have)} are missing. {first.name} ({first.target}) is the first operator whose "
+        "parameters do not fit.",
+        node=first,
+        missing_bytes=int(totals[-1] - have),
+        reason=TOO_LARGE_TOGETHER,
+    )
+
+
+def _needed_to_step(figures: GraphFigures, step: TrainingStep) -> Iterator[int]:
+    """For each node the bytes of the parameters that none before it uses, and of all that is there for them."""
+    training, seen = step.training, set[int]()
+    made = training.step_slots if training.step_slots is not None else float(training.optimizer_slots > 0)
+    trained = {storage for node in step.needs.trained for storage in figures.effects.storages(node)}
+    for constants in figures.constants:
+        fresh = {storage: size for storage, size in constants.items() if storage not in seen}
+        seen.update(fresh)
+        times = {storage: 2 + training.optimizer_slots + made if storage in trained else 1 for storage in fresh}
+        yield sum(int(times[storage] * size) for storage, size in fresh.items())
+
+
+def lacking_in_training(
+    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep
+) -> tuple[int, str, Node | None]:
+    """What a placement lacks in a training step: bytes, a clause, and the operator at which it lacks most."""
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    course = step.course(figures.graph_module, runs.assignment, device_of, figures.effects)
+    over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
+    worst = max(over, key=over.__getitem__)
+    if over[worst] <= 0:
+        return 0, "", None
+    position = int(course.curve(worst).argmax())
+    node = course.schedule[position] if position < len(course.schedule) else None
+    at = f" of {node.name} ({node.target})" if node is not None else ""
+    clause = (
+        f"; the nearest one along the graph's own order lacks {format_bytes(over[worst])} on {worst}, "
+        f"{course.moment(position)}{at}"
+    )
+    return int(over[worst]), clause, node
