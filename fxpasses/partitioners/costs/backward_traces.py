@@ -246,6 +246,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             self._begin = "backward"
             if results:
                 torch.autograd.backward([result for result, _ in results], given)
+            self.forget_gone()  # what the last operator made and nobody has kept
         for stay in self.stays:
             if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
                 stay.last = stay.made_by

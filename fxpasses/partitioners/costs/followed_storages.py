@@ -43,7 +43,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         result = as_large_as_real(func, args, func(*args, **(kwargs or {})))
         made = [storage for storage in storages_in(result) if storage._cdata not in self.known]
         if any(storage._cdata not in self.alive for storage in made):  # only now may there be more than before
-            self._forget()
+            self.forget_gone()
         for storage in made:
             if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
@@ -57,7 +57,8 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             otherwise(*operands)
             return then(*operands)
 
-    def _forget(self) -> None:
+    def forget_gone(self) -> None:
+        """Let go of storages that are gone; asked whenever something is made."""
         is_expired: Any = torch.UntypedStorage._expired  # without the detours of the reference
         gone = [key for key, (reference, _) in self.alive.items() if is_expired(reference.cdata)]
         for key in gone:
