@@ -13,14 +13,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from fuzz import examples
-from numba.core.caching import FunctionCache
 from placement_cases import random_problem
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem
 from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.free.graphs import Plan
-from fxpasses.partitioners.solvers.free.moves import cached
 from fxpasses.partitioners.solvers.free.rounds import Rounds
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -115,15 +113,6 @@ def test_compiled_answers_do_not_depend_on_the_process() -> None:
 
     assert answers[0] == answers[1]
     assert 4 == len(answers[0].splitlines())
-
-
-def test_annealing_is_compiled_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only installation without a home for caches compiles in each process."""
-    monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])
-
-    twice = cached(lambda number: 2 * number)
-
-    assert 8 == twice(4)
 
 
 def test_numba_is_loaded_for_searches_only() -> None:

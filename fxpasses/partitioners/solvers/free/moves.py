@@ -2,27 +2,21 @@
 
 A move takes one unit to another device, swaps two units, or takes a connected set of units along; loads, users of each
 value and bytes are kept up to date by what changes. The energy is a p-norm of the loads (most moves do not change the
-maximum) plus what passes the budgets. Work is counted in steps and the generator is its own (xoroshiro128+: Blackman &
-Vigna, "Scrambled linear pseudorandom number generators", ACM TOMS 47, 2021), so the answer depends on the seed only.
-
-Everything that is compiled stands in this one file, because numba makes its cache anew when a file has changed, but
-does not look at other files. Importing numba takes half a second, so this module is imported where a search starts.
+maximum) plus what passes the budgets. Work is counted in steps, so the answer depends on the seed only. Importing numba
+takes a fifth of a second, so this module is imported where a search starts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-from numba import njit
-from numpy.typing import NDArray
-
+from fxpasses.partitioners.solvers import compiling
+from fxpasses.partitioners.solvers.compiling import Random, below, cached, chance, inlined
+from fxpasses.partitioners.solvers.free import graphs
 from fxpasses.partitioners.solvers.free.graphs import LARGEST, Graph, Plan, State
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["anneal", "cached"]
+__all__ = ["anneal"]
 
 PROPOSAL = 20
 """Steps that a proposal costs besides its units."""
@@ -35,35 +29,8 @@ SINGLE, SWAP = 0.55, 0.75
 BESIDE = 0.5
 """How often a unit goes to the device of a neighbour rather than to any."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Random = NDArray[np.uint64]
-UNCOUNTED: dict[str, Any] = {"_nrt": False}
-"""No references are counted, since no array is made or kept: with counts all of it takes five times as long."""
-_inline = njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **UNCOUNTED)  # type: ignore[call-overload]  # not in its types
 
-
-@_inline
-def _next(random: Random) -> np.uint64:
-    a, b = random[0], random[1]
-    result = a + b
-    b ^= a
-    random[0] = ((a << np.uint64(24)) | (a >> np.uint64(40))) ^ b ^ (b << np.uint64(16))
-    random[1] = (b << np.uint64(37)) | (b >> np.uint64(27))
-    return result
-
-
-@_inline
-def _chance(random: Random) -> float:
-    return float(_next(random) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@_inline
-def _below(random: Random, count: int) -> np.int64:
-    return np.int64(((_next(random) >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
-
-
-@_inline
+@inlined
 def _charge(graph: Graph, state: State, value: int, made: int, sign: float) -> None:
     """Add a value to the loads: what each device that uses it receives, and the slowest of these where it is made."""
     slowest = 0.0
@@ -75,7 +42,7 @@ def _charge(graph: Graph, state: State, value: int, made: int, sign: float) -> N
     state.load[made] += sign * slowest
 
 
-@_inline
+@inlined
 def _hand_over(graph: Graph, state: State, value: int, home: int, target: int) -> None:
     """A user of a value goes to another device; the loads change only where it was the only user, or is the first."""
     made = state.home[graph.source[value]]
@@ -89,7 +56,7 @@ def _hand_over(graph: Graph, state: State, value: int, home: int, target: int) -
         _charge(graph, state, value, made, 1.0)
 
 
-@_inline
+@inlined
 def _hold(graph: Graph, state: State, unit: int, device: int) -> None:
     """Put a unit's bytes on a device."""
     state.bytes[device] += graph.kept[unit]
@@ -102,7 +69,7 @@ def _hold(graph: Graph, state: State, unit: int, device: int) -> None:
     state.top[device] = max(state.top[device], graph.rank[unit])
 
 
-@_inline
+@inlined
 def _drop(graph: Graph, state: State, unit: int, device: int) -> None:
     """Take a unit's bytes from a device."""
     state.bytes[device] -= graph.kept[unit]
@@ -118,7 +85,7 @@ def _drop(graph: Graph, state: State, unit: int, device: int) -> None:
     state.top[device] = top
 
 
-@_inline
+@inlined
 def _move(graph: Graph, state: State, unit: int, target: int) -> None:
     """Take a unit to another device, in time O(its values × devices)."""
     home = state.home[unit]
@@ -135,14 +102,14 @@ def _move(graph: Graph, state: State, unit: int, target: int) -> None:
         _hold(graph, state, unit, target)
 
 
-@_inline
+@inlined
 def _need(graph: Graph, state: State, device: int) -> float:
     """Bytes that a device needs."""
     need: float = state.bytes[device] + graph.sizes[state.top[device]]
     return need
 
 
-@_inline
+@inlined
 def _rebuild(graph: Graph, state: State) -> None:
     """All sums of the assignment, anew."""
     state.load[:] = 0.0
@@ -161,7 +128,7 @@ def _rebuild(graph: Graph, state: State) -> None:
     state.load_before[:] = -1.0  # no power is known
 
 
-@_inline
+@inlined
 def _squared(number: float, squarings: int) -> float:
     power = min(max(number, 0.0), 1e4)
     for _ in range(squarings):
@@ -169,14 +136,14 @@ def _squared(number: float, squarings: int) -> float:
     return power
 
 
-@_inline
+@inlined
 def _root(number: float, squarings: int) -> float:
     for _ in range(squarings):
         number = math.sqrt(number)
     return number
 
 
-@_inline
+@inlined
 def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
     """The sum of the loads' powers; those of loads that the move has not changed are known."""
     total = 0.0
@@ -189,7 +156,7 @@ def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
     return total
 
 
-@_inline
+@inlined
 def _over(graph: Graph, state: State) -> float:
     """By which shares of the budgets they are passed, all together."""
     over = 0.0
@@ -200,19 +167,19 @@ def _over(graph: Graph, state: State) -> float:
     return over
 
 
-@_inline
+@inlined
 def _device(graph: Graph, state: State, random: Random, unit: int) -> int:
     """Where a unit might go: to a neighbour, or anywhere."""
     first, count = graph.near_start[unit], graph.near_start[unit + 1] - graph.near_start[unit]
-    if count and _chance(random) < BESIDE:
-        return state.home[graph.near[first + _below(random, count)]]
-    return _below(random, len(state.load))
+    if count and chance(random) < BESIDE:
+        return state.home[graph.near[first + below(random, count)]]
+    return below(random, len(state.load))
 
 
-@_inline
+@inlined
 def _swap(graph: Graph, state: State, random: Random, unit: int) -> int:
     """Propose that two units change places."""
-    other = _below(random, len(state.home))
+    other = below(random, len(state.home))
     here, there = state.home[unit], state.home[other]
     if here == there or math.isinf(graph.weight[unit, there]) or math.isinf(graph.weight[other, here]):
         return 0
@@ -221,18 +188,18 @@ def _swap(graph: Graph, state: State, random: Random, unit: int) -> int:
     return 2
 
 
-@_inline
+@inlined
 def _set(graph: Graph, state: State, random: Random, unit: int, target: int, most: int, stamp: int) -> int:
     """Propose that a unit and so many that hang on it and stand beside it go to a device."""
     here = state.home[unit]
     state.moved[0], state.target[0], state.stamp[unit] = unit, target, stamp
     count = 1
     for _ in range(4 * most if most > 1 else 0):
-        last = state.moved[_below(random, count)]
+        last = state.moved[below(random, count)]
         first, near = graph.near_start[last], graph.near_start[last + 1] - graph.near_start[last]
         if near == 0:
             break
-        other = graph.near[first + _below(random, near)]
+        other = graph.near[first + below(random, near)]
         if state.home[other] == here and state.stamp[other] != stamp and not math.isinf(graph.weight[other, target]):
             state.moved[count], state.target[count], state.stamp[other] = other, target, stamp
             count += 1
@@ -241,20 +208,20 @@ def _set(graph: Graph, state: State, random: Random, unit: int, target: int, mos
     return count
 
 
-@_inline
+@inlined
 def _propose(graph: Graph, state: State, random: Random, stamp: int) -> int:
     """Write down a move; how many units are in it, 0 where it is none."""
-    unit, kind = _below(random, len(state.home)), _chance(random)
+    unit, kind = below(random, len(state.home)), chance(random)
     if SINGLE <= kind < SWAP:
         return _swap(graph, state, random, unit)
     target = _device(graph, state, random, unit)
     if target == state.home[unit] or math.isinf(graph.weight[unit, target]):
         return 0
-    most = 1 if kind < SINGLE else 2 + int(LARGEST * _chance(random) ** 3)
+    most = 1 if kind < SINGLE else 2 + int(LARGEST * chance(random) ** 3)
     return _set(graph, state, random, unit, target, min(most, LARGEST), stamp)
 
 
-@_inline
+@inlined
 def _turn(graph: Graph, state: State, count: int) -> int:
     """Make the move, and write down the way back; its elementary steps."""
     for device in range(len(state.load)):
@@ -268,7 +235,7 @@ def _turn(graph: Graph, state: State, count: int) -> int:
     return steps
 
 
-@_inline
+@inlined
 def _turn_back(graph: Graph, state: State, count: int) -> None:
     """Undo the move: loads are as they were, counts are counted back."""
     for device in range(len(state.load)):
@@ -285,7 +252,7 @@ def _turn_back(graph: Graph, state: State, count: int) -> None:
             _hold(graph, state, unit, home)
 
 
-@_inline
+@inlined
 def _keep(state: State, best: Ints, value: float) -> float:
     """Write down the assignment if its largest load is below a value; the smaller of the two."""
     largest = state.load[0]
@@ -298,15 +265,7 @@ def _keep(state: State, best: Ints, value: float) -> float:
     return largest
 
 
-def cached(function: Callable[P, T]) -> Callable[P, T]:
-    """Compile a function, and keep the result on disk for other processes, if there is anywhere to write."""
-    try:
-        return njit(cache=True, nogil=True, **UNCOUNTED)(function)
-    except RuntimeError:  # numba found no folder
-        return njit(nogil=True, **UNCOUNTED)(function)
-
-
-@cached
+@cached(compiling, graphs)
 def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: Random) -> float:
     """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
     value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
@@ -330,7 +289,7 @@ def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, pen
         if graph.counts_bytes:
             over = _over(graph, state)
         power = _power(graph, state, scale, plan.squarings)
-        limit = energy - temperature * math.log(1.0 - _chance(random)) - penalty * over  # of the norm (Metropolis)
+        limit = energy - temperature * math.log(1.0 - chance(random)) - penalty * over  # of the norm (Metropolis)
         if limit < 0.0 or power > _squared(limit, plan.squarings):
             _turn_back(graph, state, count)
             continue

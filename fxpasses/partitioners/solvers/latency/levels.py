@@ -9,9 +9,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.latency.holdings import Needs, needs_of
 from fxpasses.partitioners.solvers.latency.joining import Joined
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler, in_order
-from fxpasses.partitioners.solvers.latency.timelines import Network
+from fxpasses.partitioners.solvers.latency.timelines import Network, network_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
@@ -84,8 +85,13 @@ class Level:
 
     @cached_property
     def network(self) -> Network:
-        """The nodes, to be scheduled in plain Python."""
-        return Network.of(self.scheduler)
+        """The nodes, as compiled annealing reads them."""
+        return network_of(self.scheduler, self.unit_of)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """The units, as compiled annealing reads them."""
+        return needs_of(self.model, None if self.flow is None else self.flow.pairs)
 
     @property
     def usual(self) -> float:

@@ -1,127 +1,126 @@
-"""What is on each device, kept up to date unit by unit: bytes under budgets, and whether devices form a pipeline."""
+"""What is on each device, compiled: bytes under budgets, and whether devices form a pipeline."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Sequence
+from fxpasses.partitioners.solvers.compiling import inlined
+from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms
 
-import numpy as np
-
-from fxpasses.partitioners.solvers.reduced.loads import LoadModel
-from fxpasses.partitioners.solvers.reduced.tables import Ints
-
-__all__ = ["Rooms"]
+__all__ = ["fill", "fits", "give", "give_back"]
 
 
-class Rooms:
-    """An assignment of units, with changes that can be taken back.
+@inlined
+def _hold(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
+    """Put a unit's bytes on a device."""
+    rooms.need[device] += needs.kept[unit]
+    for place in range(needs.hold_start[unit], needs.hold_start[unit + 1]):
+        block = needs.hold[place]
+        if rooms.holders[block, device] == 0:
+            rooms.need[device] += needs.shared[block]
+        rooms.holders[block, device] += 1
+    rooms.ranks[device, needs.rank[unit]] += 1
+    rooms.top[device] = max(rooms.top[device], needs.rank[unit])
 
-    Args:
-        model: What units need, and where they may be.
-        flow: For pipelines, pairs of units (before, after), ``(e, 2)``; None when values may flow anywhere.
-        homes: The device of each unit.
 
-    ``home`` is the device of each unit, ``may`` where it may be, ``flows`` whether devices have to form a pipeline.
-    """
+@inlined
+def _drop(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
+    """Take a unit's bytes from a device."""
+    rooms.need[device] -= needs.kept[unit]
+    for place in range(needs.hold_start[unit], needs.hold_start[unit + 1]):
+        block = needs.hold[place]
+        rooms.holders[block, device] -= 1
+        if rooms.holders[block, device] == 0:
+            rooms.need[device] -= needs.shared[block]
+    rooms.ranks[device, needs.rank[unit]] -= 1
+    top = rooms.top[device]
+    while top > 0 and rooms.ranks[device, top] == 0:
+        top -= 1
+    rooms.top[device] = top
 
-    def __init__(self, model: LoadModel, flow: Ints | None, homes: Sequence[int]) -> None:
-        self.home = list(homes)
-        self.may = [[device for device, no in enumerate(row) if not no] for row in model.banned.tolist()]
-        self._kept, self._live = model.kept.tolist(), model.live.tolist()
-        self._blocks = [tuple(blocks.tolist()) for blocks in model.holds]
-        self._size, self._memory = model.shared.tolist(), model.memory.tolist()
-        self._bounded = bool(np.isfinite(model.memory).any())
-        self._has_live = bool(model.live.any())
-        self._need = [0.0] * model.devices
-        self._most: list[list[float]] = [[] for _ in self._need]
-        self._holders = [[0] * model.devices for _ in self._size]
-        self._earlier: list[list[int]] = [[] for _ in self.home]
-        self._later: list[list[int]] = [[] for _ in self.home]
-        self.flows = flow is not None
-        for before, after in [] if flow is None else flow.tolist():
-            if before != after:
-                self._earlier[after].append(before)
-                self._later[before].append(after)
-        self._crossing = [[0] * model.devices for _ in self._need]
-        self._moved: list[tuple[int, int]] = []
-        self._fill()
 
-    def _fill(self) -> None:
-        for unit, home in enumerate(self.home):
-            self._add(unit, home)
-            for other in self._later[unit]:
-                self._crossing[home][self.home[other]] += 1
+@inlined
+def _cross(needs: Needs, rooms: Rooms, unit: int, home: int, sign: int) -> None:
+    """Count the pairs of units that a unit on a device is in."""
+    for place in range(needs.later_start[unit], needs.later_start[unit + 1]):
+        rooms.crossing[home, rooms.home[needs.later[place]]] += sign
+    for place in range(needs.earlier_start[unit], needs.earlier_start[unit + 1]):
+        rooms.crossing[rooms.home[needs.earlier[place]], home] += sign
 
-    def move(self, unit: int, device: int) -> None:
-        """Put a unit on a device, whatever that breaks."""
-        self._moved.append((unit, self.home[unit]))
-        self._put(unit, device)
 
-    def fits(self) -> bool:
-        """Whether no device that was changed has too much, and values flow one way."""
-        if self._bounded:
-            for unit, was in self._moved:
-                if self._over(was) or self._over(self.home[unit]):
-                    return False
-        return not self.flows or self._is_acyclic()
+@inlined
+def _put(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
+    """A unit goes to a device, whatever that breaks."""
+    home = rooms.home[unit]
+    if needs.is_bounded:
+        _drop(needs, rooms, unit, home)
+        _hold(needs, rooms, unit, device)
+    if needs.flows:
+        _cross(needs, rooms, unit, home, -1)
+        _cross(needs, rooms, unit, device, 1)
+    rooms.home[unit] = device
 
-    def keep(self) -> None:
-        """The moves stay."""
-        self._moved.clear()
 
-    def revert(self) -> None:
-        """Take the moves back."""
-        for unit, device in reversed(self._moved):
-            self._put(unit, device)
-        self._moved.clear()
+@inlined
+def _is_over(needs: Needs, rooms: Rooms, device: int) -> bool:
+    return bool(rooms.need[device] + needs.sizes[rooms.top[device]] > needs.memory[device])
 
-    def _over(self, device: int) -> bool:
-        most = self._most[device]
-        need = self._need[device] + (most[-1] if most else 0.0)
-        return bool(need > self._memory[device])
 
-    def _put(self, unit: int, device: int) -> None:
-        was = self.home[unit]
-        if self._bounded:
-            self._take(unit, was)
-            self._add(unit, device)
-        if self.flows:
-            crossing, home = self._crossing, self.home
-            for other in self._later[unit]:
-                crossing[was][home[other]] -= 1
-                crossing[device][home[other]] += 1
-            for other in self._earlier[unit]:
-                crossing[home[other]][was] -= 1
-                crossing[home[other]][device] += 1
-        self.home[unit] = device
+@inlined
+def _is_needed(rooms: Rooms, device: int) -> bool:
+    """Whether a device needs values of another one that is left."""
+    for other in range(len(rooms.is_left)):
+        if other != device and rooms.is_left[other] and rooms.crossing[other, device] > 0:
+            return True
+    return False
 
-    def _add(self, unit: int, device: int) -> None:
-        self._need[device] += self._kept[unit]
-        if self._has_live:
-            insort(self._most[device], self._live[unit])
-        for block in self._blocks[unit]:
-            holders = self._holders[block]
-            if not holders[device]:
-                self._need[device] += self._size[block]
-            holders[device] += 1
 
-    def _take(self, unit: int, device: int) -> None:
-        self._need[device] -= self._kept[unit]
-        if self._has_live:
-            most = self._most[device]
-            del most[bisect_left(most, self._live[unit])]
-        for block in self._blocks[unit]:
-            holders = self._holders[block]
-            holders[device] -= 1
-            if not holders[device]:
-                self._need[device] -= self._size[block]
+@inlined
+def _is_acyclic(rooms: Rooms) -> bool:
+    """Whether devices that need values of each other can be put into an order."""
+    kinds, left = len(rooms.is_left), len(rooms.is_left)
+    rooms.is_left[:] = True
+    while left:
+        before = left
+        for one in range(kinds):
+            if rooms.is_left[one] and not _is_needed(rooms, one):
+                rooms.is_left[one] = False
+                left -= 1
+        if left == before:
+            return False
+    return True
 
-    def _is_acyclic(self) -> bool:
-        """Whether devices that need values of each other can be put into an order."""
-        left = list(range(len(self._need)))
-        while left:
-            free = [one for one in left if not any(self._crossing[other][one] for other in left if other != one)]
-            if not free:
+
+@inlined
+def fits(needs: Needs, rooms: Rooms) -> bool:
+    """Whether no device that was changed has too much, and values flow one way."""
+    if needs.is_bounded:
+        for index in range(rooms.changed[0]):
+            if _is_over(needs, rooms, rooms.was[index]) or _is_over(needs, rooms, rooms.home[rooms.moved[index]]):
                 return False
-            left = [one for one in left if one not in free]
-        return True
+    return not needs.flows or _is_acyclic(rooms)
+
+
+@inlined
+def give(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
+    """A unit goes to a device if it may run there."""
+    if rooms.home[unit] == device or needs.banned[unit, device]:
+        return
+    rooms.moved[rooms.changed[0]], rooms.was[rooms.changed[0]] = unit, rooms.home[unit]
+    rooms.changed[0] += 1
+    _put(needs, rooms, unit, device)
+
+
+@inlined
+def give_back(needs: Needs, rooms: Rooms) -> None:
+    """All units go back to where they were."""
+    while rooms.changed[0] > 0:
+        rooms.changed[0] -= 1
+        _put(needs, rooms, rooms.moved[rooms.changed[0]], rooms.was[rooms.changed[0]])
+
+
+@inlined
+def fill(needs: Needs, rooms: Rooms) -> None:
+    """Make the sums of an assignment that has none yet."""
+    for unit in range(len(rooms.home)):
+        _hold(needs, rooms, unit, rooms.home[unit])
+        for place in range(needs.later_start[unit], needs.later_start[unit + 1]):
+            rooms.crossing[rooms.home[unit], rooms.home[needs.later[place]]] += 1

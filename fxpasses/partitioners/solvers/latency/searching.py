@@ -7,22 +7,19 @@ found. Budgets are counted in nodes that are looked at, not in seconds, so the a
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.latency.annealing import Annealing, Found
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import rules
-from fxpasses.partitioners.solvers.latency.rooms import Rooms
-from fxpasses.partitioners.solvers.latency.shifting import Found, Shifting
-from fxpasses.partitioners.solvers.latency.timelines import Timeline
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["LatencySearch"]
 
-WORK_A_SECOND = 900_000
+WORK_A_SECOND = 13_000_000
 """Nodes that are looked at in a second, about."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
@@ -32,8 +29,6 @@ MOST_STARTS = (2, 12)
 FIRST = (0.3, 0.3)
 LATER = ((0.2, 0.03),)
 """Shares of the work, and temperatures at which they begin, in seconds of a usual node."""
-COLD = 0.002
-"""The temperature at which each annealing ends."""
 WINDOWS, WINDOW = 0.5, 64
 """The share of the work for nodes that start one after the other, annealed alone, and how many these are."""
 LOOKS = (300, 4000)
@@ -64,32 +59,28 @@ class LatencySearch:
 
     def run(self, starts: Sequence[Ints]) -> LatencyAnswer:
         """Search from some assignments of units, and from those of simple rules."""
-        level, draw = self.level, random.Random(self.seed)
-        starting = _started(level, [*starts, *rules(level)])
+        starting = _started(self.level, [*starts, *rules(self.level)])
         first = starting[0]
         if math.isinf(first.value) or first.value <= self.goal:
             return first
-        best = self._annealed(starting, WORK_A_SECOND * (SEARCH_FIRST + self.budget), draw)
-        if best.value >= first.value:
-            return first
-        return level.scheduled(np.array(best.home), np.array(best.order))
+        annealing = Annealing(self.level, self.goal, np.random.default_rng(self.seed))
+        legal = [Found(start.home, start.order, start.value) for start in starting if math.isfinite(start.value)]
+        best = self._annealed(annealing, legal, WORK_A_SECOND * (SEARCH_FIRST + self.budget))
+        return first if best.value >= first.value else self.level.scheduled(best.home, best.order)
 
-    def _annealed(self, starts: list[LatencyAnswer], work: float, draw: random.Random) -> Found:
+    def _annealed(self, annealing: Annealing, starts: list[Found], work: float) -> Found:
         """From the best starts, then from the best again and again."""
         share, hot = FIRST
-        legal = [start for start in starts if math.isfinite(start.value)]
         flows = self.level.flow is not None
         count = 1 + int(work / (MANY_LOOKS[flows] * len(self.level.unit_of)))
-        legal = legal[: min(count, MOST_STARTS[flows])]
-        each = share * work / len(legal)
-        found = [self._once(start.home.tolist(), start.order.tolist(), each, hot, draw) for start in legal]
-        best = min(found, key=_value)
+        starts = starts[: min(count, MOST_STARTS[flows])]
+        best = min((annealing.improved(start, share * work / len(starts), hot) for start in starts), key=_value)
         for share, hot in LATER:
             if best.value > self.goal:
-                best = min(self._once(best.home, best.order, share * work, hot, draw), best, key=_value)
-        return self._by_windows(best, WINDOWS * work, draw)
+                best = min(annealing.improved(best, share * work, hot), best, key=_value)
+        return self._by_windows(annealing, best, WINDOWS * work)
 
-    def _by_windows(self, best: Found, work: float, draw: random.Random) -> Found:
+    def _by_windows(self, annealing: Annealing, best: Found, work: float) -> Found:
         """Anneal nodes that run at about the same time, now here, now there, as deep graphs allow."""
         count = len(self.level.unit_of)
         size = min(count, WINDOW)
@@ -97,31 +88,10 @@ class LatencySearch:
         for number in range(int(work / each)):
             if best.value <= self.goal:
                 break
-            first = draw.randrange(count - size + 1)
+            first = int(annealing.draw.integers(count - size + 1))
             hot = WINDOW_HOT[number % len(WINDOW_HOT)]
-            nodes = best.order[first : first + size]
-            best = min(self._once(best.home, best.order, each, hot, draw, nodes), best, key=_value)
+            best = min(annealing.improved(best, each, hot, slice(first, first + size)), best, key=_value)
         return best
-
-    def _once(
-        self,
-        home: list[int],
-        order: list[int],
-        work: float,
-        hot: float,
-        draw: random.Random,
-        nodes: Sequence[int] | None = None,
-    ) -> Found:
-        level = self.level
-        wide = np.array(home, dtype=np.int64)[level.unit_of].tolist()
-        pairs = None if level.flow is None else level.flow.pairs
-        timeline, rooms = Timeline(level.network, wide, order), Rooms(level.model, pairs, home)
-        shifting = Shifting(timeline, rooms, level.unit_of.tolist(), draw)
-        if nodes is None:
-            shifting.push()
-        else:
-            shifting.only(nodes)
-        return shifting.run(work, level.usual * hot, level.usual * COLD, self.goal)
 
 
 def _value(found: Found) -> float:

@@ -1,322 +1,175 @@
-"""One schedule that is changed node by node: what a change delays is followed until nothing is later than before.
+"""What compiled annealing of a schedule reads and writes: a graph as flat arrays, and a schedule.
 
-The search for the shortest latency tries hundreds of thousands of changes. Most of them are bad, and that is seen after
-a few nodes: the tail of a node says how much stands behind it, so a node that ends too late ends the trial.
+These are named tuples of arrays because numba knows them; :mod:`.trials` works on them. Nodes are numbered in a
+topological order.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-import attrs
 import numpy as np
+from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.latency.holdings import lists
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Network", "Timeline"]
+__all__ = [
+    "ENDED",
+    "LAST",
+    "LATE",
+    "MAKESPAN",
+    "QUEUED",
+    "SHIFTED",
+    "STAMP",
+    "WORK",
+    "Network",
+    "Plan",
+    "Timeline",
+    "network_of",
+    "timeline_of",
+]
 
-Table = list[list[float]]
+SHIFTED, ENDED, QUEUED, LATE, WORK, STAMP = range(6)
+"""Where sizes stand: of the lists of these names, of the nodes that were looked at, of the changes."""
+MAKESPAN, LAST = range(2)
+"""Where figures stand: when all ends, the last key that a change touches."""
 
-
-@attrs.frozen(eq=False)
-class Network:
-    """A graph of nodes in plain lists, which Python reads faster than arrays.
-
-    Args:
-        seconds: For each node its seconds on each device.
-        send: For each node its sending seconds from device to device; nodes that send alike share a table.
-        needs: For each node what it needs, with the sending times of that.
-        makers: For each node what it needs.
-        users: For each node what needs it.
-        least: For each node the least seconds from its end to the end of all.
-        sinks: The nodes that nothing needs.
-        topological: An order of the nodes in which each stands after what it needs.
-    """
-
-    seconds: list[list[float]]
-    send: list[Table]
-    needs: list[tuple[tuple[int, Table], ...]]
-    makers: list[tuple[int, ...]]
-    users: list[tuple[int, ...]]
-    least: list[float]
-    sinks: list[int]
-    topological: list[int]
-
-    @classmethod
-    def of(cls, scheduler: Scheduler) -> Network:
-        """Take the arrays of a scheduler. Time O(nodes × devices² + edges)."""
-        count = len(scheduler.seconds)
-        flat = scheduler.send[:-1].reshape(count, -1)
-        rows, which = np.unique(flat, axis=0, return_inverse=True)
-        kinds = scheduler.seconds.shape[1]
-        tables: list[Table] = rows.reshape(-1, kinds, kinds).tolist()
-        send = [tables[index] for index in which.ravel().tolist()]
-        makers = [tuple(n for n in row if n < count) for row in scheduler.before.tolist()]
-        users = [tuple(n for n in row if n < count) for row in scheduler.after.tolist()]
-        topological = scheduler.topological.tolist()
-        seconds = scheduler.seconds.tolist()
-        least = [0.0] * count
-        fastest = scheduler.seconds.min(axis=1).tolist()
-        for node in reversed(topological):
-            least[node] = max((fastest[user] + least[user] for user in users[node]), default=0.0)
-        needs = [tuple((maker, send[maker]) for maker in found) for found in makers]
-        sinks = [node for node in range(count) if not users[node]]
-        return cls(seconds, send, needs, makers, users, least, sinks, topological)
+Flags = NDArray[np.bool_]
 
 
-class Timeline:
-    """A schedule of one assignment, with changes that can be taken back.
+class Network(NamedTuple):
+    """What does not change: costs, and lists of what node or unit ``x`` has, from ``start[x]`` on."""
+
+    seconds: Floats  # (n, k)
+    send: Floats  # (t, k, k): nodes that send alike share a table
+    table: Ints  # of each node
+    maker_start: Ints
+    maker: Ints
+    user_start: Ints
+    user: Ints
+    least: Floats  # seconds from the end of a node to the end of all, at least
+    sinks: Ints  # nodes that nothing needs
+    unit_of: Ints
+    member_start: Ints
+    member: Ints
+
+
+class Timeline(NamedTuple):
+    """A schedule with changes that can be taken back.
 
     ``key`` is the order of the nodes: each has a larger one than what it needs, and a device runs its nodes by rising
-    key. ``end`` is when a node ends, ``tail`` how long it takes from then to the end of all, ``work`` how many nodes
-    were looked at.
+    key. ``end`` is when a node ends, ``tail`` how long it takes from then to the end of all. A node that takes no time
+    is in no device's run.
     """
 
-    def __init__(self, network: Network, homes: Sequence[int], order: Sequence[int]) -> None:
-        self.network = network
-        count = len(network.seconds)
-        self.home, self.key = list(homes), [0.0] * count
-        self.end, self.tail = [0.0] * count, [0.0] * count
-        self.before, self.after = [-1] * count, [-1] * count
-        self.runs: list[list[int]] = [[] for _ in network.seconds[0]]
-        self.makespan, self.work = 0.0, 0
-        self._moved: list[tuple[int, int, float]] = []
-        self._ended: list[tuple[int, float]] = []
-        self._waiting: list[tuple[float, int]] = []
-        self._queued = bytearray(count)
-        self._late: dict[int, None] = {}
-        self._last = -1.0
-        self.reorder(order)
+    home: Ints
+    key: Floats
+    end: Floats
+    tail: Floats
+    before: Ints  # on the same device, -1: none
+    after: Ints
+    run: Ints  # (k, n): nodes of each device by key
+    filled: Ints  # how many these are
+    # what is being changed
+    shifted: Ints  # nodes, where they were, and their old keys
+    shifted_home: Ints
+    shifted_key: Floats
+    ended: Ints  # nodes, and their old ends
+    ended_at: Floats
+    is_queued: Flags  # whether the end, or the tail, of a node is to be looked at
+    is_late: Flags
+    queue: Ints
+    late: Ints
+    heap: Ints
+    heap_key: Floats
+    found: Ints  # nodes of a change
+    stamp: Ints  # the last change that each node was in
+    path: Ints  # nodes that delay the end
+    free: Floats  # from when on each device is
+    sizes: Ints
+    figures: Floats
 
-    def reorder(self, order: Sequence[int]) -> None:
-        """Schedule all nodes in another order. Time O(nodes + edges)."""
-        for run in self.runs:
-            run.clear()
-        for place, node in enumerate(order):
-            self.key[node] = float(place)
-            home = self.home[node]
-            self.before[node] = self.after[node] = -1
-            if self.network.seconds[node][home] > 0:
-                run = self.runs[home]
-                if run:
-                    self.before[node], self.after[run[-1]] = run[-1], node
-                run.append(node)
-        for node in order:
-            self.end[node] = self._end(node)
-        for node in reversed(order):
-            self.tail[node] = self._tail(node)
-        self.work += 2 * len(order)
-        self.makespan = self._makespan()
 
-    def order(self) -> list[int]:
-        """The nodes by key."""
-        return sorted(range(len(self.key)), key=self.key.__getitem__)
+class Plan(NamedTuple):
+    """One annealing.
 
-    def relabel(self) -> None:
-        """Keys that are far enough from each other again."""
-        for place, node in enumerate(self.order()):
-            self.key[node] = float(place)
+    Args:
+        work: How many nodes are looked at, about.
+        hot: The first temperature, in seconds.
+        cold: The last.
+        goal: A makespan at which it stops.
+    """
 
-    def critical(self) -> list[int]:
-        """The nodes that end the schedule later when they end later."""
-        least = self.makespan * (1 - 1e-9)
-        return [node for node, (end, tail) in enumerate(zip(self.end, self.tail, strict=True)) if end + tail >= least]
+    work: float
+    hot: float
+    cold: float
+    goal: float
 
-    def window(self, node: int) -> tuple[float, float]:
-        """The keys between which a node may stand."""
-        key = self.key
-        low = max((key[need] for need in self.network.makers[node]), default=-1e6)
-        high = min((key[user] for user in self.network.users[node]), default=1e6 + len(key))
-        return low, high
 
-    def ready(self, node: int, device: int) -> float:
-        """When the inputs of a node are on a device."""
-        end, home = self.end, self.home
-        return max((end[need] + send[home[need]][device] for need, send in self.network.needs[node]), default=0.0)
+def network_of(scheduler: Scheduler, unit_of: Ints) -> Network:
+    """Take the arrays of a scheduler, and the unit of each node. Time O(nodes × devices² + edges)."""
+    nodes, (count, kinds) = scheduler.topological, scheduler.seconds.shape
+    place = np.empty(count + 1, dtype=np.int64)
+    place[nodes], place[count] = np.arange(count), count
+    rows, table = np.unique(scheduler.send[nodes].reshape(count, -1), axis=0, return_inverse=True)
+    users = place[scheduler.after[nodes]]
+    owner, column = np.nonzero(users < count)
+    user = users[owner, column]
+    return Network(
+        np.ascontiguousarray(scheduler.seconds[nodes]),
+        np.ascontiguousarray(rows.reshape(-1, kinds, kinds)),
+        table.ravel().astype(np.int64),
+        *lists(user, owner, count),
+        *lists(owner, user, count),
+        _least(scheduler.seconds[nodes].min(axis=1), owner, user),
+        np.flatnonzero((users == count).all(axis=1)),
+        np.ascontiguousarray(unit_of[nodes]),
+        *lists(unit_of[nodes], np.arange(count), int(unit_of.max(initial=-1)) + 1),
+    )
 
-    def move(self, node: int, device: int, key: float) -> None:
-        """Put a node on a device, at a place of the order."""
-        self._moved.append((node, self.home[node], self.key[node]))
-        self._last = max(self._last, self.key[node], key)
-        self._unlink(node)
-        self._queue(self.after[node])
-        self._late[self.before[node]] = None
-        for other in self.network.users[node]:
-            self._queue(other)
-        for other in self.network.makers[node]:
-            self._late[other] = None
-        self.home[node], self.key[node] = device, key
-        self._link(node)
-        self._late[self.before[node]] = self._late[node] = None
-        self._queue(node)
-        self._queue(self.after[node])
 
-    def settle(self, limit: float) -> float:
-        """The makespan after the moves, ``inf`` when it is over a limit."""
-        waiting = [(self.key[node], node) for _key, node in self._waiting]
-        heapify(waiting)
-        self._waiting.clear()
-        queued, key, end, tail = self._queued, self.key, self.end, self.tail
-        home, after, before, network = self.home, self.after, self.before, self.network
-        users, needs, seconds, least, last = network.users, network.needs, network.seconds, network.least, self._last
-        ended = self._ended
-        steps = 0
-        while waiting:
-            place, node = heappop(waiting)
-            queued[node] = 0
-            steps += 1
-            device = home[node]
-            ready = 0.0
-            for need, send in needs[node]:
-                there = end[need] + send[home[need]][device]
-                if there > ready:
-                    ready = there
-            taken = seconds[node][device]
-            if taken:
-                if (other := before[node]) >= 0 and end[other] > ready:
-                    ready = end[other]
-                ready += taken
-            was = end[node]
-            if ready == was:
-                continue
-            ended.append((node, was))
-            end[node] = ready
-            if ready > was and ready + (tail[node] if place > last else least[node]) > limit:
-                for _place, other in waiting:
-                    queued[other] = 0
-                self.work += steps
-                return math.inf
-            for other in users[node]:
-                if not queued[other]:
-                    queued[other] = 1
-                    heappush(waiting, (key[other], other))
-            if (other := after[node]) >= 0 and taken and not queued[other]:
-                queued[other] = 1
-                heappush(waiting, (key[other], other))
-        self.work += steps
-        return self._makespan()
+def timeline_of(network: Network, home: Ints) -> Timeline:
+    """An assignment of units; its schedule is made when it is annealed."""
+    count, kinds = network.seconds.shape
+    return Timeline(
+        home=home[network.unit_of].astype(np.int64),
+        key=np.zeros(count),
+        end=np.zeros(count),
+        tail=np.zeros(count),
+        before=_zeros(count),
+        after=_zeros(count),
+        run=_zeros(kinds, count),
+        filled=_zeros(kinds),
+        shifted=_zeros(count),
+        shifted_home=_zeros(count),
+        shifted_key=np.zeros(count),
+        ended=_zeros(count),
+        ended_at=np.zeros(count),
+        is_queued=np.zeros(count, dtype=np.bool_),
+        is_late=np.zeros(count, dtype=np.bool_),
+        queue=_zeros(count),
+        late=_zeros(count),
+        heap=_zeros(count),
+        heap_key=np.zeros(count),
+        found=_zeros(count),
+        stamp=_zeros(count),
+        path=_zeros(count),
+        free=np.zeros(kinds),
+        sizes=_zeros(STAMP + 1),
+        figures=np.zeros(2),
+    )
 
-    def keep(self) -> None:
-        """The moves stay: bring the tails up to date."""
-        key, tail, network = self.key, self.tail, self.network
-        late = self._late
-        late.pop(-1, None)
-        waiting = [(-key[node], node) for node in late]
-        heapify(waiting)
-        while waiting:
-            node = heappop(waiting)[1]
-            del late[node]
-            self.work += 1
-            new = self._tail(node)
-            if new == tail[node]:
-                continue
-            tail[node] = new
-            for other in network.makers[node]:
-                if other not in late:
-                    late[other] = None
-                    heappush(waiting, (-key[other], other))
-            if (other := self.before[node]) >= 0 and other not in late:
-                late[other] = None
-                heappush(waiting, (-key[other], other))
-        self._moved.clear()
-        self._ended.clear()
-        self._last = -1.0
-        self.makespan = self._makespan()
 
-    def revert(self) -> None:
-        """Take the moves back."""
-        for node, end in reversed(self._ended):
-            self.end[node] = end
-        for node, device, key in reversed(self._moved):
-            self._unlink(node)
-            self.home[node], self.key[node] = device, key
-            self._link(node)
-        for _key, node in self._waiting:
-            self._queued[node] = 0
-        self._waiting.clear()
-        self._late.clear()
-        self._moved.clear()
-        self._ended.clear()
-        self._last = -1.0
+def _zeros(*shape: int) -> Ints:
+    return np.zeros(shape, dtype=np.int64)
 
-    def pushed(self) -> list[int]:
-        """An order that is at least as good: all as late as they go, then by when they start then.
 
-        Forward-backward improvement (Li & Willis, EJOR 56, 1992).
-        """
-        network, home, end = self.network, self.home, self.end
-        free = [0.0] * len(self.runs)
-        late = [0.0] * len(end)
-        place = {node: index for index, node in enumerate(network.topological)}
-        for node in sorted(place, key=lambda each: (-end[each], -place[each])):
-            device, send = home[node], network.send[node][home[node]]
-            ready = max((late[user] + send[home[user]] for user in network.users[node]), default=0.0)
-            if taken := network.seconds[node][device]:
-                ready = free[device] = max(free[device], ready) + taken
-            late[node] = ready
-        self.work += 2 * len(end)
-        return sorted(place, key=lambda each: (-late[each], place[each]))
-
-    def starts(self) -> list[float]:
-        """When each node starts."""
-        return [end - row[home] for end, row, home in zip(self.end, self.network.seconds, self.home, strict=True)]
-
-    def _makespan(self) -> float:
-        return max(map(self.end.__getitem__, self.network.sinks), default=0.0)
-
-    def _end(self, node: int) -> float:
-        device, end = self.home[node], self.end
-        ready = self.ready(node, device)
-        if taken := self.network.seconds[node][device]:
-            other = self.before[node]
-            return (max(ready, end[other]) if other >= 0 else ready) + taken
-        return ready
-
-    def _tail(self, node: int) -> float:
-        network, home, tail = self.network, self.home, self.tail
-        seconds, send = network.seconds, network.send[node][home[node]]
-        found = 0.0
-        for user in network.users[node]:
-            there = home[user]
-            if (way := send[there] + seconds[user][there] + tail[user]) > found:
-                found = way
-        if (other := self.after[node]) >= 0 and (way := seconds[other][home[other]] + tail[other]) > found:
-            found = way
-        return found
-
-    def _queue(self, node: int) -> None:
-        if node >= 0 and not self._queued[node]:
-            self._queued[node] = 1
-            self._waiting.append((0.0, node))
-
-    def _unlink(self, node: int) -> None:
-        if not self.network.seconds[node][home := self.home[node]]:
-            return
-        run = self.runs[home]
-        place = bisect_left(run, self.key[node], key=self.key.__getitem__)
-        while run[place] != node:  # another node of the same key
-            place += 1
-        del run[place]
-        before, after = self.before[node], self.after[node]
-        if before >= 0:
-            self.after[before] = after
-        if after >= 0:
-            self.before[after] = before
-
-    def _link(self, node: int) -> None:
-        if not self.network.seconds[node][home := self.home[node]]:
-            self.before[node] = self.after[node] = -1
-            return
-        run = self.runs[home]
-        place = bisect_left(run, self.key[node], key=self.key.__getitem__)
-        before = run[place - 1] if place else -1
-        after = run[place] if place < len(run) else -1
-        run.insert(place, node)
-        self.before[node], self.after[node] = before, after
-        if before >= 0:
-            self.after[before] = node
-        if after >= 0:
-            self.before[after] = node
+def _least(fastest: Floats, owner: Ints, user: Ints) -> Floats:
+    """The longest way from the end of each node to the end of all when nothing is sent."""
+    least = [0.0] * len(fastest)
+    seconds = fastest.tolist()
+    for one, other in zip(owner[::-1].tolist(), user[::-1].tolist(), strict=True):  # by falling owners
+        least[one] = max(least[one], seconds[other] + least[other])
+    return np.array(least)

@@ -1,0 +1,104 @@
+"""What units need and what devices hold, as flat arrays for compiled annealing; :mod:`.rooms` works on them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["Needs", "Rooms", "lists", "needs_of", "rooms_of"]
+
+
+class Needs(NamedTuple):
+    """What does not change: bytes, and lists of what unit ``u`` has, from ``start[u]`` on."""
+
+    banned: NDArray[np.bool_]  # (m, k)
+    kept: Floats
+    memory: Floats
+    hold_start: Ints
+    hold: Ints
+    shared: Floats
+    rank: Ints  # of each unit's live bytes among the sizes
+    sizes: Floats
+    earlier_start: Ints  # for pipelines, units that must not be on later devices
+    earlier: Ints
+    later_start: Ints
+    later: Ints
+    is_bounded: bool  # whether bytes matter at all
+    flows: bool  # whether devices have to form a pipeline
+
+
+class Rooms(NamedTuple):
+    """An assignment of units with its sums, and with changes that can be taken back."""
+
+    home: Ints
+    need: Floats  # bytes of each device but for what is live
+    holders: Ints  # (s, k)
+    ranks: Ints  # (k, sizes)
+    top: Ints  # the highest rank on each device
+    crossing: Ints  # (k, k): pairs of units (before, after) on two devices
+    moved: Ints  # the units of a change, and where they were
+    was: Ints
+    changed: Ints  # (1,): how many these are
+    is_left: NDArray[np.bool_]  # (k,): devices that are not in an order yet
+
+
+def needs_of(model: LoadModel, flow: Ints | None) -> Needs:
+    """Take what units need, and where they may be.
+
+    Args:
+        model: The units.
+        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+    """
+    sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
+    pairs = np.zeros((0, 2), dtype=np.int64) if flow is None else flow[flow[:, 0] != flow[:, 1]]
+    holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
+    return Needs(
+        np.ascontiguousarray(model.banned),
+        _floats(model.kept),
+        _floats(model.memory),
+        *lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size),
+        _floats(model.shared),
+        np.ascontiguousarray(rank[1:], dtype=np.int64),
+        sizes,
+        *lists(pairs[:, 1], pairs[:, 0], model.size),
+        *lists(pairs[:, 0], pairs[:, 1], model.size),
+        bool(np.isfinite(model.memory).any()),
+        flow is not None,
+    )
+
+
+def rooms_of(needs: Needs, home: Ints) -> Rooms:
+    """An assignment of units; its sums are made when it is annealed."""
+    units, kinds = needs.banned.shape
+    return Rooms(
+        home=home.astype(np.int64),
+        need=np.zeros(kinds),
+        holders=_zeros(len(needs.shared), kinds),
+        ranks=_zeros(kinds, len(needs.sizes)),
+        top=_zeros(kinds),
+        crossing=_zeros(kinds, kinds),
+        moved=_zeros(units),
+        was=_zeros(units),
+        changed=_zeros(1),
+        is_left=np.zeros(kinds, dtype=np.bool_),
+    )
+
+
+def lists(owner: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
+    """Where the items of each owner start, and the items of all, one owner after the other."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    start[1:] = np.cumsum(np.bincount(owner, minlength=count))
+    return start, np.ascontiguousarray(item[np.argsort(owner, kind="stable")], dtype=np.int64)
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+def _zeros(*shape: int) -> Ints:
+    return np.zeros(shape, dtype=np.int64)

@@ -1,0 +1,47 @@
+"""What searches compile: kept on disk where that is possible, and made anew when one of its files has changed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from numba.core.caching import FunctionCache
+
+from fxpasses.partitioners.solvers.compiling import cached
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def module_of(path: Path, source: str) -> ModuleType:
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_functions_are_compiled_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only installation without a home for caches compiles in each process."""
+    monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])
+
+    twice = cached()(lambda number: 2 * number)
+
+    assert 8 == twice(4)
+
+
+def test_other_sources_of_a_part_have_another_file_on_disk(tmp_path: Path) -> None:
+    """Numba knows the file of the function only, so the others are in the name."""
+    parts = [module_of(tmp_path / f"part{index}.py", f"X = {index // 2}\n") for index in range(3)]
+    names = []
+    for part in parts:
+        doubled.__qualname__ = "doubled"
+        names.append(cached(part)(doubled).__qualname__)
+
+    assert names[0] == names[1] != names[2]
+    assert 8 == cached(parts[0])(doubled)(4)
