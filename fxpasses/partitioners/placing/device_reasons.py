@@ -54,14 +54,15 @@ def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Suppo
         everywhere &= len(seconds) == len(memory)
         need, largest = figures.bytes_needed(index), max(memory[name] for name in seconds)
         if need > largest:
-            raise _too_large(node, need, largest)
+            raise _too_large(node, need, largest, in_training=bool(figures.trained))
     return everywhere
 
 
-def _too_large(node: Node, need: int, largest: float) -> InfeasibleError:
+def _too_large(node: Node, need: int, largest: float, *, in_training: bool) -> InfeasibleError:
     line = user_line(node)
+    what = "its parameters, what the optimizer keeps, and what it saves" if in_training else "what it reads and makes"
     return InfeasibleError(
-        f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for what it reads and makes, "
+        f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for {what}, "
         f"but the largest device that can run it has {format_bytes(largest)}"
         + (f"; it comes from {line}." if line else "."),
         node=node,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch.fx import Node
 
@@ -73,10 +73,19 @@ def lacking_in_training(
     if over[worst] <= 0:
         return 0, "", None
     position = int(course.curve(worst).argmax())
-    node = course.schedule[position] if position < len(course.schedule) else None
-    at = f" of {node.name} ({node.target})" if node is not None else ""
+    if position < len(course.schedule):
+        node = course.schedule[position]
+        at = f" of {node.name} ({node.target})"
+    else:
+        home = runs.assignment.partition_of
+        node = _with_largest_parameters(figures, (each for each in home if device_of[str(home[each])].name == worst))
+        at = f", and the largest parameters there are those of {node.name} ({node.target})"
     clause = (
         f"; the nearest one along the graph's own order lacks {format_bytes(over[worst])} on {worst}, "
         f"{course.moment(position)}{at}"
     )
     return int(over[worst]), clause, node
+
+
+def _with_largest_parameters(figures: GraphFigures, nodes: Iterable[Node]) -> Node:
+    return max(nodes, key=lambda node: sum(figures.constants[figures.position[node]].values()))

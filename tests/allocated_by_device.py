@@ -1,0 +1,111 @@
+"""Bytes that a training step of a lowered model really allocates, for each of its devices, though all are the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses import LoweredModule
+
+
+class AllocatedByDevice(TorchDispatchMode):
+    """Follows every storage until it is freed; ``peak`` is the most bytes of each device at one time.
+
+    In the forward a storage is of the part that runs, a copy of the part that it is made for; in the backward of the
+    part whose function runs; and while the optimizer steps of the parameter that it is made for.
+    """
+
+    def __init__(self, lowered: LoweredModule, args: tuple[Tensor, ...], optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.device: str | None = None
+        self.before: tuple[Tensor, ...] = args
+        self.of_function: dict[Any, str] = {}
+        self.alive: dict[int, tuple[StorageWeakRef, int, str | None]] = {}
+        self.home: dict[int, str] = {}  # of what is there before, by address
+        self.held: dict[str, dict[int, int]] = {}
+        for part, name in lowered.submodule_of.items():
+            device, module = lowered.plan.device_of[part].name, lowered.get_submodule(name)
+            module.register_forward_pre_hook(lambda _module, given, device=device: self._enter(device, given))
+            module.register_forward_hook(lambda _module, _given, made: self._leave(made))
+            for tensor in (*module.parameters(), *module.buffers()):
+                self._hold(device, tensor)
+                for state in pytree.tree_leaves(optimizer.state.get(tensor, {})):
+                    if isinstance(state, Tensor) and state.numel() == tensor.numel() > 1:
+                        self._hold(device, state)
+        self.peak = dict.fromkeys(self.held, 0)
+
+    def _hold(self, device: str, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.held.setdefault(device, {})[storage.data_ptr()] = storage.nbytes()
+        self.home[storage.data_ptr()] = device
+
+    def _enter(self, device: str, given: Any) -> None:
+        self.device = device
+        self.alive = {key: (ref, size, where or device) for key, (ref, size, where) in self.alive.items()}
+        for tensor in (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)):
+            if any(tensor is each for each in self.before):
+                self._hold(device, tensor)
+            for function in self._fresh(tensor.grad_fn):  # a copy: its gradient goes back to where it came from
+                self.of_function[function] = self.of_function[function.next_functions[0][0]]
+        self._count()
+
+    def _leave(self, made: Any) -> None:
+        for tensor in (leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)):
+            self.of_function.update(dict.fromkeys(self._fresh(tensor.grad_fn), self.device))
+        self.device = None
+
+    def _fresh(self, function: Any) -> Iterator[Any]:
+        waiting, seen = [function], set()
+        while waiting:
+            function = waiting.pop()
+            if function is None or function in self.of_function or function in seen:
+                continue
+            if not function.next_functions:  # it hands a gradient to a parameter, and makes nothing
+                continue
+            seen.add(function)
+            yield function
+            waiting += [before for before, _ in function.next_functions]
+
+    def _where(self, operands: Any) -> str | None:
+        if self.device is not None:
+            return self.device
+        if (function := torch._C._current_autograd_node()) is not None:
+            return self.of_function.get(function)
+        for leaf in pytree.tree_leaves(operands):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() in self.home:
+                return self.home[leaf.untyped_storage().data_ptr()]
+        return None
+
+    def _count(self) -> None:
+        now = dict.fromkeys(self.peak, 0)
+        for _, size, where in self.alive.values():
+            if where is not None:
+                now[where] += size
+        self.peak = {device: max(most, now[device]) for device, most in self.peak.items()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        where = self._where(args)
+        result = function(*args, **(kwargs or {}))
+        self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
+        owners = [where] * len(result) if isinstance(result, (list, tuple)) else [where]
+        if self.device is None and isinstance(args[0] if args else None, (list, tuple)):  # many parameters at once
+            owners = [self._where((each,)) or where for each in args[0]]
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        for index, leaf in enumerate(leaves):
+            storage = leaf.untyped_storage()
+            if storage.data_ptr() not in self.home and storage._cdata not in self.alive:
+                owner = owners[index] if index < len(owners) else where
+                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), owner)
+        self._count()
+        return result
+
+    @property
+    def total(self) -> dict[str, int]:
+        """What was there before, and the peak of what came and went."""
+        return {device: sum(self.held[device].values()) + most for device, most in self.peak.items()}

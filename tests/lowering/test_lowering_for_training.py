@@ -1,0 +1,306 @@
+"""Lowering for training: budgets, real steps beside eager ones, what is really allocated, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from allocated_by_device import AllocatedByDevice
+from lowering_models import Mlp, Tied
+from torch import Tensor, nn
+
+from fxpasses import (
+    Device,
+    InfeasibleError,
+    InputError,
+    Link,
+    LoweredModule,
+    PlacementError,
+    Plan,
+    PlanError,
+    load,
+    lower,
+    place,
+    save,
+)
+from fxpasses.partitioners import Training, predict_training_memory
+from fxpasses.report.page import render_page
+from fxpasses.units import KiB
+
+ARGS = (torch.randn(2, 64),)
+
+
+class Loss(nn.Module):
+    """A model with its loss: what a training step computes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        made = self.model(x)
+        made = getattr(made, "logits", made)
+        return nn.functional.cross_entropy(made.flatten(0, -2), target.flatten())
+
+
+def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    from examples.resnet import training_model
+
+    model, (images,) = training_model()
+    return Loss(model), (images, torch.randint(0, 10, (images.shape[0],)))
+
+
+def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, use_cache=False, **sizes))
+    tokens = torch.randint(0, 128, (4, 33))
+    return Loss(model).train(), (tokens[:, :-1], tokens[:, 1:])
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), foreach=True)
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters())
+
+
+def peaks(lowered: Any) -> dict[str, int]:
+    return {row.name: row.peak_bytes for row in lowered.report.devices}
+
+
+def gradients(lowered: LoweredModule) -> dict[str, Tensor | None]:
+    return {lowered.qualified_names.get(name, name): tensor.grad for name, tensor in lowered.named_parameters()}
+
+
+def equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def two(bytes_each: int) -> list[Device]:
+    return [Device("left", bytes_each), Device("right", bytes_each)]
+
+
+@pytest.mark.parametrize(("slots", "optimizer"), [(2, adam), (0, sgd)], ids=["adam", "sgd"])
+@pytest.mark.parametrize("make", [resnet, llama])
+def test_a_real_training_step_on_two_devices_takes_what_was_predicted(
+    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]],
+    slots: int,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+) -> None:
+    """Gradients equal those of the model; each device never holds more than predicted, and at most a tenth less."""
+    torch.manual_seed(0)
+    model, args = make()
+    eager = copy.deepcopy(model)
+    whole = peaks(lower(model, args, devices=[Device("only")], training=Training(slots)))["only"]
+    budget = int(0.65 * whole)
+
+    lowered = lower(model, args, devices=two(budget), training=Training(slots))
+    stepping = optimizer(lowered)
+    eager(*args).backward()
+    lowered(*args).backward()
+    found = gradients(lowered)
+    assert all(equal(parameter.grad, found[name]) for name, parameter in eager.named_parameters() if name in found)
+    stepping.step()
+    stepping.zero_grad()
+    with AllocatedByDevice(lowered, args, stepping) as allocated:
+        lowered(*args).backward()
+        stepping.step()
+
+    predicted = peaks(lowered)
+    assert {"left", "right"} == allocated.total.keys()
+    for device, real in allocated.total.items():
+        assert real <= predicted[device] <= min(budget, 1.1 * real)
+
+
+def test_a_budget_in_which_the_model_runs_and_cannot_be_trained() -> None:
+    """Inference fits; for training it is said by how many bytes it does not, and at which operator."""
+    whole, budget = 4 * (64 * 64 + 64) * 4, 60 * KiB
+
+    assert lower(Mlp(), ARGS, devices=two(budget)).report.devices[0].peak_bytes <= budget
+    with pytest.raises(InfeasibleError) as failure:
+        lower(Mlp(), ARGS, devices=two(budget), training=Training(2))
+
+    assert 5 * whole - 2 * budget == failure.value.missing_bytes
+    assert "linear_1" == failure.value.node.name
+    assert (
+        "A training step needs 325 KiB while the optimizer steps (parameters, gradients, 2 values kept for each "
+        "trained element), but all devices together have 120 KiB (left 60.0 KiB, right 60.0 KiB): 205 KiB are missing."
+        " linear_1 (aten.linear.default) is the first operator whose parameters do not fit. A smaller batch, or an "
+        "optimizer that keeps less, needs less."
+    ) == str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "budget", "lacking"),
+    [
+        (2, 2, 165, "lacks 79.8 KiB on right, while the optimizer steps, and the largest parameters there are those "
+                    "of linear_1 (aten.linear.default)."),
+        (4096, 0, 4200, "lacks 1.95 MiB on right, in the backward of linear_3 (aten.linear.default)."),
+    ],
+)  # fmt: skip
+def test_where_none_was_found_the_error_says_what_lacks_where(rows: int, slots: int, budget: int, lacking: str) -> None:
+    """Bytes, device, and the operator at which the nearest placement is fullest."""
+    with pytest.raises(PlacementError) as failure:
+        lower(Mlp(), (torch.randn(rows, 64),), devices=two(budget * KiB), training=Training(slots))
+
+    assert lacking in str(failure.value)
+    assert failure.value.node.name in lacking
+
+
+def test_a_training_plan_is_saved_loaded_and_followed(tmp_path: Path) -> None:
+    """The training is part of the plan: the report of what is loaded or replayed tells the same bytes."""
+    lowered = lower(Mlp(), ARGS, devices=two(200 * KiB), training=Training(2, step_slots=1))
+    save(lowered, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    again = lower(Mlp(), ARGS, plan=Plan.from_json(json.loads(json.dumps(lowered.plan.to_json()))))
+
+    assert {"optimizer_slots": 2, "step_slots": 1} == lowered.plan.to_json()["training"]
+    assert Training(2, step_slots=1) == loaded.plan.training == again.plan.training == lowered.report.training
+    assert lowered.report.devices == loaded.report.devices == again.report.devices
+
+
+def test_a_plan_is_followed_for_another_training() -> None:
+    plan = place(Mlp(), ARGS, devices=two(200 * KiB)).plan
+
+    planned = place(Mlp(), ARGS, plan=plan, training=Training(0))
+    with pytest.raises(PlanError) as failure:
+        place(Mlp(), ARGS, plan=plan, training=Training(20))
+
+    assert None is plan.training
+    assert Training(0) == planned.plan.training
+    assert "while the optimizer steps" in str(failure.value)
+    assert "training" not in plan.to_json()
+
+
+def test_the_report_splits_the_memory_of_a_step() -> None:
+    """All kinds add up to the peak, and so do the bytes of the plan."""
+    planned = place(Mlp(), (torch.randn(512, 64),), devices=two(900 * KiB), objective="throughput", training=Training())
+    memory = predict_training_memory(
+        planned.graph_module, planned.assignment, planned.plan.device_of, Training(), needs=planned.step.needs
+    )
+
+    for row in planned.summary.devices:
+        split = row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes + row.activation_bytes
+        assert split == row.peak_bytes == memory[row.name].peak <= 900 * KiB
+        assert row.saved_bytes > 0
+        assert row.peak_when == "in the backward"
+        assert planned.plan.predicted["devices"][row.name]["saved_bytes"] == row.saved_bytes
+    page = render_page(planned.report(advice=False))
+    assert "<h2>Memory of a training step</h2>" in page
+    assert "saved for the backward" in page
+    assert "saved for the backward" not in render_page(place(Mlp(), ARGS, devices=two(90 * KiB)).summary)
+
+
+def test_advice_asks_the_changed_machine_for_the_same_training() -> None:
+    """More memory helps a training step, and nothing for running the model, which fits as it is."""
+    slow = Device("slow", 400 * KiB, flops=1e9, bandwidth=1e9, overhead=0)
+    uneven = [Device("fast", 150 * KiB, flops=9e9, bandwidth=9e9, overhead=0), slow]
+    training = place(Mlp(), ARGS, devices=uneven, objective="throughput", training=Training(2)).report().advice
+    running = place(Mlp(), ARGS, devices=uneven, objective="throughput").report().advice
+
+    assert "memory" in [advice.what for advice in training]
+    assert "memory" not in [advice.what for advice in running]
+    alone = place(Mlp(), ARGS, devices=[Device("only")], training=Training(2)).report().advice
+    assert "one training step would take" in alone[0].sentence()
+
+
+def test_replicas_are_trained_like_the_model() -> None:
+    """What two devices compute, each for itself, has the model's gradients, and counts in the step of both."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.arange(256)[:, None] >= torch.arange(256)[None]
+            for layer in self.layers:
+                x = layer(x).relu() * mask
+            return x.sum()
+
+    torch.manual_seed(0)
+    model, args = Masked(), (torch.randn(256, 256),)
+    lowered = lower(
+        model,
+        args,
+        devices=two(20_000 * KiB),
+        links=[Link("left", "right", 1e9)],
+        pinned={"layers.1": "left", "layers.2": "right"},
+        training=Training(),
+    )
+    eager = copy.deepcopy(model)
+    eager(*args).backward()
+    lowered(*args).backward()
+    again = lower(Masked(), args, plan=lowered.plan)
+
+    assert [row.part for row in lowered.report.replicas]
+    found = gradients(lowered)
+    assert all(equal(parameter.grad, found[name]) for name, parameter in eager.named_parameters())
+    assert peaks(lowered) == peaks(again)
+
+
+def test_a_device_map_keeps_the_budgets_of_training() -> None:
+    halves = {"layers.0": "left", "": "right"}
+
+    lowered = lower(Mlp(), ARGS, devices=two(400 * KiB), device_map=halves, training=Training(2))
+    with pytest.raises(InfeasibleError) as failure:
+        lower(Mlp(), ARGS, devices=two(200 * KiB), device_map=halves, training=Training(2))
+
+    assert Training(2) == lowered.plan.training
+    assert "give some of its modules to another device, or train with a smaller batch." in str(failure.value)
+    assert "optimizer " in str(failure.value)
+
+
+def test_tied_weights_on_two_devices_are_trained_once() -> None:
+    torch.manual_seed(0)
+    model, args = Tied(), (torch.randint(0, 50, (16, 32)),)
+    pins = {"embed": "left", "head": "right"}
+
+    lowered = lower(model, args, devices=two(2000 * KiB), objective="throughput", pinned=pins, training=Training())
+    eager = copy.deepcopy(model)
+    eager(*args).sum().backward()
+    lowered(*args).sum().backward()
+
+    found = gradients(lowered)
+    assert all(equal(parameter.grad, found[name]) for name, parameter in eager.named_parameters() if name in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"offload": "cpu", "training": Training()},
+            "offload='cpu' and `training` cannot be planned together: what a step loads, and the gradients that it "
+            "sends back, are not predicted. Take more devices, a smaller batch or an optimizer that keeps less; or "
+            "leave `training` out: the model can be trained, and the budgets then count its forward only.",
+        ),
+        (
+            {"training": "adam"},
+            "training is a Training, not 'adam'; for Adam write Training(optimizer_slots=2), for SGD without momentum "
+            "Training(optimizer_slots=0).",
+        ),
+    ],
+)
+def test_what_training_cannot_be_planned_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as failure:
+        place(Mlp(), ARGS, devices=two(200 * KiB), **options)
+
+    assert sentence == str(failure.value)
+
+
+def test_a_model_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(InputError) as failure:
+        place(Mlp().requires_grad_(False), ARGS, devices=two(200 * KiB), training=Training())
+
+    assert (
+        "There is nothing to train: no result of the model depends on a parameter that requires a gradient. Call "
+        "requires_grad_() on what is to be trained, without no_grad in its forward; or leave `training` out."
+    ) == str(failure.value)
