@@ -103,7 +103,7 @@ def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypat
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_no_device_carries_more_in_a_core(seed: int) -> None:
-    """Every pipeline of the problem, over a random half of its units: seconds, and values that leave and enter."""
+    """Every pipeline of the problem, over a random half of its units: seconds, values that leave and enter, bytes."""
     problem = sending_problem(seed, work=0.1)
     every, search = every_placement(problem), search_of(problem)
     draw = np.random.default_rng(seed)
@@ -117,6 +117,7 @@ def test_no_device_carries_more_in_a_core(seed: int) -> None:
             for group in core.classes:
                 for device in group.devices:
                     assert load_in(core, home[core.chosen], group, device) <= every.load[row][device] + 1e-9
+                    assert bytes_in(core, home[core.chosen] == device) <= every.size[row][device]
 
 
 def load_in(core: Core, home: Any, group: DeviceClass, device: int) -> float:
@@ -129,6 +130,13 @@ def load_in(core: Core, home: Any, group: DeviceClass, device: int) -> float:
         if home[maker] != device and device in users:
             load += group.entering[value]
     return load
+
+
+def bytes_in(core: Core, own: Any) -> int:
+    """What the units of a device keep, each key that they share once, and the most that is alive on it."""
+    keys = {key for unit in np.flatnonzero(own).tolist() for key in core.units.keys[unit]}
+    shared = sum(int(core.units.shared[key]) for key in keys)
+    return int(core.units.kept[own].sum()) + shared + int(core.units.live[own].max(initial=0))
 
 
 def branching_chain(blocks: int) -> PlacementProblem:

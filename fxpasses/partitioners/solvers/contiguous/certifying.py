@@ -30,7 +30,8 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH, NEARER = 0.002, 0.0001
 """How near the thresholds come to each other that are and are not ruled out; nearer where the goal takes too much."""
-QUICK, DECIDING, SHARE = 0.4, 0.65, 0.5
+LONGER = 0.2
+QUICK, DECIDING, SHARE = 0.65, 0.65, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
 they are few)."""
 MANY = 5000
@@ -79,10 +80,11 @@ def _refined_and_decided(
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     bound = max(bound, search.least)
-    outcome = _under(search, goal, min(QUICK * steps, STEPS_A_SECOND), limit)
-    if outcome is not None:
-        found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
-        return found, goal if found is None else found.by_value() * BETTER
+    for most in (STEPS_A_SECOND, LONGER * steps) if steps > MUCH else (STEPS_A_SECOND,):
+        outcome = _under(search, goal, min(QUICK * steps, most), limit)
+        if outcome is not None:
+            found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
+            return found, goal if found is None else found.by_value() * BETTER
     left = steps - (search.account.spent - begun)
     best, proven = _decided(search, bound, goal, (DECIDING * left, limit), best)
     goal = goal if best is None else min(goal, best.by_value() * BETTER)
@@ -120,7 +122,7 @@ def _under(search: Search, below: float, steps: float, limit: int) -> Outcome | 
     refined = search.refined(below, steps, limit)
     if refined.words is None:
         return None
-    outcome = search.run(refined.words, below, steps=max(steps - refined.steps, 0.0))
+    outcome = search.run(refined.words, below, steps=max(steps - refined.steps, refined.steps / 2))
     return outcome if outcome.finished else None
 
 

@@ -37,7 +37,7 @@ class Core:
 
     Args:
         chosen: Their numbers in the problem, ``(m,)``.
-        units: The units; they have no live and no shared bytes, and stand for no nodes.
+        units: The units; they stand for no nodes.
         classes: What they and their values weigh on each class of devices.
         before: For each unit left out, the last of the core that it needs, ``(m - c, c)``, sparse.
         after: The first of the core that need it.
@@ -56,18 +56,18 @@ class Core:
         number = np.cumsum(is_chosen) - 1
         source, uses, costs = _values(units, classes, is_chosen)
         before, after = _nearest(units, is_chosen)
-        none = np.zeros((0, 2), dtype=np.int64)
+        shares = units.shares[is_chosen[units.shares[:, 1]]]
         core = Units(
             unit_of=np.zeros(0, dtype=np.int64),
             seconds=units.seconds[chosen],
             kept=units.kept[chosen],
-            live=np.zeros(len(chosen), dtype=np.int64),
-            shared=np.zeros(0, dtype=np.int64),
-            shares=none,
+            live=units.live[chosen],
+            shared=units.shared,
+            shares=np.stack([shares[:, 0], number[shares[:, 1]]], axis=1),
             before=number[_pairs(after, chosen)],
             source=number[source],
             uses=np.stack([uses[:, 0], number[uses[:, 1]]], axis=1),
-            outputs=none,
+            outputs=np.zeros((0, 2), dtype=np.int64),
         )
         left_out, shape = np.flatnonzero(~is_chosen), (units.size - len(chosen), len(chosen))
         return cls(

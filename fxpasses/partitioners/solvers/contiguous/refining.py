@@ -110,7 +110,7 @@ class Refining:
                 return Refined(None, taken)
             if not left_out or not len(possible.words):
                 return Refined(possible.words, taken)
-            if len(level.words) > MANY and len(possible.words) > FUTILE * len(level.words):
+            if MANY < len(level.words) * FUTILE < len(possible.words) and len(possible.words) << len(left_out) > limit:
                 return Refined(None, taken)
             level = possible
 

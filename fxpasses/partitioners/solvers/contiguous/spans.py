@@ -112,10 +112,7 @@ class Spans:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
         if self.is_tight:
-            least = min(group.memory for group in self.classes)
-            needed = np.logical_or.reduce([np.isfinite(load) for load in found])
-            largest = max(group.memory for group in self.classes)
-            size = self._bytes(rows, columns, needed, least, largest)
+            size = self.sizes(rows, columns, np.logical_or.reduce([np.isfinite(load) for load in found]))
             for load, group in zip(found, self.classes, strict=True):
                 load[size > group.memory] = np.inf
         return found
@@ -137,10 +134,9 @@ class Spans:
                 fine &= banned[columns][None, :] == banned[rows][:, None]
             found.append(fine)
         if self.is_tight:
-            memory = [group.memory for group in self.classes]
-            size = self._bytes(rows, columns, np.logical_or.reduce(found), min(memory), max(memory))
-            for fine, most in zip(found, memory, strict=True):
-                fine &= size <= most
+            size = self.sizes(rows, columns, np.logical_or.reduce(found))
+            for fine, group in zip(found, self.classes, strict=True):
+                fine &= size <= group.memory
         return found
 
     @cached_property
@@ -222,6 +218,11 @@ class Spans:
                 rest[banned[columns][None, :] != banned[rows][:, None]] = -never
             found.append(rest)
         return found
+
+    def sizes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, *, is_exact: bool = False) -> Floats:
+        """The bytes of each pair where needed; unless exact, small ones may be too large, but fit everywhere."""
+        memory = [group.memory for group in self.classes]
+        return self._bytes(rows, columns, needed, -1.0 if is_exact else min(memory), max(memory))
 
     def _held_by_all(self, columns: Ints) -> Bools:
         """The units that all of some ideals hold."""

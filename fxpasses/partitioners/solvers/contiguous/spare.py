@@ -2,8 +2,8 @@
 
 By the prices a device pays for its load and its bytes (see :mod:`~fxpasses.partitioners.solvers.proofs.bounds`). What
 units of the core leave of that, under a threshold on the load, is there for units left out, as if they were a fluid:
-they may be split, go to any device, and nothing that they send is charged. Only two things hold them back: a unit left
-out is not taken before what it needs, nor after what needs it.
+they may be split, go to any device, and nothing that they send, share or need while they run is charged. Only two
+things hold them back: a unit left out is not taken before what it needs, nor after what needs it.
 
 The most that is taken up to an ideal and the most from it on are dynamic programs over pairs of ideals, as the best
 pipeline is. Where both together are less than all that is left out, no pipeline under the threshold cuts at ideals with
@@ -168,16 +168,17 @@ class Spare:
 
     def _spare(self, block: Ints, columns: Ints) -> list[Floats]:
         """What a device of each class has left between each pair of ideals; -inf where it cannot run what is there."""
-        spans, found = self.spans, []
-        size = spans.kept[columns][None, :] - spans.kept[block][:, None] if spans.is_tight else None
-        for kind, (group, spare) in enumerate(zip(spans.classes, spans.left(block, columns, self.below), strict=True)):
-            never = spare < -ROUNDING * self.below
+        spans = self.spans
+        found = spans.left(block, columns, self.below)
+        never = [spare < -ROUNDING * self.below for spare in found]
+        is_exact, some = bool(self.pays.byte.any()), ~np.logical_and.reduce(never)
+        size = spans.sizes(block, columns, some, is_exact=is_exact) if spans.is_tight else None
+        for kind, (group, spare) in enumerate(zip(spans.classes, found, strict=True)):
             spare *= self.pays.load[kind]
             if size is not None:
-                never |= size > group.memory
+                never[kind] |= size > group.memory
                 spare += self.pays.byte[kind] * (group.memory - size) if self.pays.byte[kind] else 0.0
-            np.copyto(spare, NOTHING, where=never)
-            found.append(spare)
+            np.copyto(spare, NOTHING, where=never[kind])
         return found
 
     def _extend(
