@@ -247,6 +247,19 @@ def test_replicas_are_trained_like_the_model() -> None:
     assert peaks(lowered) == peaks(again)
 
 
+def test_what_is_written_in_place_stays_together_in_training_too() -> None:
+    """Wherever the loads would cut a residual net, its plan tears nothing apart: it can be followed and simulated."""
+    model, args = resnet()
+
+    for share in (0.9, 0.6):
+        devices = [Device("left", flops=1e11), Device("right", flops=share * 1e11)]
+        planned = place(model, args, devices=devices, objective="throughput", training=Training())
+
+        assert {"left", "right"} == {part.device for part in planned.plan.parts}
+        assert [] == planned.plan.check(planned.program)
+        assert planned.plan.simulate(planned.program).seconds > 0
+
+
 def test_a_device_map_keeps_the_budgets_of_training() -> None:
     halves = {"layers.0": "left", "": "right"}
 

@@ -307,3 +307,16 @@ def test_no_device_has_to_support_what_the_host_runs() -> None:
     x = torch.randn(6, 8)
     assert torch.equal(Halves()(x), lower(program, devices=[device])(x))
     assert ["only"] == [str(part) for part in place_by_device(program.module(), [device]).assignment]
+
+
+def test_operators_that_sit_somewhere_for_one_reason_are_one_entry_of_the_page() -> None:
+    """Each name is still on the page, where the search field finds it."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40)))
+    planned = place(layers, (torch.randn(2, 8),), devices=[Device("left"), Device("right")], objective="throughput")
+    runs = planned.summary.reason_runs()
+    page = render_page(planned.summary)
+
+    assert list(planned.summary.reasons) == [key for keys, _ in runs for key in keys]
+    assert len(planned.plan.parts) == len(runs) == page.count("operators</summary>")
+    assert all({why} == {planned.summary.reasons[key] for key in keys} for keys, why in runs)
+    assert all(f"<code>{key}</code>" in page for key in planned.summary.reasons)

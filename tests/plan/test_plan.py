@@ -232,8 +232,8 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
         (edited(pipeline=3), "In this plan pipeline is a number; write a text."),
         (
             edited(link=[]),
-            "This plan has an entry 'link'; there are version, model, objective, contiguity, pipeline, training, devices, links, "
-            "parts, copies, predicted; did you mean 'links'?",
+            "This plan has an entry 'link'; there are version, model, objective, contiguity, pipeline, training, "
+            "devices, links, parts, copies, predicted; did you mean 'links'?",
         ),
         (edited(copies=[{"value": "x"}]), "In this plan copies[0].source is missing."),
         (
