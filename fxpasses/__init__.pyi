@@ -34,6 +34,7 @@ from .export_pass import ExportPass, ExportPassBaseError, NodeMetadata, ProxyVal
 from .lowering import LoweredModule, Planned, load, lower, place, save
 from .metadata import MetaKey
 from .partitioners.assignment import Assignment
+from .partitioners.costs.training_memory import Training
 from .pass_base import (
     ExportedProgramPassBase,
     ExportedProgramPassResult,
@@ -99,6 +100,7 @@ __all__ = [
     "Stage",
     "StageError",
     "Topology",
+    "Training",
     "When",
     "analyze_effects",
     "as_pass",
