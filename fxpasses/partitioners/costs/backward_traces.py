@@ -229,7 +229,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._staying: dict[int, Stay] = {}  # by storage
         self._begin: Literal["forward", "given", "backward"] = "forward"
         self._node: Node | None = None
-        self._before: Node | None = None  # whose backward ran the operator before this one
+        self._before: Node | None = None  # whose backward ran the last operator that made something
 
     def run(self) -> None:
         for node, kept in self.forward.extra.items():
@@ -290,12 +290,12 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for storage in storages_in(operands):
             if (read := self._staying.get(storage._cdata)) is not None:
                 read.readers[node] = None
-        self._before = node
 
     def comes(self, key: int, size: int) -> None:
         node = self._current
         self._staying[key] = Stay(size, node, self._begin)
         self.stays.append(self._staying[key])
+        self._before = node
         self.most[node] = max(self.most.get(node, 0), self.held)
 
     def goes(self, key: int) -> None:
