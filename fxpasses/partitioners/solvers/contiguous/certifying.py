@@ -30,7 +30,6 @@ FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 ENOUGH, NEARER = 0.002, 0.0001
 """How near the thresholds come to each other that are and are not ruled out; nearer where the goal takes too much."""
-LONGER = 0.2
 QUICK, DECIDING, SHARE = 0.65, 0.65, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
 they are few)."""
@@ -38,6 +37,8 @@ MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 """Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
+AT_FIRST = (STEPS_A_SECOND, 5 * STEPS_A_SECOND)
+"""The most steps of the first attempts to refine; there is one where steps are few."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 ROOMS_SHARE = 0.3
@@ -80,7 +81,7 @@ def _refined_and_decided(
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     bound = max(bound, search.least)
-    for most in (STEPS_A_SECOND, LONGER * steps) if steps > MUCH else (STEPS_A_SECOND,):
+    for most in AT_FIRST if steps > MUCH else AT_FIRST[:1]:
         outcome = _under(search, goal, min(QUICK * steps, most), limit)
         if outcome is not None:
             found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)

@@ -88,7 +88,7 @@ class Spare:
 
         ``allowed`` are the states that each ideal may be in. None if that takes more than some steps.
         """
-        most = np.full(allowed.shape, NOTHING)
+        most, ends = np.full(allowed.shape, NOTHING), _ends(allowed)
         most[0, 0] = 0.0
         for layer, after in self._layers():
             for state in layer:
@@ -98,8 +98,9 @@ class Spare:
                     np.maximum(most[there], most[state] + self.pays.room[kind], out=most[there])
             rows = np.flatnonzero(_any(most > NOTHING, layer))
             for block, columns, spare in self._pairs(rows, _any(allowed, after)):
+                near = np.searchsorted(columns, ends).tolist()
                 for state in layer:
-                    self._extend(most, state, block, columns, spare, allowed)
+                    self._extend(most, state, block, columns, spare, near)
                 if self.steps > steps:
                     return None
         return most
@@ -113,10 +114,12 @@ class Spare:
                 for kind, there in self.states.moves[state]:
                     np.maximum(most[state], most[there] + self.pays.room[kind], out=most[state])
             rows = np.flatnonzero(_any(allowed, layer))
-            for block, columns, spare in self._pairs(rows, _any(most > NOTHING, after)):
-                fine = np.zeros((len(block), len(columns)), dtype=bool)
+            possible = most > NOTHING
+            ends = _ends(possible)
+            for block, columns, spare in self._pairs(rows, _any(possible, after)):
+                fine, near = np.zeros((len(block), len(columns)), dtype=bool), np.searchsorted(columns, ends).tolist()
                 for state in layer:
-                    self._precede(most, state, block, columns, spare, taken, fine)
+                    self._precede(most, state, block, columns, spare, near, taken, fine)
                 first, last = np.nonzero(fine)
                 self._arcs.append(np.stack([block[first], columns[last]]).astype(np.int32))
                 if self.steps > steps:
@@ -182,31 +185,40 @@ class Spare:
         return found
 
     def _extend(
-        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], allowed: Bools
+        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], near: list[list[int]]
     ) -> None:
-        """Let one more device run from some ideals of a state."""
+        """Let one more device run from some ideals of a state to the columns that are near each state's ideals."""
         value = most[state, block]
         own = np.flatnonzero(value > NOTHING)
         if own.size:
             for kind, there in self.states.moves[state]:
-                near = _between(allowed[there], columns)
-                found = (spare[kind][own, near] + value[own][:, None]).max(axis=0)
-                self.steps += len(own) * len(found) + CALL
-                most[there, columns[near]] = np.maximum(most[there, columns[near]], found)
+                first, last = near[there]
+                if first < last:
+                    found = (spare[kind][own, first:last] + value[own][:, None]).max(axis=0)
+                    self.steps += len(own) * len(found) + CALL
+                    most[there, columns[first:last]] = np.maximum(most[there, columns[first:last]], found)
 
     def _precede(
-        self, most: Floats, state: int, block: Ints, columns: Ints, spare: list[Floats], taken: Floats, fine: Bools
+        self,
+        most: Floats,
+        state: int,
+        block: Ints,
+        columns: Ints,
+        spare: list[Floats],
+        near: list[list[int]],
+        taken: Floats,
+        fine: Bools,
     ) -> None:
         """Let one device run from some ideals of a state to those from which the others go on."""
         own = np.flatnonzero(taken[state, block] > NOTHING)
         if own.size:
             enough = self.total - self.slack - taken[state, block[own]]
             for kind, there in self.states.moves[state]:
-                near = _between(most[there] > NOTHING, columns)
-                if near.start < near.stop:
-                    found = spare[kind][own, near] + most[there, columns[near]][None, :]
-                    fine[own, near] |= found >= enough[:, None]
-                    self.steps += len(own) * (near.stop - near.start) + CALL
+                first, last = near[there]
+                if first < last:
+                    found = spare[kind][own, first:last] + most[there, columns[first:last]][None, :]
+                    fine[own, first:last] |= found >= enough[:, None]
+                    self.steps += len(own) * (last - first) + CALL
                     most[state, block[own]] = np.maximum(most[state, block[own]], found.max(axis=1))
 
 
@@ -216,10 +228,8 @@ def _any(ideals: Bools, states: list[int]) -> Bools:
     return found
 
 
-def _between(ideals: Bools, columns: Ints) -> slice:
-    """The columns from the first to the last ideal of a set."""
-    chosen = np.flatnonzero(ideals)
-    if not chosen.size:
-        return slice(0, 0)
-    first, last = np.searchsorted(columns, [chosen[0], chosen[-1] + 1]).tolist()
-    return slice(first, last)
+def _ends(ideals: Bools) -> Ints:
+    """The first ideal of each state and the one after its last, ``(states, 2)``; the same where it has none."""
+    first = ideals.argmax(axis=1)
+    last = ideals.shape[1] - ideals[:, ::-1].argmax(axis=1)
+    return np.stack([first, np.where(ideals.any(axis=1), last, first)], axis=1)
