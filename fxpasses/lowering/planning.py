@@ -19,7 +19,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap

@@ -17,7 +17,7 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_reasons import (
@@ -29,6 +29,7 @@ from fxpasses.partitioners.placing.device_reasons import (
     replica_reason,
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
+from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn
@@ -259,7 +260,7 @@ def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlaceme
         figures.graph_module, assignment, device_of, topology, seconds=figures.measured, sent=figures.sent
     )
     is_optimal = value <= found.bound * (1 + 1e-9)
-    reasons = reasons_of(figures, assignment, device_of, wish.objective, is_optimal)
+    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, wish), wish.objective, is_optimal)
     return DevicePlacement(
         assignment,
         device_of,
@@ -272,3 +273,12 @@ def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlaceme
         value,
         found.bound,
     )
+
+
+def _whole_bytes(figures: GraphFigures, wish: Wish) -> int:
+    """What one device would need for everything."""
+    if wish.training is None:
+        return figures.bytes_of(range(len(figures.nodes)))
+    homes = dict.fromkeys(figures.nodes, wish.topology.devices[0].name)
+    runs = runs_of(figures.graph_module, homes, figures.dependencies)
+    return check_budgets(figures, wish.topology, runs, wish.training, always=True).fullest

@@ -14,7 +14,7 @@ from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_memory import TrainingCourse
+from fxpasses.partitioners.costs.training_course import TrainingCourse
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.device_maps import holders

@@ -20,7 +20,7 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import covering, map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas

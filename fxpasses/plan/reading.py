@@ -9,7 +9,7 @@ import attrs
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, PlacementError, PlanError
-from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.units import parse_bytes
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import LoadedMemory
-from fxpasses.partitioners.costs.training_memory import TrainingCourse
+from fxpasses.partitioners.costs.training_course import TrainingCourse
 from fxpasses.plan import Plan
 from fxpasses.report.summary import DeviceRow
 
@@ -99,4 +99,5 @@ def _in_training(row: DeviceRow, course: TrainingCourse, keys: Mapping[Node, str
         gradient_bytes=split["gradients"],
         optimizer_bytes=split["optimizer"],
         saved_bytes=split["saved"],
+        most_saved_bytes=course.most_saved(row.name),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from fxpasses.partitioners.costs.training_memory import Training
+from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_percent, format_seconds
@@ -62,6 +62,7 @@ class DeviceRow:
         gradient_bytes: Gradients of parameters at that moment.
         optimizer_bytes: What the optimizer keeps, and makes while it steps, at that moment.
         saved_bytes: Of the activations, those that the device made itself and keeps for the backward.
+        most_saved_bytes: The most that it so keeps at any one time of the step.
         idle_ms: Milliseconds in which it does nothing: of one run, or for ``throughput`` of the busiest device's time.
     """
 
@@ -86,6 +87,7 @@ class DeviceRow:
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     saved_bytes: int = 0
+    most_saved_bytes: int = 0
 
     @property
     def own_bytes(self) -> int:

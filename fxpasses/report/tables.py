@@ -70,7 +70,8 @@ def print_placement(summary: Summary, console: Console) -> None:
         for table in _devices_tables(summary):
             console.print(table)
         for row in (row for row in summary.devices if row.peak_when):
-            console.print(f"{row.name} is fullest {fullest_moment(row)}.", highlight=False, markup=False)
+            kept = f"; it keeps up to {format_bytes(row.most_saved_bytes)} for the backward"
+            console.print(f"{row.name} is fullest {fullest_moment(row)}{kept}.", highlight=False, markup=False)
     if summary.copies:
         if narrow:
             title, rows = _copies(summary)
@@ -109,6 +110,8 @@ def _device_lines(row: DeviceRow) -> Iterator[str]:
     yield f"  holds {format_bytes(row.peak_bytes)} of {budget}{when}: " + ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory_split(row) if size
     )
+    if row.most_saved_bytes:
+        yield f"  keeps up to {format_bytes(row.most_saved_bytes)} for the backward"
 
 
 def memory_split(row: DeviceRow) -> list[tuple[str, int]]:

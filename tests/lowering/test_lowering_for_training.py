@@ -190,13 +190,27 @@ def test_the_report_splits_the_memory_of_a_step() -> None:
     for row in planned.summary.devices:
         split = row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes + row.activation_bytes
         assert split == row.peak_bytes == memory[row.name].peak <= 900 * KiB
-        assert row.saved_bytes > 0
+        assert row.most_saved_bytes >= row.saved_bytes > 0
         assert row.peak_when == "in the backward"
         assert planned.plan.predicted["devices"][row.name]["saved_bytes"] == row.saved_bytes
+    full = place(Mlp(), ARGS, devices=[Device("only")], training=Training()).summary.devices[0]
+    result = 2 * 64 * 4
+    assert (result, "while the optimizer steps") == (full.saved_bytes, full.peak_when)
+    assert 4 * result == full.most_saved_bytes
     page = render_page(planned.report(advice=False))
     assert "<h2>Memory of a training step</h2>" in page
     assert "saved for the backward" in page
     assert "saved for the backward" not in render_page(place(Mlp(), ARGS, devices=two(90 * KiB)).summary)
+
+
+def test_the_reason_counts_what_the_whole_model_would_need_to_be_trained() -> None:
+    """Not only what running it needs, which would fit."""
+    planned = place(Mlp(), ARGS, devices=two(200 * KiB), training=Training(2))
+
+    assert (
+        "left on left: the whole model (326 KiB) does not fit left; it ends before linear_2, where 512 B cross"
+        == (planned.summary.reasons["layers.0/linear#0"])
+    )
 
 
 def test_advice_asks_the_changed_machine_for_the_same_training() -> None:

@@ -8,131 +8,20 @@ lives on the device of the node whose backward makes it, and on each other devic
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping
 
 import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
-from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.training_course import Kind, StepLife, Training, TrainingCourse
 
-__all__ = ["Kind", "StepLife", "Training", "TrainingCourse", "follow_training", "predict_training_memory"]
-
-Kind = Literal["saved", "gradients", "optimizer", "copies", "activations"]
-"""Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-@attrs.frozen
-class Training:
-    """What a training step holds besides the model.
-
-    Args:
-        optimizer_slots: Values that the optimizer keeps for each trained element, in its type: 2 for Adam, 1 for SGD
-            with momentum, 0 for SGD.
-        step_slots: Values that it makes besides for each trained element while it steps: 1 for Adam and AdamW over all
-            parameters at once (``foreach``, torch's choice on accelerators), 0 for those that are ``fused``. By default
-            what either way needs if the optimizer keeps anything: 1 for each, or 3 for those of the largest parameter.
-
-    Raises:
-        PlacementError: A negative number.
-    """
-
-    optimizer_slots: float = attrs.field(default=2.0)
-    step_slots: float | None = attrs.field(default=None, kw_only=True)
-
-    @optimizer_slots.validator
-    def _not_negative(self, _attribute: attrs.Attribute[float], value: float) -> None:
-        if not _is_number(value):
-            raise PlacementError(f"optimizer_slots is the number of values kept for each element, not {value!r}.")
-
-    @step_slots.validator
-    def _not_negative_either(self, _attribute: attrs.Attribute[float | None], value: float | None) -> None:
-        if value is not None and not _is_number(value):
-            raise PlacementError(f"step_slots is the number of values made for each element, not {value!r}.")
-
-    def step_bytes(self, sizes: Collection[int]) -> int:
-        """What the optimizer makes while it steps, for parameters of these sizes."""
-        if self.step_slots is not None:
-            return int(self.step_slots * sum(sizes))
-        return max(sum(sizes), 3 * max(sizes, default=0)) if self.optimizer_slots else 0
-
-    def kept_bytes(self, sizes: Collection[int]) -> int:
-        """What the optimizer keeps from step to step, for parameters of these sizes."""
-        return int(self.optimizer_slots * sum(sizes))
-
-    def __str__(self) -> str:
-        """What the optimizer keeps, in words."""
-        kept = f"{self.optimizer_slots:g} value{'' if self.optimizer_slots == 1 else 's'} kept for each trained element"
-        return kept if self.step_slots is None else f"{kept}, {self.step_slots:g} made while the optimizer steps"
-
-
-@attrs.define
-class StepLife(Life):
-    """From when to when something is on a device in a training step.
-
-    Args:
-        kind: ``saved`` is what the forward made and keeps for the backward; ``gradients`` are those of parameters;
-            ``optimizer`` is what the optimizer makes while it steps; ``copies`` were received, saved or not; all else,
-            gradients of values included, is ``activations``.
-    """
-
-    kind: Kind = "activations"
-
-
-@attrs.frozen(eq=False)
-class TrainingCourse(MemoryCourse):
-    """What is on each device in a training step.
-
-    The schedule has each node twice: its forward, and, mirrored, its backward. In the last position, after all of them,
-    the optimizer steps. What the optimizer keeps is held all the time.
-
-    Args:
-        training: What the optimizer keeps.
-        trained: On each device the bytes of each parameter that has a gradient there.
-    """
-
-    training: Training = attrs.field(factory=Training, kw_only=True)
-    trained: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
-
-    def memory(self, device: str) -> DeviceMemory:
-        """The most of everything on one device; gradients count whole, whenever it is fullest."""
-        gradients, kept = sum(self.trained[device]), self.training.kept_bytes(self.trained[device])
-        peak = int(self.curve(device).max(initial=0))
-        forward = len(self.schedule) // 2
-        copies = int(self.curve(device, copies_only=True)[: forward + 1].max(initial=0))
-        return DeviceMemory(self.held[device] - kept, peak - gradients, copies, gradients, kept)
-
-    def split(self, device: str) -> dict[str, int]:
-        """What is on a device when most is there, by kind; the sum is the peak."""
-        position = int(self.curve(device).argmax())
-        found = dict.fromkeys(get_args(Kind), 0)
-        for life in self.lives[device]:
-            if isinstance(life, StepLife) and life.start <= position <= life.stop:
-                found[life.kind] += life.size
-        if found["activations"] < 0:  # what a backward reads may be gone before the last of what it makes is there
-            found["saved"] += found["activations"]
-            found["activations"] = 0
-        kept = self.training.kept_bytes(self.trained[device])
-        found["optimizer"] += kept
-        return {"parameters": self.held[device] - kept, **found}
-
-    def moment(self, position: int) -> str:
-        """A position in words, as the end of a sentence."""
-        half = len(self.schedule) // 2
-        if position >= 2 * half:
-            return "while the optimizer steps"
-        return "in the forward" if position < half else "in the backward"
+__all__ = ["follow_training", "predict_training_memory"]
 
 
 def predict_training_memory(

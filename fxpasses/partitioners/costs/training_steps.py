@@ -13,7 +13,8 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
 from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
-from fxpasses.partitioners.costs.training_memory import Training, TrainingCourse, follow_training
+from fxpasses.partitioners.costs.training_course import Training, TrainingCourse
+from fxpasses.partitioners.costs.training_memory import follow_training
 
 __all__ = ["TrainingStep"]
 

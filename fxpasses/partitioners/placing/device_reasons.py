@@ -117,14 +117,21 @@ def alone_reason(device: Device, others: int, bound: float, is_optimal: bool) ->
 
 
 def reasons_of(
-    figures: GraphFigures,
     assignment: Assignment,
     device_of: Mapping[str, Device],
+    whole: int,
     objective: str,
     is_optimal: bool,
 ) -> Iterator[str]:
-    """A sentence for each part: what forced it, or what it saves, and where it ends."""
-    whole = figures.bytes_of(range(len(figures.nodes)))
+    """A sentence for each part: what forced it, or what it saves, and where it ends.
+
+    Args:
+        assignment: The parts.
+        device_of: The device of each.
+        whole: The bytes that one device would need for all of them.
+        objective: What was made small.
+        is_optimal: Whether nothing can be smaller.
+    """
     parts = [str(part) for part in assignment.order]
     for index, part in enumerate(parts):
         device = device_of[part]

@@ -37,6 +37,7 @@ GROWTH = 2
 """How many times as many ideals the next core has, at least, before the question is put."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
+ENDING = 1.5
 PREPARING = 5
 """Steps that it takes to prepare an ideal, for each unit."""
 SLACK = 1e-9
@@ -99,17 +100,20 @@ class Refining:
         chosen = np.ones(self.units.size, dtype=bool)
         chosen[left_out] = False
         level = self._row(chosen)
+        most, fewest = steps, 0
         while True:
             level = self._split(level, chosen, left_out)
-            if len(level.words) > limit or len(level.words) * pace > steps - taken:
+            if len(level.words) > limit or len(level.words) * pace > most - taken:
                 return Refined(None, taken)
-            possible, spent = self._possible(level, chosen, pays, below, steps - taken)
+            possible, spent = self._possible(level, chosen, pays, below, most - taken)
             taken += spent
             pace = spent / len(level.words)  # it takes no less in the next core
             if possible is None:
                 return Refined(None, taken)
             if not left_out or not len(possible.words):
                 return Refined(possible.words, taken)
+            most = steps * (ENDING if len(possible.words) < fewest else 1)
+            fewest=len(possible.words)
             if MANY < len(level.words) * FUTILE < len(possible.words) and len(possible.words) << len(left_out) > limit:
                 return Refined(None, taken)
             level = possible

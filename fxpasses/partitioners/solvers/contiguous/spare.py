@@ -35,7 +35,7 @@ BLOCK, COLUMNS = 256, 4096
 """Rows and columns of the pairs that are looked at together: their matrices stay in a few megabytes."""
 PAIR = 10
 """Steps that one pair of ideals costs, beside one for each of its moves between states."""
-CALL = 15_000
+CALL = 8_000
 """Steps that one move costs beside its pairs, for each block."""
 ROUNDING = 1e-12
 """The share of the threshold that a load may be above it, as the order of its sum has it."""
