@@ -13,7 +13,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
-from fxpasses.partitioners.costs.memory import DeviceMemory, predict_memory
+from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
@@ -93,31 +93,28 @@ def propose(
 
 
 def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None) -> None:
-    for name, held in _memory(graph_module, placement, step).items():
-        budget = placement.topology[name].memory
-        if held.peak > budget:
-            more = 'or allow offload="cpu"' if step is None else "or train with a smaller batch"
+    more = 'or allow offload="cpu"' if step is None else "or train with a smaller batch"
+    for name, split in _held(graph_module, placement, step).items():
+        budget, peak = placement.topology[name].memory, sum(split.values())
+        if peak > budget:
+            kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in split.items() if size)
             raise InfeasibleError(
-                f"The device map puts {format_bytes(held.peak)} on {name} ({_split(held)}), which has "
-                f"{format_bytes(budget)}; give some of its modules to another device, {more}.",
-                missing_bytes=int(held.peak - budget),
+                f"The device map puts {format_bytes(peak)} on {name} ({kinds}), which has {format_bytes(budget)}; give "
+                f"some of its modules to another device, {more}.",
+                missing_bytes=int(peak - budget),
                 reason=f"the device map does not fit {name}",
             )
 
 
-def _memory(
+def _held(
     graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None
-) -> dict[str, DeviceMemory]:
+) -> dict[str, dict[str, int]]:
+    """What each device holds at its fullest, by kind."""
     if step is None:
-        return predict_memory(graph_module, placement.assignment, placement.device_of)
+        memory = predict_memory(graph_module, placement.assignment, placement.device_of)
+        return {name: {"parameters": held.parameters, "activations": held.activations} for name, held in memory.items()}
     course = step.course(graph_module, placement.assignment, placement.device_of)
-    return {name: course.memory(name) for name in course.held}
-
-
-def _split(held: DeviceMemory) -> str:
-    kinds = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer_state}
-    shown = [f"{kind} {format_bytes(size)}" for kind, size in kinds.items() if size or kind == "parameters"]
-    return ", ".join([*shown, f"activations {format_bytes(held.activations)}"])
+    return {name: course.split(name) for name in course.held}
 
 
 def module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:

@@ -138,6 +138,18 @@ def test_a_training_that_makes_no_sense_is_one_sentence(model: str, text: str, s
         assert sentence in " ".join(result.stderr.split())
 
 
+def test_a_timeline_of_several_training_steps_is_refused(model: str, tmp_path: Path) -> None:
+    picture = tmp_path / "run.svg"
+
+    one = run("place", model, *TWO, "--training", "adam", "--no-advice", "--svg", str(picture))
+    several = run("place", model, *TWO, "--training", "adam", "--no-advice", "--svg", str(picture), "--samples", "2")
+
+    assert 0 == one.exit_code
+    assert "backward" in picture.read_text()
+    assert 2 == several.exit_code
+    assert "A training step is simulated for one sample, not 2" in several.stderr
+
+
 def test_offloading_is_refused_beside_training(model: str) -> None:
     result = run("place", model, *TWO, "--training", "adam", "--offload", "cpu")
 

@@ -14,7 +14,7 @@ from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse
 
 __all__ = ["Kind", "StepLife", "Training", "TrainingCourse"]
 
-Kind = Literal["saved", "gradients", "optimizer", "copies", "activations"]
+Kind = Literal["gradients", "optimizer", "saved", "activations", "copies"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
 
 
