@@ -1,13 +1,14 @@
 """The shortest time for one sample: list schedules first, then one of them is annealed, change by change.
 
-It starts from the best schedules that simple rules and pipelines give, then again and again from the best that was
-found. Budgets are counted in nodes that are looked at, not in seconds, so the answer is the same on every machine.
+It starts from the best schedules that simple rules and pipelines give, and goes on from the best that was found, round
+by round. Budgets are counted in nodes that are looked at, not in seconds, so the answer is the same on every machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -19,18 +20,21 @@ from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["LatencySearch"]
 
-WORK_A_SECOND = 13_000_000
+WORK_A_SECOND = 15_000_000
 """Nodes that are looked at in a second, about."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
-MANY_LOOKS = (20_000, 300)
-"""For so many looks at each node there is one more start; for pipelines, which moves do not change as much, sooner."""
-MOST_STARTS = (2, 12)
-FIRST = (0.3, 0.3)
-LATER = ((0.2, 0.03),)
-"""Shares of the work, and temperatures at which they begin, in seconds of a usual node."""
-WINDOWS, WINDOW = 0.5, 64
-"""The share of the work for nodes that start one after the other, annealed alone, and how many these are."""
+LOOKS_OF_ROUND = (20_000, 2_000)
+"""Looks at each node in the first round; in pipelines, which moves do not change as much, fewer."""
+GROWTH = 2.0
+"""How much longer each round is than the one before it."""
+STARTS = (1, 12)
+"""How many of the first schedules rounds begin with, in turn; of pipelines more."""
+FROM_START, HOT = 0.4, (0.3, 0.1)
+FROM_BEST, WARM = 0.2, (0.03, 0.1)
+"""Shares of a round, and temperatures at which they begin in turn, in seconds of a usual node."""
+WINDOWS, WINDOW = 0.4, 64
+"""The share for nodes that start one after the other, annealed alone, and how many these are."""
 LOOKS = (300, 4000)
 """How often each of them is looked at, at least and at most."""
 WINDOW_HOT = (0.3, 0.1, 0.03)
@@ -69,16 +73,17 @@ class LatencySearch:
         return first if best.value >= first.value else self.level.scheduled(best.home, best.order)
 
     def _annealed(self, annealing: Annealing, starts: list[Found], work: float) -> Found:
-        """From the best starts, then from the best again and again."""
-        share, hot = FIRST
-        flows = self.level.flow is not None
-        count = 1 + int(work / (MANY_LOOKS[flows] * len(self.level.unit_of)))
-        starts = starts[: min(count, MOST_STARTS[flows])]
-        best = min((annealing.improved(start, share * work / len(starts), hot) for start in starts), key=_value)
-        for share, hot in LATER:
-            if best.value > self.goal:
-                best = min(annealing.improved(best, share * work, hot), best, key=_value)
-        return self._by_windows(annealing, best, WINDOWS * work)
+        """In rounds that become longer: from a start, then from the best, then window by window."""
+        flows, best = self.level.flow is not None, starts[0]
+        starts = starts[: STARTS[flows]]
+        for number, steps in enumerate(_rounds(LOOKS_OF_ROUND[flows] * len(self.level.unit_of), work)):
+            start, hot, warm = starts[number % len(starts)], HOT[number % len(HOT)], WARM[number % len(WARM)]
+            best = min(best, annealing.improved(start, FROM_START * steps, hot), key=_value)
+            best = min(best, annealing.improved(best, FROM_BEST * steps, warm), key=_value)
+            best = self._by_windows(annealing, best, WINDOWS * steps)
+            if best.value <= self.goal:
+                break
+        return best
 
     def _by_windows(self, annealing: Annealing, best: Found, work: float) -> Found:
         """Anneal nodes that run at about the same time, now here, now there, as deep graphs allow."""
@@ -92,6 +97,17 @@ class LatencySearch:
             hot = WINDOW_HOT[number % len(WINDOW_HOT)]
             best = min(annealing.improved(best, each, hot, slice(first, first + size)), best, key=_value)
         return best
+
+
+def _rounds(first: float, work: float) -> Iterator[float]:
+    """The work of each round; the last one takes what is left."""
+    for index in itertools.count():
+        steps = first * GROWTH**index
+        if steps * (1 + GROWTH) > work:
+            yield work
+            return
+        work -= steps
+        yield steps
 
 
 def _value(found: Found) -> float:
