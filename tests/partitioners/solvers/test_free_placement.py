@@ -20,7 +20,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.free import searching as free
-from fxpasses.partitioners.solvers.free.coarsening import chopped, clustered
+from fxpasses.partitioners.solvers.free.coarsening import agreed, chopped, clustered
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
@@ -259,6 +259,19 @@ def test_a_sequence_is_chopped_where_little_crosses() -> None:
     runs = chopped(model_of(PlacementProblem(graph, [Device("a"), Device("b")])), 4, np.random.default_rng(0))
 
     assert [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 == runs.tolist()
+
+
+def test_units_stay_together_that_two_assignments_keep_together() -> None:
+    """Whatever the devices are called in each; units that no edge connects are apart all the same."""
+    graph = nx.path_graph(8, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=1.0)
+    model = model_of(PlacementProblem(graph, [Device("a"), Device("b")]))
+    first, second = np.array([0, 0, 0, 1, 1, 1, 0, 0]), np.array([1, 1, 0, 0, 0, 0, 1, 1])
+
+    for one, other in ((first, second), (second, first), (first, 1 - second)):
+        assert [0, 0, 1, 2, 2, 2, 3, 3] == agreed(model, one, other).tolist()
+    assert [0, 0, 0, 1, 1, 1, 2, 2] == agreed(model, first, first).tolist()
 
 
 def test_nodes_on_a_cycle_stay_together_in_a_free_placement_too() -> None:

@@ -54,10 +54,13 @@ class Annealer:
         home: Ints = np.argmin(chance, axis=1)
         return home
 
-    def improve(self, best: Best, home: Ints, plan: Plan, draw: np.random.Generator) -> None:
-        """Anneal from an assignment, and offer what comes out."""
+    def improve(self, best: Best, home: Ints, plan: Plan, draw: np.random.Generator) -> Best:
+        """Anneal from an assignment, and offer what comes out; this alone."""
         found = self.along(home, plan, draw)[None]
-        best.offer(self.model.figures(found), self.model.legal(found), found)
+        own, figures, legal = Best(math.inf, found[0]), self.model.figures(found), self.model.legal(found)
+        for each in (own, best):
+            each.offer(figures, legal, found)
+        return own
 
     def along(self, home: Ints, plan: Plan, draw: np.random.Generator) -> Ints:
         """The best assignment on the way from one that gives no device what it cannot run; else where it ends."""

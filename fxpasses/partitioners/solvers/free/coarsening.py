@@ -1,7 +1,9 @@
-"""Join units that talk to each other into clusters, so that a search can move what belongs together at once.
+"""Join units that belong together into clusters, so that a search can move them at once.
 
 Heavy edges are matched at random, round by round (as in multilevel partitioning: Karypis & Kumar, "Multilevel k-way
-partitioning scheme for irregular graphs", Journal of Parallel and Distributed Computing 48(1), 1998).
+partitioning scheme for irregular graphs", Journal of Parallel and Distributed Computing 48(1), 1998); or units stay
+together on which two good assignments agree (Sanders & Schulz, "Distributed evolutionary graph partitioning", ALENEX
+2012).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["chopped", "clustered"]
+__all__ = ["agreed", "chopped", "clustered"]
 
 
 def clustered(model: LoadModel, count: int, largest: float, draw: np.random.Generator) -> Ints:
@@ -64,6 +66,22 @@ def chopped(model: LoadModel, count: int, draw: np.random.Generator) -> Ints:
             stops.insert(near, float(before[place]))
             cuts.append(place + 1)
     return np.searchsorted(np.sort(np.array(cuts, dtype=np.int64)), np.arange(model.size), side="right")
+
+
+def agreed(model: LoadModel, first: Ints, second: Ints) -> Ints:
+    """Number the clusters of units that edges connect and that two assignments both keep together, ``(m,)``.
+
+    The names of the devices do not matter: two assignments that differ only in these agree on everything.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends, _heavy = _edges(model)
+    pair = first * model.devices + second
+    one, other = ends[pair[ends[:, 0]] == pair[ends[:, 1]]].T
+    together = coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(model.size, model.size))
+    clusters: Ints = connected_components(together, directed=False)[1].astype(np.int64)
+    return clusters
 
 
 def _edges(model: LoadModel) -> tuple[Ints, Floats]:
