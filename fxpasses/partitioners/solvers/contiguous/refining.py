@@ -38,6 +38,7 @@ GROWTH = 2
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
 ENDING = 1.5
+"""How many times its steps it may take where ever fewer ideals are left: it ends soon."""
 PREPARING = 5
 """Steps that it takes to prepare an ideal, for each unit."""
 SLACK = 1e-9
@@ -100,7 +101,7 @@ class Refining:
         chosen = np.ones(self.units.size, dtype=bool)
         chosen[left_out] = False
         level = self._row(chosen)
-        most, fewest = steps, 0
+        most, before = steps, 0
         while True:
             level = self._split(level, chosen, left_out)
             if len(level.words) > limit or len(level.words) * pace > most - taken:
@@ -112,8 +113,7 @@ class Refining:
                 return Refined(None, taken)
             if not left_out or not len(possible.words):
                 return Refined(possible.words, taken)
-            most = steps * (ENDING if len(possible.words) < fewest else 1)
-            fewest=len(possible.words)
+            most, before = steps * (ENDING if len(possible.words) < before else 1.0), len(possible.words)
             if MANY < len(level.words) * FUTILE < len(possible.words) and len(possible.words) << len(left_out) > limit:
                 return Refined(None, taken)
             level = possible
