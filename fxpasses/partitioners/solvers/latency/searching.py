@@ -20,7 +20,7 @@ from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["LatencySearch"]
 
-WORK_A_SECOND = 15_000_000
+WORK_A_SECOND = 12_000_000
 """Nodes that are looked at in a second, about."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
