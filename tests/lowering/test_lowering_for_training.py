@@ -141,8 +141,8 @@ def test_a_budget_in_which_the_model_runs_and_cannot_be_trained() -> None:
 @pytest.mark.parametrize(
     ("rows", "slots", "budget", "lacking"),
     [
-        (2, 2, 165, "lacks 79.8 KiB on right, while the optimizer steps, and the largest parameters there are those "
-                    "of linear_1 (aten.linear.default)."),
+        (2, 2, 165, "lacks 14.0 KiB on right, while the optimizer steps, and the largest parameters there are those "
+                    "of linear_2 (aten.linear.default)."),
         (4096, 0, 4200, "lacks 1.95 MiB on right, in the backward of linear_3 (aten.linear.default)."),
     ],
 )  # fmt: skip

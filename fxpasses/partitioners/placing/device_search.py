@@ -273,7 +273,7 @@ def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity)
 
 def _told_more(figures: GraphFigures, wish: Wish, contiguity: Contiguity, error: InfeasibleError) -> InfeasibleError:
     """The same proof; it counts only what operators need in any case, so a real placement lacks more."""
-    if wish.training is not None or error.missing_bytes is None:
+    if error.missing_bytes is None:
         return error
     missing, where, node = _nearest(figures, wish, contiguity)
     if missing <= error.missing_bytes:
@@ -294,10 +294,12 @@ def _none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Pl
 
 def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
     """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
-    cut = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs))).nearest()
-    if cut is not None and wish.training is not None:
-        runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
-        return lacking_in_training(figures, wish.topology, runs, wish.training)
+    order = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs)))
+    if wish.training is not None:
+        cut = order.roomiest()
+        runs = None if cut is None else runs_of(figures.graph_module, cut.home, figures.dependencies)
+        return (0, "", None) if runs is None else lacking_in_training(figures, wish.topology, runs, wish.training)
+    cut = order.nearest()
     if cut is None or cut.first_over is None or cut.value < 1:
         return 0, "", None
     clause = (

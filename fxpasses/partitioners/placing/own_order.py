@@ -126,6 +126,15 @@ class OwnOrder:
         found = attrs.evolve(self, in_turn=False)._smallest(missing)
         return None if found is None else self._told(*found)
 
+    def roomiest(self) -> Cut | None:
+        """The cut that leaves most room on its fullest device, or lacks least; for what needs more than is counted."""
+        used = [
+            np.where(np.isfinite(load), self.need + (self.memory.max() - group.memory), np.inf)
+            for load, group in zip(self.load, self.classes, strict=True)
+        ]
+        found = attrs.evolve(self, in_turn=False)._smallest(used)
+        return None if found is None else self._cut(*found)
+
     def _smallest(self, loads: list[Floats]) -> tuple[list[tuple[int, int, int]], float] | None:
         """Triples (device, from place, to place) of the smallest value, and that value; None: there is none."""
         states = (

@@ -81,7 +81,7 @@ def lacking_in_training(
         node = _with_largest_parameters(figures, (each for each in home if device_of[str(home[each])].name == worst))
         at = f", and the largest parameters there are those of {node.name} ({node.target})"
     clause = (
-        f"; the nearest one along the graph's own order lacks {format_bytes(over[worst])} on {worst}, "
+        f"; the most even cut of the graph's own order lacks {format_bytes(over[worst])} on {worst}, "
         f"{course.moment(position)}{at}"
     )
     return int(over[worst]), clause, node
