@@ -6,12 +6,19 @@ import itertools
 
 import pytest
 import torch
+from fuzz import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lowering_models import Mlp
 from torch import Tensor, nn
 
-from fxpasses import Device, InputError, Link, Plan, fake_devices, place
+from fxpasses import Device, InputError, Link, Plan, Topology, fake_devices, place
 from fxpasses.lowering import Planned
-from fxpasses.partitioners import Training
+from fxpasses.partitioners import Training, predict_training_memory
+from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.simulation import simulate
 from fxpasses.units import KiB
 
 
@@ -47,6 +54,51 @@ def test_seconds_and_peaks_are_those_of_the_plan(planned: Planned) -> None:
             assert facts["peak_bytes"] == run.timeline.peak(device)
             assert abs(load[device] - run.timeline.busy(device)) < 1e-12
     assert abs(max(load.values()) - planned.summary.objective_value) < 1e-12
+
+
+class Crossing(nn.Module):
+    """Branches, views, a mask without a gradient, a value that all use, and one that is written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mask = x > 0
+        wide = self.one(x).view(-1, 4, 8).transpose(1, 2).reshape(-1, 32) * mask
+        return (wide.relu() + self.other(x).sigmoid() * mask + x).softmax(-1)
+
+
+CROSSING = torch.export.export(Crossing(), (torch.randn(16, 32),)).module(check_guards=False)
+THREE = Topology(
+    fake_devices(3, torch_device="cpu"), [Link("device0", "device1", 1e9), Link("device1", "device2", 3e9)]
+)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_wherever_operators_are_the_figures_of_a_step_agree(data: st.DataObject) -> None:
+    """Seconds, loads and peaks of the timeline are the predicted ones; what runs side by side takes no longer."""
+    nodes = [node for node in CROSSING.graph.nodes if node.op == "call_function"]
+    names = [device.name for device in THREE.devices]
+    homes = data.draw(st.lists(st.sampled_from(names), min_size=len(nodes), max_size=len(nodes)))
+    runs = runs_of(CROSSING, dict(zip(nodes, homes, strict=True)))
+    device_of = {part: THREE[name] for part, name in runs.device_of.items()}
+    step = TrainingStep.of(CROSSING, Training(2))
+
+    run = simulate(CROSSING, runs.assignment, device_of, THREE, step=step)
+    seconds, load = predict_times(CROSSING, runs.assignment, device_of, THREE, seconds=step.seconds, sent=step.sent)
+    memory = predict_training_memory(CROSSING, runs.assignment, device_of, Training(2), needs=step.needs)
+
+    assert pytest.approx(seconds) == run.seconds
+    assert {name: held.peak for name, held in memory.items()} == {name: run.timeline.peak(name) for name in memory}
+    for overlap in ("none", "devices"):
+        timeline = simulate(CROSSING, runs.assignment, device_of, THREE, step=step, overlap=overlap).timeline
+        assert pytest.approx(load) == {name: timeline.busy(name) for name in load}
+    for overlap in ("devices", "copies"):
+        together = simulate(CROSSING, runs.assignment, device_of, THREE, step=step, overlap=overlap)
+        assert together.seconds <= run.seconds * (1 + 1e-9)
 
 
 def test_a_backward_takes_twice_its_forward(planned: Planned) -> None:
