@@ -69,15 +69,14 @@ LAST, LAST_FROM_NOTHING = Plan(1.0, 0.004, 2e-5, 4), Plan(1.0, 0.05, 1e-4, 3)
 CLUSTERS, UNITS = Plan(0.05, 0.05, 5e-4, 4), Plan(0.05, 0.004, 2e-5, 4)
 CROSSED, BOTH = Plan(0.03, 0.03, 5e-4, 4), Plan(0.03, 0.004, 2e-5, 4)
 ROUND = (
-    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.2, 0.08, 2e-3, 3)),
+    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.08, 2e-3, 3)),
     _Run(UNITS, "matched", CLUSTERS, 0.15),
-    _Run(Plan(0.11, 0.004, 2e-5, 4)),
-    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.2, 0.015, 3e-4, 3)),
+    _Run(Plan(0.05, 0.004, 2e-5, 4)),
+    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.015, 3e-4, 3)),
     _Run(UNITS, "chopped", CLUSTERS, 0.3),
     _Run(UNITS, "chopped", CLUSTERS, 0.5),
     _Run(Plan(0.05, 0.004, 2e-5, 4)),
-    _Run(BOTH, "crossed", CROSSED),
-    _Run(BOTH, "crossed", CROSSED),
+    *[_Run(BOTH, "crossed", CROSSED)] * 6,
 )
 """Units settle at a temperature of about 0.05 where a few of them carry all, at 0.005 where hundreds do; so there are
 annealings for both."""
