@@ -18,7 +18,8 @@ class AllocatedByDevice(TorchDispatchMode):
     """Follows every storage until it is freed; ``peak`` is the most bytes of each device at one time.
 
     In the forward a storage is of the part that runs, a copy of the part that it is made for; in the backward of the
-    part whose function runs; and while the optimizer steps of the parameter that it is made for.
+    part whose function runs; and while the optimizer steps of the parameter that it is made for. Gradients that go back
+    to another device are copied, as between real ones.
     """
 
     def __init__(self, lowered: LoweredModule, args: tuple[Tensor, ...], optimizer: torch.optim.Optimizer) -> None:
@@ -33,6 +34,7 @@ class AllocatedByDevice(TorchDispatchMode):
             device, module = lowered.plan.device_of[part].name, lowered.get_submodule(name)
             module.register_forward_pre_hook(lambda _module, given, device=device: self._enter(device, given))
             module.register_forward_hook(lambda _module, _given, made: self._leave(made))
+            self.held.setdefault(device, {})
             for tensor in (*module.parameters(), *module.buffers()):
                 self._hold(device, tensor)
                 for state in pytree.tree_leaves(optimizer.state.get(tensor, {})):
@@ -42,7 +44,7 @@ class AllocatedByDevice(TorchDispatchMode):
 
     def _hold(self, device: str, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        self.held.setdefault(device, {})[storage.data_ptr()] = storage.nbytes()
+        self.held[device][storage.data_ptr()] = storage.nbytes()
         self.home[storage.data_ptr()] = device
 
     def _enter(self, device: str, given: Any) -> None:
@@ -53,6 +55,7 @@ class AllocatedByDevice(TorchDispatchMode):
                 self._hold(device, tensor)
             for function in self._fresh(tensor.grad_fn):  # a copy: its gradient goes back to where it came from
                 self.of_function[function] = self.of_function[function.next_functions[0][0]]
+                function.register_prehook(_copied)
         self._count()
 
     def _leave(self, made: Any) -> None:
@@ -109,3 +112,8 @@ class AllocatedByDevice(TorchDispatchMode):
     def total(self) -> dict[str, int]:
         """What was there before, and the peak of what came and went."""
         return {device: sum(self.held[device].values()) + most for device, most in self.peak.items()}
+
+
+def _copied(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """What two real devices would do, and the CPU leaves out."""
+    return tuple(None if each is None else each.clone() for each in gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,17 @@ from fxpasses import (
     PlacementError,
     Plan,
     PlanError,
+    Topology,
     load,
     lower,
     place,
     save,
 )
+from fxpasses.lowering import lower_with_plan
+from fxpasses.lowering.preparing import prepare
 from fxpasses.partitioners import Training, predict_training_memory
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.report.page import render_page
 from fxpasses.units import KiB
 
@@ -48,6 +54,20 @@ class Loss(nn.Module):
         return nn.functional.cross_entropy(made.flatten(0, -2), target.flatten())
 
 
+class Crossing(nn.Module):
+    """One value with many users, views, and a mask that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mask = x > 0
+        wide = self.one(x).view(-1, 4, 8).transpose(1, 2).reshape(-1, 32) * mask
+        return (wide.relu() + self.other(x).sigmoid() * mask + x).softmax(-1).pow(2).mean()
+
+
 def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     from examples.resnet import training_model
 
@@ -61,7 +81,7 @@ def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, use_cache=False, **sizes))
     tokens = torch.randint(0, 128, (4, 33))
-    return Loss(model).train(), (tokens[:, :-1], tokens[:, 1:])
+    return Loss(model).train(), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:
@@ -332,3 +352,25 @@ def test_a_model_that_trains_nothing_is_refused() -> None:
         "There is nothing to train: no result of the model depends on a parameter that requires a gradient. Call "
         "requires_grad_() on what is to be trained, without no_grad in its forward; or leave `training` out."
     ) == str(failure.value)
+
+
+def test_values_that_several_devices_use_have_a_gradient_on_each() -> None:
+    """Wherever operators are: the sum of each device's own uses, and at home the sums that come back."""
+    torch.manual_seed(0)
+    model, args = Crossing(), (torch.randn(256, 32),)
+    prepared = prepare(model, args)
+    figures = GraphFigures.of(prepared.graph_module)
+    names = ("left", "middle", "right")
+    topology = Topology([Device(name) for name in names])
+
+    for seed in range(8):
+        draw = random.Random(seed)
+        runs = runs_of(prepared.graph_module, {node: draw.choice(names) for node in figures.nodes})
+        device_of = {part: topology[name] for part, name in runs.device_of.items()}
+        plan = Plan.of("crossing", "latency", topology, runs.assignment, device_of, training=Training(0))
+        lowered = lower_with_plan(prepared.program, plan)
+        with AllocatedByDevice(lowered, args, sgd(lowered)) as allocated:
+            lowered(*args).backward()
+        predicted = peaks(lowered)
+
+        assert all(real <= predicted[device] + 8 for device, real in allocated.total.items())  # scalars aside

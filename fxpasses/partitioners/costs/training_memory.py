@@ -104,6 +104,7 @@ class _Step:
         yield from self._workspaces(device)
         yield from self._stays(device)
         yield from self._second_gradients(device)
+        yield from self._sums(device)
         if step_bytes:
             yield self._life(self.end, self.end, step_bytes, self.course.schedule[0], "optimizer")
 
@@ -162,6 +163,23 @@ class _Step:
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
             if used and self.home.get(made_by) != device:
                 yield self._life(self.end - 1 - max(used), self.end, value_bytes(node), node, "gradients")
+
+    def _sums(self, device: str) -> Iterator[StepLife]:
+        """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
+        for value, home in self.home.items():
+            users: dict[str, list[int]] = {}
+            for user in value.users if value in self.needs.differentiable else ():
+                if user in self.home and user in self.needs.differentiable:
+                    users.setdefault(self.home[user], []).append(self.backward(user))
+            if len(users) < 2:
+                continue
+            size = value_bytes(value)
+            if device in users and device != home:
+                yield self._life(min(users[device]), max(users[device]), size, value, "activations")
+            if device == home:
+                come = [max(each) for name, each in users.items() if name != home]
+                yield self._life(min([*come, *users.get(home, ())]), self.backward(value), size, value, "activations")
+                yield from (self._life(at, at, size, value, "activations") for at in come)
 
     def trained(self, device: str) -> dict[tuple[int, ...], int]:
         """The bytes of each parameter with a gradient that the device uses, tied ones once."""
