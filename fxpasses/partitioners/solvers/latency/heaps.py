@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = []
+__all__ = ["heap_add", "heap_take"]
 
 
 @inlined

@@ -11,7 +11,7 @@ from fxpasses.partitioners.solvers.latency.running import end_of, makespan_of, t
 from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, WORK, Network, Timeline
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = []
+__all__ = ["push", "reorder"]
 
 
 @inlined
