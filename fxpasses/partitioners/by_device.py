@@ -30,7 +30,8 @@ from fxpasses.partitioners.placing.device_reasons import (
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, on_one_device, search
+from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, search
+from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn
 
@@ -166,7 +167,7 @@ def place_by_device(
     )
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
     alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
-    if alone is not None and everywhere:
+    if alone is not None and everywhere and is_fastest_everywhere(figures, wish, alone):
         return _on_one(figures, wish, alone)
     if contiguity is None:
         found = _best_or_free(figures, wish, kinds, alone)

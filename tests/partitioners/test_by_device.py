@@ -10,7 +10,7 @@ import torch
 from lowering_models import Mlp, chain_program
 from torch import Tensor, nn
 
-from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
+from fxpasses import Device, InfeasibleError, Link, PlacementError, fake_devices, lower
 from fxpasses.partitioners.by_device import place_by_device, predict_times
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.units import KiB, MiB
@@ -95,6 +95,23 @@ def test_the_fastest_device_runs_everything_when_it_fits() -> None:
     )
     slower = place_by_device(graph_module, [Device("small", 20 * KiB, flops=1e12), *fake_devices(2, flops=[1e9, 1e11])])
     assert ["device1"] == list(slower.device_of)
+
+
+def test_a_slow_host_that_holds_everything_does_not_get_everything() -> None:
+    """The accelerator is too small for the model: it takes the layers that it has room for, unless copies cost more."""
+    graph_module = module_of(Mlp(4), torch.randn(2, 64))
+    small, host = Device("small", 40 * KiB, flops=1e12, bandwidth=1e12), Device("host", flops=1e6, bandwidth=1e9)
+
+    near = place_by_device(graph_module, [small, host], [Link("small", "host", bandwidth=1e9)])
+    far = place_by_device(graph_module, [small, host], [Link("small", "host", latency=10.0)])
+
+    alone = place_by_device(graph_module, [host])
+    assert {"small", "host"} == {device.name for device in near.device_of.values()}
+    assert near.objective_value < 0.7 * alone.objective_value
+    assert pytest.approx(alone.objective_value) == far.objective_value
+    assert ["the whole model fits host, and no choice was found that has a smaller latency"] == list(
+        far.reasons.values()
+    )
 
 
 def test_one_device_alone_says_that_several_were_not_tried() -> None:

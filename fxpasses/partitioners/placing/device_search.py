@@ -20,11 +20,11 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan
+from fxpasses.partitioners.costs.device_times import predict_makespan
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets
-from fxpasses.partitioners.placing.colocation import Selector, select
+from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
@@ -34,7 +34,7 @@ from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
-__all__ = ["Contiguity", "Found", "Objective", "Wish", "on_one_device", "search"]
+__all__ = ["Contiguity", "Found", "Objective", "Wish", "search"]
 
 MAX_ROUNDS = 8
 ROUNDS_MORE = 3
@@ -230,26 +230,6 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
                 return _found(figures, wish, contiguity, runs, order.value(problem, cut), bound)
             for name, size in seen.over.items():
                 margin[name] = margin.get(name, 0) + size
-    return None
-
-
-def on_one_device(figures: GraphFigures, wish: Wish) -> Found | None:
-    """Everything on the fastest device that can run and hold it, if there is one and nothing says otherwise."""
-    for selector in (selector for group in wish.colocate for selector in group):
-        select(figures, selector, "colocate")  # kept anyway, but a slip is told
-    if wish.pinned or wish.forbidden or not figures.nodes:
-        return None
-    times = list(figures.seconds(wish.topology.devices, wish.supports))
-    total = {
-        device.name: sum(row[device.name] for row in times)
-        for device in wish.topology.devices
-        if all(device.name in row for row in times)
-    }
-    for name in sorted(total, key=total.__getitem__):  # sorted() is stable: of equal ones the first
-        homes = dict.fromkeys(figures.nodes, name)
-        runs = runs_of(figures.graph_module, homes, figures.dependencies)
-        if not check_budgets(figures, wish.topology, runs, wish.training).over:
-            return Found(runs, "pipeline", total[name], min(total[name], critical_path(figures, wish.topology)))
     return None
 
 
