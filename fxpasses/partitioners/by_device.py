@@ -117,8 +117,8 @@ def place_by_device(
             ``memory`` (the fullest device) or ``devices`` (as few as hold it).
         contiguity: ``pipeline`` (each device has one turn), ``convex`` or ``free`` (a device may have several). By
             default a pipeline, and ``free`` where none keeps the budgets and pins; where some device cannot run
-            everything, the better of ``pipeline`` and ``free``. For latency by default the fastest device that holds
-            everything takes it alone: several devices are quicker only where branches run side by side, and are tried
+            everything, the better of ``pipeline`` and ``free``. For latency by default a device that holds everything
+            takes it alone where none is faster: several are quicker only where branches run side by side, and are tried
             if a contiguity is given.
         supports: Whether a device can run a node; by default each device answers for itself.
         pinned: The device of a node, or of all operators of a module, given by its path.
