@@ -149,3 +149,17 @@ def chain_program(length: int) -> torch.export.ExportedProgram:
 class _Negation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.aten.neg.default(x)
+
+
+class Crossing(nn.Module):
+    """Branches, views, a mask without a gradient, and a value that all use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mask = x > 0
+        wide = self.one(x).view(-1, 4, 8).transpose(1, 2).reshape(-1, 32) * mask
+        return (wide.relu() + self.other(x).sigmoid() * mask + x).softmax(-1)

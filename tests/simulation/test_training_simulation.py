@@ -9,7 +9,7 @@ import torch
 from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowering_models import Mlp
+from lowering_models import Crossing, Mlp
 from torch import Tensor, nn
 
 from fxpasses import Device, InputError, Link, Plan, Topology, fake_devices, place
@@ -54,20 +54,6 @@ def test_seconds_and_peaks_are_those_of_the_plan(planned: Planned) -> None:
             assert facts["peak_bytes"] == run.timeline.peak(device)
             assert abs(load[device] - run.timeline.busy(device)) < 1e-12
     assert abs(max(load.values()) - planned.summary.objective_value) < 1e-12
-
-
-class Crossing(nn.Module):
-    """Branches, views, a mask without a gradient, a value that all use, and one that is written in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.one, self.other = (nn.Linear(32, 32) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        mask = x > 0
-        wide = self.one(x).view(-1, 4, 8).transpose(1, 2).reshape(-1, 32) * mask
-        return (wide.relu() + self.other(x).sigmoid() * mask + x).softmax(-1)
 
 
 CROSSING = torch.export.export(Crossing(), (torch.randn(16, 32),)).module(check_guards=False)
