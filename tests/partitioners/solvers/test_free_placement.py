@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
 
 import attrs
 import networkx as nx
 import numpy as np
 import pytest
 from fuzz import examples
+from hash_seeds import printed_under_two_hash_seeds
 from placement_cases import every_placement, is_legal, loads, needs, random_problem
 
 from fxpasses.devices import Device, Link
@@ -346,7 +344,6 @@ def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> 
 def test_answers_are_the_same_in_every_process() -> None:
     """Another hash seed changes nothing in free placements, latencies and replicas."""
     code = (
-        "import sys; sys.path[:0] = ['tests', 'tests/partitioners/solvers']\n"
         "import attrs\n"
         "from test_free_placement import *\n"
         "from test_replication import replicable_problem\n"
@@ -360,9 +357,6 @@ def test_answers_are_the_same_in_every_process() -> None:
         "    print(solution.device_of, solution.replicas)\n"
     )
 
-    answers = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-        for env in (os.environ | {"PYTHONHASHSEED": "1"}, os.environ | {"PYTHONHASHSEED": "2"})
-    ]
+    answers = printed_under_two_hash_seeds(code, "tests/partitioners/solvers")
 
     assert answers[0] == answers[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from fuzz import examples
+from hash_seeds import printed_under_two_hash_seeds
 from placement_cases import random_problem
 
 from fxpasses.devices import Device, Link
@@ -93,7 +93,6 @@ def test_annealing_leaves_what_no_device_can_run_alone() -> None:
 def test_compiled_answers_do_not_depend_on_the_process() -> None:
     """Two processes with other hash seeds find the same assignment by the same draws."""
     code = (
-        "import sys; sys.path.insert(0, 'tests/partitioners/solvers')\n"
         "import math, numpy as np\n"
         "from test_moves import hard_problem, model_of\n"
         "from fxpasses.partitioners.solvers.free.annealing import Annealer, Best\n"
@@ -104,12 +103,8 @@ def test_compiled_answers_do_not_depend_on_the_process() -> None:
         "    Rounds(model, 0.0, np.random.default_rng(seed)).search(best, 0.02)\n"
         "    print(best.value.hex(), best.home.tolist())\n"
     )
-    path = os.pathsep.join([*sys.path, "tests", "tests/partitioners/solvers"])
 
-    answers = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-        for env in (os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path} for seed in ("1", "2"))
-    ]
+    answers = printed_under_two_hash_seeds(code, "tests/partitioners/solvers")
 
     assert answers[0] == answers[1]
     assert 4 == len(answers[0].splitlines())

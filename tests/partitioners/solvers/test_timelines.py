@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
 
 import attrs
 import networkx as nx
@@ -15,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 from fuzz import examples
+from hash_seeds import printed_under_two_hash_seeds
 from placement_cases import random_problem
 
 from fxpasses.partitioners import PlacementProblem
@@ -240,12 +238,8 @@ def test_answers_do_not_depend_on_the_process() -> None:
         "    answer = LatencySearch(level, 0.0, 0.02, seed).run([np.zeros(level.model.size, dtype=np.int64)])\n"
         "    print(answer.value.hex(), answer.home.tolist(), answer.order.tolist())\n"
     )
-    path = os.pathsep.join([*sys.path, "tests", "tests/partitioners/solvers"])
 
-    answers = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-        for env in (os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path} for seed in ("1", "2"))
-    ]
+    answers = printed_under_two_hash_seeds(code, "tests/partitioners/solvers")
 
     assert answers[0] == answers[1]
     assert 6 == len(answers[0].splitlines())
