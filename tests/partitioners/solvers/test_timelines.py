@@ -61,7 +61,7 @@ class Begun:
         """All that a change that is taken back must leave as it was."""
         state, rooms = self.state, self.rooms
         arrays = [state.home, state.key, state.end, state.tail, state.before, state.after]
-        arrays += [rooms.home, rooms.need, rooms.holders, rooms.ranks, rooms.top, rooms.crossing]
+        arrays += [rooms.home, rooms.bytes, rooms.holders, rooms.ranks, rooms.top, rooms.crossing]
         return [self.runs, self.makespan, *(array.tolist() for array in arrays)]
 
     def tried(self, node: int, device: int, key: float, limit: float, stays: bool) -> float:
@@ -88,7 +88,7 @@ class Begun:
         assert again.rooms.crossing.tolist() == self.rooms.crossing.tolist()
         if level.needs.is_bounded:
             assert level.model.needs(home[None])[0] == pytest.approx(
-                self.rooms.need + level.needs.sizes[self.rooms.top]
+                self.rooms.bytes + level.needs.sizes[self.rooms.top]
             )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 
-from fxpasses.partitioners.solvers import compiling
+from fxpasses.partitioners.solvers import compiling, device_bytes
 from fxpasses.partitioners.solvers.compiling import Random, below, cached, chance, inlined
+from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
 from fxpasses.partitioners.solvers.free import graphs
 from fxpasses.partitioners.solvers.free.graphs import LARGEST, Graph, Plan, State
 from fxpasses.partitioners.solvers.reduced.tables import Ints
@@ -57,35 +58,6 @@ def _hand_over(graph: Graph, state: State, value: int, home: int, target: int) -
 
 
 @inlined
-def _hold(graph: Graph, state: State, unit: int, device: int) -> None:
-    """Put a unit's bytes on a device."""
-    state.bytes[device] += graph.kept[unit]
-    for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
-        block = graph.hold[place]
-        if state.holders[block, device] == 0:
-            state.bytes[device] += graph.shared[block]
-        state.holders[block, device] += 1
-    state.ranks[device, graph.rank[unit]] += 1
-    state.top[device] = max(state.top[device], graph.rank[unit])
-
-
-@inlined
-def _drop(graph: Graph, state: State, unit: int, device: int) -> None:
-    """Take a unit's bytes from a device."""
-    state.bytes[device] -= graph.kept[unit]
-    for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
-        block = graph.hold[place]
-        state.holders[block, device] -= 1
-        if state.holders[block, device] == 0:
-            state.bytes[device] -= graph.shared[block]
-    state.ranks[device, graph.rank[unit]] -= 1
-    top = state.top[device]
-    while top > 0 and state.ranks[device, top] == 0:
-        top -= 1
-    state.top[device] = top
-
-
-@inlined
 def _move(graph: Graph, state: State, unit: int, target: int) -> None:
     """Take a unit to another device, in time O(its values × devices)."""
     home = state.home[unit]
@@ -98,15 +70,8 @@ def _move(graph: Graph, state: State, unit: int, target: int) -> None:
     state.load[home] -= graph.weight[unit, home]
     state.load[target] += graph.weight[unit, target]
     if graph.counts_bytes:
-        _drop(graph, state, unit, home)
-        _hold(graph, state, unit, target)
-
-
-@inlined
-def _need(graph: Graph, state: State, device: int) -> float:
-    """Bytes that a device needs."""
-    need: float = state.bytes[device] + graph.sizes[state.top[device]]
-    return need
+        drop(graph, state, unit, home)
+        hold(graph, state, unit, target)
 
 
 @inlined
@@ -120,7 +85,7 @@ def _rebuild(graph: Graph, state: State) -> None:
     state.top[:] = 0
     for unit in range(len(state.home)):
         state.load[state.home[unit]] += graph.weight[unit, state.home[unit]]
-        _hold(graph, state, unit, state.home[unit])
+        hold(graph, state, unit, state.home[unit])
         for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
             state.users[graph.used[place], state.home[unit]] += 1
     for value in range(len(graph.source)):
@@ -149,7 +114,7 @@ def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
     total = 0.0
     for device in range(len(state.load)):
         if graph.by_bytes:
-            state.load[device] = _need(graph, state, device)
+            state.load[device] = held_bytes(graph, state, device)
         if state.load[device] != state.load_before[device]:
             state.power[device] = _squared(state.load[device] / scale, squarings)
         total += state.power[device]
@@ -161,7 +126,7 @@ def _over(graph: Graph, state: State) -> float:
     """By which shares of the budgets they are passed, all together."""
     over = 0.0
     for device in range(len(state.load)):
-        need = _need(graph, state, device)
+        need = held_bytes(graph, state, device)
         if need > graph.memory[device]:
             over += (need - graph.memory[device]) / max(graph.memory[device], 1.0)
     return over
@@ -248,8 +213,8 @@ def _turn_back(graph: Graph, state: State, count: int) -> None:
             state.users[graph.used[place], target] -= 1
             state.users[graph.used[place], home] += 1
         if graph.counts_bytes:
-            _drop(graph, state, unit, target)
-            _hold(graph, state, unit, home)
+            drop(graph, state, unit, target)
+            hold(graph, state, unit, home)
 
 
 @inlined
@@ -265,7 +230,7 @@ def _keep(state: State, best: Ints, value: float) -> float:
     return largest
 
 
-@cached(compiling, graphs)
+@cached(compiling, device_bytes, graphs)
 def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: Random) -> float:
     """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
     value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf

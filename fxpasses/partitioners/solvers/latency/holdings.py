@@ -36,7 +36,7 @@ class Rooms(NamedTuple):
     """An assignment of units with its sums, and with changes that can be taken back."""
 
     home: Ints
-    need: Floats  # bytes of each device but for what is live
+    bytes: Floats  # bytes of each device but for what is live
     holders: Ints  # (s, k)
     ranks: Ints  # (k, sizes)
     top: Ints  # the highest rank on each device
@@ -77,7 +77,7 @@ def rooms_of(needs: Needs, home: Ints) -> Rooms:
     units, kinds = needs.banned.shape
     return Rooms(
         home=home.astype(np.int64),
-        need=np.zeros(kinds),
+        bytes=np.zeros(kinds),
         holders=_zeros(len(needs.shared), kinds),
         ranks=_zeros(kinds, len(needs.sizes)),
         top=_zeros(kinds),

@@ -3,38 +3,10 @@
 from __future__ import annotations
 
 from fxpasses.partitioners.solvers.compiling import inlined
+from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
 from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms
 
 __all__ = ["fill", "fits", "give", "give_back"]
-
-
-@inlined
-def _hold(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
-    """Put a unit's bytes on a device."""
-    rooms.need[device] += needs.kept[unit]
-    for place in range(needs.hold_start[unit], needs.hold_start[unit + 1]):
-        block = needs.hold[place]
-        if rooms.holders[block, device] == 0:
-            rooms.need[device] += needs.shared[block]
-        rooms.holders[block, device] += 1
-    rooms.ranks[device, needs.rank[unit]] += 1
-    rooms.top[device] = max(rooms.top[device], needs.rank[unit])
-
-
-@inlined
-def _drop(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
-    """Take a unit's bytes from a device."""
-    rooms.need[device] -= needs.kept[unit]
-    for place in range(needs.hold_start[unit], needs.hold_start[unit + 1]):
-        block = needs.hold[place]
-        rooms.holders[block, device] -= 1
-        if rooms.holders[block, device] == 0:
-            rooms.need[device] -= needs.shared[block]
-    rooms.ranks[device, needs.rank[unit]] -= 1
-    top = rooms.top[device]
-    while top > 0 and rooms.ranks[device, top] == 0:
-        top -= 1
-    rooms.top[device] = top
 
 
 @inlined
@@ -51,8 +23,8 @@ def _put(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
     """A unit goes to a device, whatever that breaks."""
     home = rooms.home[unit]
     if needs.is_bounded:
-        _drop(needs, rooms, unit, home)
-        _hold(needs, rooms, unit, device)
+        drop(needs, rooms, unit, home)
+        hold(needs, rooms, unit, device)
     if needs.flows:
         _cross(needs, rooms, unit, home, -1)
         _cross(needs, rooms, unit, device, 1)
@@ -61,7 +33,7 @@ def _put(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
 
 @inlined
 def _is_over(needs: Needs, rooms: Rooms, device: int) -> bool:
-    return bool(rooms.need[device] + needs.sizes[rooms.top[device]] > needs.memory[device])
+    return bool(held_bytes(needs, rooms, device) > needs.memory[device])
 
 
 @inlined
@@ -121,6 +93,6 @@ def give_back(needs: Needs, rooms: Rooms) -> None:
 def fill(needs: Needs, rooms: Rooms) -> None:
     """Make the sums of an assignment that has none yet."""
     for unit in range(len(rooms.home)):
-        _hold(needs, rooms, unit, rooms.home[unit])
+        hold(needs, rooms, unit, rooms.home[unit])
         for place in range(needs.later_start[unit], needs.later_start[unit + 1]):
             rooms.crossing[rooms.home[unit], rooms.home[needs.later[place]]] += 1

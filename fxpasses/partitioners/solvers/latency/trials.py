@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxpasses.partitioners.solvers import compiling
+from fxpasses.partitioners.solvers import compiling, device_bytes
 from fxpasses.partitioners.solvers.compiling import Random, cached, chance, inlined
 from fxpasses.partitioners.solvers.latency import changes, heaps, holdings, pushing, rooms, running, timelines
 from fxpasses.partitioners.solvers.latency.changes import TRY, change, find_path
@@ -33,7 +33,7 @@ def _write(state: Timeline, rooms: Rooms, home: Ints, key: Floats) -> float:
     return state.figures[MAKESPAN]
 
 
-@cached(compiling, timelines, holdings, heaps, rooms, running, pushing, changes)
+@cached(compiling, device_bytes, timelines, holdings, heaps, rooms, running, pushing, changes)
 def anneal(
     network: Network,
     state: Timeline,
