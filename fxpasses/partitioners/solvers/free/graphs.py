@@ -17,8 +17,10 @@ __all__ = ["LARGEST", "Graph", "Plan", "State", "graph_of", "state_of"]
 
 LARGEST = 32
 """Units of one move, at most."""
-PER_UNIT, PER_MADE, PER_LOAD = 20, 4, 4
-"""Steps of moving a unit; of a value that it makes, in those of one that it uses; of a value besides its devices."""
+PER_UNIT, PER_VALUE = 20, 10
+"""Steps of moving a unit, and of each value that it uses or makes, besides the devices."""
+PER_MOVE, PER_LOAD, PER_BYTES = 40, 2, 5
+"""Steps of a move, besides its units; of the load of a device, and of its bytes."""
 
 Counts = NDArray[np.int32]
 
@@ -42,7 +44,8 @@ class Graph(NamedTuple):
     send: Floats  # (q, k, k)
     rank: Ints  # of each unit's live bytes among the sizes
     sizes: Floats
-    steps: Ints  # of moving each unit
+    unit_steps: Ints  # of moving each unit
+    move_steps: int  # of a move besides
     counts_bytes: bool  # whether they matter at all
     by_bytes: bool  # whether a device's load is its bytes
 
@@ -52,9 +55,8 @@ class State(NamedTuple):
 
     home: Ints
     load: Floats
-    power: Floats  # of each load
     load_before: Floats  # the move that is tried
-    power_before: Floats
+    power: Floats  # of each load
     bytes: Floats
     users: Counts  # (q, k)
     holders: Counts  # (s, k)
@@ -93,6 +95,7 @@ def graph_of(model: LoadModel) -> Graph:
     holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
     hold_start, hold = _lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size)
     sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
+    counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
     return Graph(
         np.where(model.banned, np.inf, model.weight),
         _floats(model.kept),
@@ -110,21 +113,21 @@ def graph_of(model: LoadModel) -> Graph:
         _floats(model.send),
         np.ascontiguousarray(rank[1:], dtype=np.int64),
         sizes,
-        PER_UNIT + (PER_MADE * np.diff(made_start) + np.diff(used_start)) * (model.devices + PER_LOAD),
-        model.by_bytes or bool(np.isfinite(model.memory).any()),
+        PER_UNIT + (np.diff(made_start) + np.diff(used_start)) * (PER_VALUE + model.devices),
+        PER_MOVE + model.devices * (PER_LOAD + PER_BYTES * counts_bytes),
+        counts_bytes,
         model.by_bytes,
     )
 
 
 def state_of(model: LoadModel, graph: Graph, home: Ints) -> State:
     """An assignment; its sums are made when it is annealed."""
-    load, power, load_before, power_before, kept = np.zeros((5, model.devices))
+    load, load_before, power, kept = np.zeros((4, model.devices))
     return State(
         home.astype(np.int64),
         load,
-        power,
         load_before,
-        power_before,
+        power,
         kept,
         np.zeros((len(model.source), model.devices), dtype=np.int32),
         np.zeros((len(model.shared), model.devices), dtype=np.int32),

@@ -19,8 +19,8 @@ from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["anneal"]
 
-PROPOSAL = 20
-"""Steps that a proposal costs besides its units."""
+PROPOSAL, ACCEPTED = 15, 115
+"""Steps of drawing a move, and of keeping it: a processor guesses that it is not kept."""
 BLOCK = 1024
 """Proposals between two temperatures."""
 SUMS = 4096
@@ -32,15 +32,15 @@ BESIDE = 0.5
 
 
 @inlined
-def _charge(graph: Graph, state: State, value: int, made: int, sign: float) -> None:
+def _receive(graph: Graph, state: State, value: int, made: int) -> None:
     """Add a value to the loads: what each device that uses it receives, and the slowest of these where it is made."""
     slowest = 0.0
     for device in range(len(state.load)):
         if device != made and state.users[value, device]:
             seconds = graph.send[value, made, device]
-            state.load[device] += sign * seconds
+            state.load[device] += seconds
             slowest = max(slowest, seconds)
-    state.load[made] += sign * slowest
+    state.load[made] += slowest
 
 
 @inlined
@@ -48,13 +48,38 @@ def _hand_over(graph: Graph, state: State, value: int, home: int, target: int) -
     """A user of a value goes to another device; the loads change only where it was the only user, or is the first."""
     made = state.home[graph.source[value]]
     leaves = state.users[value, home] == 1 and home != made
-    matters = leaves or (state.users[value, target] == 0 and target != made)
-    if matters:
-        _charge(graph, state, value, made, -1.0)
+    joins = state.users[value, target] == 0 and target != made
     state.users[value, home] -= 1
     state.users[value, target] += 1
-    if matters:
-        _charge(graph, state, value, made, 1.0)
+    if leaves or joins:
+        before = after = 0.0
+        for device in range(len(state.load)):
+            if state.users[value, device] and device != made and not (joins and device == target):
+                before = max(before, graph.send[value, made, device])
+        after = before
+        if leaves:
+            before = max(before, graph.send[value, made, home])
+            state.load[home] -= graph.send[value, made, home]
+        if joins:
+            after = max(after, graph.send[value, made, target])
+            state.load[target] += graph.send[value, made, target]
+        state.load[made] += after - before
+
+
+@inlined
+def _make_elsewhere(graph: Graph, state: State, value: int, home: int, target: int) -> None:
+    """The unit that makes a value goes to another device."""
+    before = after = 0.0
+    for device in range(len(state.load)):
+        if state.users[value, device]:
+            if device != home:
+                before = max(before, graph.send[value, home, device])
+                state.load[device] -= graph.send[value, home, device]
+            if device != target:
+                after = max(after, graph.send[value, target, device])
+                state.load[device] += graph.send[value, target, device]
+    state.load[home] -= before
+    state.load[target] += after
 
 
 @inlined
@@ -64,8 +89,7 @@ def _move(graph: Graph, state: State, unit: int, target: int) -> None:
     for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
         _hand_over(graph, state, graph.used[place], home, target)
     for place in range(graph.made_start[unit], graph.made_start[unit + 1]):
-        _charge(graph, state, graph.made[place], home, -1.0)
-        _charge(graph, state, graph.made[place], target, 1.0)
+        _make_elsewhere(graph, state, graph.made[place], home, target)
     state.home[unit] = target
     state.load[home] -= graph.weight[unit, home]
     state.load[target] += graph.weight[unit, target]
@@ -89,8 +113,7 @@ def _rebuild(graph: Graph, state: State) -> None:
         for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
             state.users[graph.used[place], state.home[unit]] += 1
     for value in range(len(graph.source)):
-        _charge(graph, state, value, state.home[graph.source[value]], 1.0)
-    state.load_before[:] = -1.0  # no power is known
+        _receive(graph, state, value, state.home[graph.source[value]])
 
 
 @inlined
@@ -110,13 +133,18 @@ def _root(number: float, squarings: int) -> float:
 
 @inlined
 def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
-    """The sum of the loads' powers; those of loads that the move has not changed are known."""
+    """The sum of the loads' powers, each squared so many times."""
+    if graph.by_bytes:
+        for device in range(len(state.load)):
+            state.load[device] = held_bytes(graph, state, device)
+    share = 1.0 / scale
+    for device in range(len(state.load)):
+        state.power[device] = min(max(state.load[device] * share, 0.0), 1e4)
+    for _ in range(squarings):
+        for device in range(len(state.load)):
+            state.power[device] *= state.power[device]
     total = 0.0
     for device in range(len(state.load)):
-        if graph.by_bytes:
-            state.load[device] = held_bytes(graph, state, device)
-        if state.load[device] != state.load_before[device]:
-            state.power[device] = _squared(state.load[device] / scale, squarings)
         total += state.power[device]
     return total
 
@@ -190,13 +218,13 @@ def _propose(graph: Graph, state: State, random: Random, stamp: int) -> int:
 def _turn(graph: Graph, state: State, count: int) -> int:
     """Make the move, and write down the way back; its elementary steps."""
     for device in range(len(state.load)):
-        state.load_before[device], state.power_before[device] = state.load[device], state.power[device]
-    steps = 0
+        state.load_before[device] = state.load[device]
+    steps = graph.move_steps
     for index in range(count):
         unit, home = state.moved[index], state.home[state.moved[index]]
         _move(graph, state, unit, state.target[index])
         state.target[index] = home
-        steps += graph.steps[unit]
+        steps += graph.unit_steps[unit]
     return steps
 
 
@@ -204,7 +232,7 @@ def _turn(graph: Graph, state: State, count: int) -> int:
 def _turn_back(graph: Graph, state: State, count: int) -> None:
     """Undo the move: loads are as they were, counts are counted back."""
     for device in range(len(state.load)):
-        state.load[device], state.power[device] = state.load_before[device], state.power_before[device]
+        state.load[device] = state.load_before[device]
     for index in range(count):
         unit, home = state.moved[index], state.target[index]
         target = state.home[unit]
@@ -258,6 +286,7 @@ def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, pen
         if limit < 0.0 or power > _squared(limit, plan.squarings):
             _turn_back(graph, state, count)
             continue
+        steps += ACCEPTED
         energy = _root(power, plan.squarings) + penalty * over
         if over == 0.0:
             value = _keep(state, best, value)

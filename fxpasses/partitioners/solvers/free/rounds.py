@@ -25,7 +25,7 @@ from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["Rounds"]
 
-STEPS_PER_SECOND = 700e6
+STEPS_PER_SECOND = 1000e6
 """Elementary steps of annealing on one core of 2024 in a second."""
 SHORTEST, PER_UNIT = 10e6, 50e3
 """Steps of the first round: so many at least, and so many for each unit."""
