@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -90,7 +90,17 @@ class MeasureCosts(PassBase):
         """Measure every node."""
         if self.example_inputs is not None and not all(map(has_value, graph_module.graph.find_nodes(op="placeholder"))):
             propagate_values(graph_module, self.example_inputs)
-        for inner in nested_graph_modules(graph_module):
+        graph_modules = list(nested_graph_modules(graph_module))
+        _give_each_node_its_own_entries(graph_modules)
+        for inner in graph_modules:
             for node, cost in measure_graph(inner, sizes=self.sizes).items():
                 COST.write(node, cost)
         return PassResult(graph_module, False)
+
+
+def _give_each_node_its_own_entries(graph_modules: Sequence[GraphModule]) -> None:
+    """``torch.export`` leaves a result of a region and the node that picks it out of the region with one ``meta``."""
+    owner: dict[int, Node] = {}
+    for node in (node for graph_module in graph_modules for node in graph_module.graph.nodes):
+        if owner.setdefault(id(node.meta), node) is not node:
+            node.meta = node.meta.copy()

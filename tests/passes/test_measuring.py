@@ -91,6 +91,28 @@ def test_bodies_of_control_flow_are_measured_too() -> None:
     assert all(COST.has(node) for module in inner for node in module.graph.nodes)
 
 
+def test_what_is_picked_out_of_a_region_does_not_cost_what_made_it() -> None:
+    """``torch.export`` gives both nodes one ``meta``: work in a region of autocast counted twice."""
+
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(x)
+
+    program = export(Region(), (torch.randn(2, 4),))
+
+    MeasureCosts()(program.graph_module)
+
+    flops = {node.name: COST.read(node).flops for node in program.graph.nodes if node.op == "call_function"}
+    (body,) = [module for module in program.graph_module.children() if isinstance(module, GraphModule)]
+    assert {"linear": 2 * 2 * 4 * 4, "getitem": 0} == flops
+    assert 2 * 2 * 4 * 4 == COST.read(named(body, "linear")).flops
+
+
 def test_the_type_that_is_computed_in_is_part_of_the_cost() -> None:
     program = export(nn.Linear(4, 4).bfloat16(), (torch.randn(2, 4, dtype=torch.bfloat16),))
 

@@ -21,12 +21,20 @@ from fxpasses.devices import Device
 from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.partitioners.costs.dry_runs import makes_a_copy
-from fxpasses.partitioners.costs.operation_counts import COUNTERS, shape_of, taken_apart, within_module
+from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of, taken_apart, within_module
+from fxpasses.partitioners.costs.traffic import (
+    BAGS,
+    LOOKUPS,
+    WRITES_ROWS,
+    bytes_moved,
+    rows_looked_up,
+    state_bytes,
+)
+from fxpasses.partitioners.costs.transform_counts import TRANSFORM_COUNTERS
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.tensor_sizes import (
     Sizes,
     concrete_value,
-    storage_bytes,
     tensor_bytes,
     tensors_in,
 )
@@ -105,20 +113,23 @@ def _is_view(node: Node) -> bool:
 
 
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
-    """A conditional costs its dearer branch; a loop its body for each row of what it scans, or once."""
-    owner = node.graph.owning_module
+    """A conditional costs its dearer branch; a loop its body for each row of what it scans, or once.
+
+    Attention with a score function costs both its products, and the function for each score.
+    """
+    owner, name = node.graph.owning_module, _name_of(node.target)
     bodies = [] if owner is None else [body for used in node.all_input_nodes if (body := _body_of(used, owner))]
     costs = [sum((measure_node(inner, sizes=sizes) for inner in body.graph.nodes), NodeCost()) for body in bodies]
     cost = max(costs, key=lambda each: (each.flops, each.bytes_read + each.bytes_written), default=NodeCost())
-    if _name_of(node.target) in ("scan", "map_impl", "map") and (scanned := tensors_in(list(inputs))):
-        rounds = shape_of(scanned[0])[0] if shape_of(scanned[0]) else 1
-        return attrs.evolve(
-            cost,
-            flops=cost.flops * rounds,
-            bytes_read=cost.bytes_read * rounds,
-            bytes_written=cost.bytes_written * rounds,
-        )
-    return cost
+    rounds = body_runs(name, inputs)
+    if (counter := COUNTERS.get(name)) is not None:
+        return NodeCost(counter(inputs, None) + cost.flops * rounds)
+    return attrs.evolve(
+        cost,
+        flops=cost.flops * rounds,
+        bytes_read=cost.bytes_read * rounds,
+        bytes_written=cost.bytes_written * rounds,
+    )
 
 
 def _body_of(node: Node, owner: GraphModule) -> GraphModule | None:
@@ -148,9 +159,9 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]
-    constants = _state_bytes(node) if node.op == "call_module" else _attribute_bytes(node)
-    read, traffic = _traffic(node, operands, written)
-    dtype = _computing_dtype([*operands, *tensors_in(output)])
+    constants = state_bytes(node) if node.op == "call_module" else _attribute_bytes(node)
+    read, traffic = bytes_moved(node, _name_of(node.target), operands, written)
+    dtype = _computing_dtype(node, operands, tensors_in(output))
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         body = _higher_order_cost(node, inputs, sizes)
         read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
@@ -159,40 +170,6 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
 
 
 _PRODUCTS = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
-_BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
-_WRITES_ROWS = ("index_copy_", "index_put_", "scatter_")
-_OVERWRITES = ("copy_", "fill_", "zero_")
-
-
-def _traffic(node: Node, operands: Sequence[torch.Tensor], written: int) -> tuple[int, int]:
-    """Bytes that a node reads and writes: of a table that it looks rows up in, and of one it writes to, only these."""
-    sizes = [min(tensor_bytes(tensor), storage_bytes(tensor)) for tensor in operands]
-    name = _name_of(node.target)
-    if node.op == "call_module":
-        state = _state_bytes(node)
-        return sum(sizes) + (min(state, written) if _is_table(node) else state), written
-    if name in (*_LOOKUPS, *_BAGS) and sizes:
-        table = max(sizes)
-        looked_up = written if name in _LOOKUPS else _rows_looked_up(operands)[1]
-        return sum(sizes) - table + min(table, looked_up), written
-    if name in _WRITES_ROWS and len(sizes) > 1:
-        return sum(sizes[1:]), sizes[-1]
-    return sum(sizes[1:] if name in _OVERWRITES else sizes), written
-
-
-def _rows_looked_up(operands: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Elements and bytes of the rows that a bag adds up: as many as there are indices."""
-    rows = max((math.prod(shape_of(each)) for each in operands if not each.is_floating_point()), default=0)
-    table = max(operands, key=tensor_bytes)
-    elements = rows * (shape_of(table)[-1] if table.dim() else 1)
-    return elements, elements * table.element_size()
-
-
-def _is_table(node: Node) -> bool:
-    owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if owner is not None else None
-    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
 
 
 def _operands(inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -204,17 +181,18 @@ def _attribute_bytes(node: Node) -> int:
     return sum(tensor_bytes(tensor) for used in attributes for tensor in tensors_in(value_of(used)))
 
 
-def _state_bytes(node: Node) -> int:
-    """Bytes of the parameters and buffers of a called module, tied ones once."""
-    owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
-    return sum(map(tensor_bytes, (*module.parameters(), *module.buffers())))
+def _computing_dtype(node: Node, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> str:
+    """The type of the first floating-point tensor, else of the first; of a product under autocast, that of its result.
 
-
-def _computing_dtype(tensors: Sequence[torch.Tensor]) -> str:
-    """The type of the first floating-point tensor, else of the first."""
+    Autocast casts operands inside of the call: ``float32`` goes in, and what is computed and comes out is shorter.
+    """
+    tensors = [*operands, *results]
     floating = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-    return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
+    chosen = next(iter(floating or tensors), None)
+    if chosen is not None and results and _name_of(node.target) in COUNTERS:
+        is_cast = chosen.dtype is torch.float32 and results[0].dtype in (torch.bfloat16, torch.float16)
+        chosen = results[0] if is_cast else chosen
+    return "" if chosen is None else str(chosen.dtype).removeprefix("torch.")
 
 
 def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: Any, sizes: Sizes) -> int:
@@ -223,17 +201,24 @@ def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: 
     if node.op == "call_module":
         return int(_module_flops(node, inputs, named, output, sizes))
     operands = _operands(inputs)
-    if name in _LOOKUPS:
+    if name in LOOKUPS:
         return sum(math.prod(shape_of(tensor)) for tensor in tensors_in(output))
-    if name in _BAGS and operands:
-        return _rows_looked_up(operands)[0]
-    if name in _WRITES_ROWS and len(operands) > 1:
+    if name in BAGS and operands:
+        return rows_looked_up(operands)[0]
+    if name in WRITES_ROWS and len(operands) > 1:
         return math.prod(shape_of(operands[-1]))
     if counter is not None and len(operands) >= 2:
-        return int(counter(inputs, output))
+        return int(counter(inputs, output)) * _per_product(operands)
+    if (transform := TRANSFORM_COUNTERS.get(name)) is not None and operands:
+        return transform(inputs, output)
     if counted := taken_apart(node.target, inputs, named):
-        return counted
+        return counted * _per_product(operands)
     return max((math.prod(shape_of(tensor)) for tensor in [*operands, *tensors_in(output)]), default=0)
+
+
+def _per_product(operands: Sequence[torch.Tensor]) -> int:
+    """Real multiply-adds of one multiply-add: complex numbers take four."""
+    return 4 if any(tensor.is_complex() for tensor in operands) else 1
 
 
 def _module_flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: Any, sizes: Sizes) -> int:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["COUNTERS", "Counter", "shape_of", "taken_apart", "within_module"]
+__all__ = ["COUNTERS", "Counter", "body_runs", "shape_of", "taken_apart", "within_module"]
 
 Counter = Callable[[Sequence[Any], Any], int]
 """Operations from positional inputs and the output."""
@@ -64,6 +64,10 @@ def _convolution(inputs: Sequence[Any], output: Any) -> int:
     return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[1])[1:])
 
 
+def _time_first_convolution(inputs: Sequence[Any], output: Any) -> int:
+    return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[1])[:2])
+
+
 def _transposed_convolution(inputs: Sequence[Any], _output: Any) -> int:
     return 2 * math.prod(shape_of(inputs[0])) * math.prod(shape_of(inputs[1])[1:])
 
@@ -83,6 +87,10 @@ def _attention(inputs: Sequence[Any], _output: Any) -> int:
 def _attention_backward(inputs: Sequence[Any], output: Any) -> int:
     """``Q·Kᵀ`` again, and a product for each of the gradients of P, Q, K and V (Dao et al., arXiv:2205.14135)."""
     return 5 * _attention(inputs[1:4], output) // 2
+
+
+def _scored_attention_backward(inputs: Sequence[Any], output: Any) -> int:
+    return 5 * _attention(inputs, output) // 2
 
 
 def _recurrent_layer(inputs: Sequence[Any], _output: Any) -> int:
@@ -110,6 +118,7 @@ COUNTERS: Mapping[str, Counter] = {
             "_scaled_dot_product_flash_attention_for_cpu",
             "_scaled_dot_product_efficient_attention",
             "_scaled_dot_product_cudnn_attention",
+            "flex_attention",
         ),
         _attention,
     ),
@@ -123,11 +132,31 @@ COUNTERS: Mapping[str, Counter] = {
         _attention_backward,
     ),
     "addbmm": _summed_product,
+    "conv_tbc": _time_first_convolution,
     "bilinear": _bilinear,
+    "flex_attention_backward": _scored_attention_backward,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
 }
 """The formula of an operator, by its name without namespace and overload. Needs two tensors or more as inputs."""
+
+
+_SCANNED = {"scan": 2, "map_impl": 1, "map": 1}
+"""The argument that a loop goes through row by row."""
+
+
+def body_runs(name: str, inputs: Sequence[Any]) -> int:
+    """How many times a higher-order operator runs its body: once for each row, or each score; else once.
+
+    Args:
+        name: Its name without namespace.
+        inputs: Its positional inputs.
+    """
+    if name.startswith("flex_attention"):
+        return math.prod(shape_of(inputs[0])[:-1]) * shape_of(inputs[1])[-2]
+    at = _SCANNED.get(name)
+    rows = next((shape_of(each) for each in pytree.tree_leaves(inputs[at]) if shape_of(each)), ()) if at else ()
+    return rows[0] if rows else 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

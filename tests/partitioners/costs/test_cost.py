@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 
 from fxpasses import Device, PassManager
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, seconds_on
@@ -237,6 +239,56 @@ def test_a_conditional_costs_its_dearer_branch() -> None:
     (cond,) = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond)
 
     assert 2 * 4 * 4 * 4 == measure_node(cond).flops
+
+
+def test_a_scan_costs_its_body_for_each_row_whatever_it_carries() -> None:
+    """The carried value, 3 rows, comes before what is scanned, 12 rows."""
+
+    class Recurrence(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            carry, _ = scan(lambda state, row: (state + row @ weight, state * 2), x[0] * 0, x)
+            return carry
+
+    program = torch.export.export(Recurrence(), (torch.randn(12, 3, 8), torch.randn(8, 8)))
+    (node,) = program.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
+
+    assert 12 * (2 * 3 * 8 * 8 + 3 * 8 + 3 * 8) == measure_node(node).flops
+
+
+def test_attention_with_a_score_function_costs_its_products_and_the_function_for_each_score() -> None:
+    """The body of ``flex_attention`` works on single scores; the products are in the operator itself."""
+
+    class Flexible(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return flex_attention(q, k, v, score_mod=lambda score, b, h, row, column: score + row - column)
+
+    q, k = torch.randn(2, 4, 128, 8), torch.randn(2, 4, 256, 8)
+    program = torch.export.export(Flexible(), (q, k, k))
+    (node,) = [node for node in program.graph.nodes if "flex_attention" in str(node.target)]
+    cost = measure_node(node)
+
+    scores = 2 * 4 * 128 * 256
+    assert 2 * 2 * scores * 8 + 2 * scores == cost.flops
+    assert "float32" == cost.dtype
+    assert cost.bytes_read < 2 * (q.nbytes + k.nbytes + k.nbytes)  # scores are in no memory
+
+
+def test_a_product_under_autocast_computes_in_the_type_that_comes_out() -> None:
+    """The cast is inside of the operator; the device's rate for the short type counts."""
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(x)
+
+    program = torch.export.export(Cast(), (torch.randn(2, 8),))
+    (region,) = [node for node in program.graph.nodes if "autocast" in str(node.target)]
+
+    assert "bfloat16" == measure_node(region).dtype
 
 
 def test_a_size_that_is_no_number_counts_as_the_default() -> None:

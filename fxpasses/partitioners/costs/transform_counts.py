@@ -1,0 +1,105 @@
+"""How many operations factorizations of matrices and Fourier transforms take: far more than one per element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fxpasses.partitioners.costs.operation_counts import Counter, shape_of
+from fxpasses.partitioners.tensor_sizes import tensors_in
+
+__all__ = ["TRANSFORM_COUNTERS"]
+
+
+def _each_matrix(count: Callable[[int, int], float]) -> Counter:
+    """A count of one matrix of ``rows x columns``, ``rows`` the larger, for all matrices of a batch."""
+
+    def counter(inputs: Sequence[Any], _output: Any) -> int:
+        *batch, rows, columns = (1, 1, *shape_of(inputs[0]))
+        return int(math.prod(batch) * count(max(rows, columns), min(rows, columns)))
+
+    return counter
+
+
+def _solution(count: Callable[[int], float], passes: int = 1) -> Counter:
+    """A factorization, then substitutions of ``n * n`` multiply-adds for all right sides together."""
+
+    def counter(inputs: Sequence[Any], output: Any) -> int:
+        *batch, size, _ = (1, 1, *shape_of(inputs[0]))
+        substituted = passes * size * math.prod(shape_of(tensors_in(output)[0]))
+        return int(math.prod(batch) * count(size)) + substituted
+
+    return counter
+
+
+def _fourier(dims: Callable[[Sequence[Any], int], Sequence[int]]) -> Counter:
+    """``5 n log2 n`` operations for ``n`` complex numbers, half of it for real ones."""
+
+    def counter(inputs: Sequence[Any], output: Any) -> int:
+        before, after = shape_of(inputs[0]), shape_of(output)
+        sizes = [max(sizes) for sizes in zip(before, after, strict=True)]  # of real numbers half is not there
+        length = math.prod(sizes[dim] for dim in dims(inputs, len(sizes)))
+        is_real = not (inputs[0].is_complex() and output.is_complex())
+        return int(5 * math.prod(sizes) * math.log2(max(2, length)) / (2 if is_real else 1))
+
+    return counter
+
+
+def _given(at: int, default: Sequence[int] | None) -> Callable[[Sequence[Any], int], Sequence[int]]:
+    """The dimensions that stand at a place of the inputs; None: all of them."""
+
+    def dims(inputs: Sequence[Any], rank: int) -> Sequence[int]:
+        found = inputs[at] if len(inputs) > at and inputs[at] is not None else default
+        return range(rank) if found is None else (found,) if isinstance(found, int) else found
+
+    return dims
+
+
+def _short_time_fourier(inputs: Sequence[Any], output: Any) -> int:
+    window = inputs[1]
+    frames = math.prod(shape_of(output)) // (window // 2 + 1)
+    return int(2.5 * frames * window * math.log2(window))
+
+
+_FOURIER = {
+    **{kind: _fourier(_given(2, (-1,))) for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")},
+    **{f"{kind}2": _fourier(_given(2, (-2, -1))) for kind in ("fft", "ifft", "rfft", "irfft")},
+    **{f"{kind}n": _fourier(_given(2, None)) for kind in ("fft", "ifft", "rfft", "irfft")},
+}
+
+_CHOLESKY = _each_matrix(lambda m, n: n**3 / 3)
+_LU = _each_matrix(lambda m, n: n * n * (m - n / 3))
+_INVERSE = _each_matrix(lambda m, n: 2 * n**3)
+_QR = _each_matrix(lambda m, n: 4 * n * n * (m - n / 3))
+_SVD = _each_matrix(lambda m, n: 14 * m * n * n + 8 * n**3)
+_SINGULAR_VALUES = _each_matrix(lambda m, n: 4 * n * n * (m - n / 3))
+_EIGH = _each_matrix(lambda m, n: 9 * n**3)
+_EIG = _each_matrix(lambda m, n: 25 * n**3)
+_EXPONENTIAL = _each_matrix(lambda m, n: 20 * n**3)
+_SOLVE = _solution(lambda n: 2 * n**3 / 3, passes=2)
+_SUBSTITUTE = _solution(lambda n: 0)
+
+TRANSFORM_COUNTERS: Mapping[str, Counter] = {
+    **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex"), _CHOLESKY),
+    **dict.fromkeys(("lu", "linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex"), _LU),
+    **dict.fromkeys(
+        ("det", "logdet", "slogdet", "linalg_det", "linalg_slogdet", "_linalg_det", "_linalg_slogdet"), _LU
+    ),
+    **dict.fromkeys(("inverse", "linalg_inv", "linalg_inv_ex", "cholesky_inverse"), _INVERSE),
+    **dict.fromkeys(("qr", "linalg_qr", "geqrf"), _QR),
+    **dict.fromkeys(("svd", "linalg_svd", "_linalg_svd", "pinverse", "linalg_pinv", "linalg_lstsq"), _SVD),
+    "linalg_svdvals": _SINGULAR_VALUES,
+    **dict.fromkeys(("linalg_eigh", "_linalg_eigh", "linalg_eigvalsh"), _EIGH),
+    **dict.fromkeys(("linalg_eig", "linalg_eigvals"), _EIG),
+    **dict.fromkeys(("matrix_exp", "linalg_matrix_exp"), _EXPONENTIAL),
+    **dict.fromkeys(("linalg_solve", "linalg_solve_ex", "_linalg_solve_ex"), _SOLVE),
+    **dict.fromkeys(("linalg_solve_triangular", "triangular_solve"), _SUBSTITUTE),
+    **{f"fft_{kind}": counter for kind, counter in _FOURIER.items()},
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _fourier(_given(1, None))),
+    "stft": _short_time_fourier,
+}
+"""The formula of an operator, by its name without namespace and overload; of those that iterate, as much as is usual.
+
+Source: Golub, Van Loan, "Matrix Computations", 4th edition, 2013; Cooley, Tukey, Mathematics of Computation 19, 1965.
+"""

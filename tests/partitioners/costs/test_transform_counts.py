@@ -1,0 +1,82 @@
+"""How many operations factorizations of matrices and Fourier transforms count."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fxpasses.partitioners.costs.node_costs import measure_node
+from fxpasses.passes import MeasureCosts
+
+N = 24
+SQUARE = torch.eye(N)
+BATCH = torch.eye(N).repeat(5, 1, 1)
+SIGNAL = torch.randn(3, 64)
+
+
+def flops_of(function: Any, *args: Any) -> int:
+    class Call(nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return function(*given)
+
+    program = torch.export.export(Call(), args)
+    return max(measure_node(node).flops for node in program.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (N**3 // 3, torch.linalg.cholesky, (SQUARE,)),
+        (2 * N**3, torch.linalg.inv, (SQUARE,)),
+        (5 * 2 * N**3, torch.linalg.inv, (BATCH,)),
+        (2 * N**3 // 3 + 2 * N * N * 4, torch.linalg.solve, (SQUARE, torch.ones(N, 4))),
+        (N * N * 4, lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), (SQUARE, torch.ones(N, 4))),
+        (2 * N**3 // 3, torch.linalg.det, (SQUARE,)),
+        (9 * N**3, torch.linalg.eigh, (SQUARE,)),
+        (22 * N**3, torch.linalg.svd, (SQUARE,)),
+        (4 * N * N * (60 - N // 3), torch.linalg.qr, (torch.ones(60, N),)),
+        (4 * N * N * (60 - N // 3), torch.linalg.qr, (torch.ones(N, 60),)),
+    ],
+    ids=["cholesky", "inverse", "batch", "solve", "triangular", "det", "eigh", "svd", "qr-tall", "qr-wide"],
+)
+def test_a_factorization_counts_the_cube_of_its_size(flops: int, function: Any, args: tuple[Any, ...]) -> None:
+    """One operation per element, as of an addition, let a device with a slow CPU look fast."""
+    assert flops == flops_of(function, *args)
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "signal"),
+    [
+        (5 * 192 * 6, torch.fft.fft, SIGNAL.to(torch.complex64)),
+        (5 * 192 * 6 // 2, torch.fft.rfft, SIGNAL),
+        (5 * 192 * 6 // 2, lambda x: torch.fft.irfft(x, 64), torch.fft.rfft(SIGNAL)),
+        (5 * 192 * 6 // 2, lambda x: torch.fft.rfft(x, None, 0), SIGNAL.t().contiguous()),
+        (int(5 * 192 * math.log2(192) / 2), torch.fft.rfft2, SIGNAL),
+    ],
+    ids=["complex", "real", "inverse", "dimension", "two-dimensions"],
+)
+def test_a_fourier_transform_counts_five_n_log_n(flops: int, function: Any, signal: torch.Tensor) -> None:
+    """Cooley and Tukey's count, half of it where one side is real; decomposed alike."""
+    assert flops == flops_of(function, signal)
+
+
+def test_products_of_complex_numbers_count_four_of_real_ones() -> None:
+    """(a + ib)(c + id) is four multiplications, and as many additions with that of the sum."""
+    matrix = torch.ones(4, 4, dtype=torch.complex64)
+
+    assert 4 * (2 * 4 * 4 * 4) == flops_of(torch.matmul, matrix, matrix)
+
+
+def test_a_function_of_a_traced_graph_counts_as_its_operator() -> None:
+    """A graph that was written by hand calls ``torch.linalg.inv`` itself."""
+    graph = Graph()
+    graph.output(graph.call_function(torch.linalg.inv, (graph.placeholder("x"),)))
+    module = GraphModule(nn.Module(), graph)
+    MeasureCosts(example_inputs=(SQUARE,))(module)
+
+    assert 2 * N**3 == max(measure_node(node).flops for node in module.graph.nodes)
