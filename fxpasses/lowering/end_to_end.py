@@ -21,6 +21,7 @@ from fxpasses.lowering.planning import place
 from fxpasses.lowering.preparing import Clock, Pipeline, Progress, stateful
 from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
+from fxpasses.outlining.part_names import is_taken
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
@@ -240,5 +241,5 @@ def _spare(summary: Summary, plan: Plan) -> dict[str, float]:
 
 
 def _attribute_name(part: object) -> str:
-    """A part is held under its own name, unless every module has an attribute of that name (``cpu``, ``half``)."""
-    return f"on_{part}" if hasattr(GraphModule, str(part)) else str(part)
+    """A part is held under its own name, unless a module or Python uses it already (``cpu``, ``report``, ``class``)."""
+    return f"on_{part}" if is_taken(str(part)) or str(part) in LoweredModule.__annotations__ else str(part)

@@ -50,7 +50,7 @@ class LoweredModule(GraphModule):
     _direct: DirectRun
     _checks_inputs: int  # the key of the only hook that it comes with
     _replay: Replay
-    _missing: Mapping[str, str]  # what the last checkpoint lacked: the model's own names, by those here
+    _loading: tuple[Mapping[str, str], list[str]]  # the model's own names by those here, and what torch complains about
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
@@ -136,16 +136,19 @@ class LoweredModule(GraphModule):
         """Load a checkpoint of the model, whose own names are expected; torch asks each module of a module for this."""
         names = {prefix + key: prefix + self.qualified_names.get(key, key) for key in super().state_dict()}
         found = {key: state_dict[name] for key, name in names.items() if name in state_dict}
-        self._missing = {key: name for key, name in names.items() if key not in found}
         for name in set(names.values()):
             state_dict.pop(name, None)
         state_dict.update(found)
+        self._loading = names, args[-1]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _name_missing(lowered: LoweredModule, keys: Any) -> None:
-    """Parts tell what they miss under their own names, and after the lowered model itself was asked."""
-    keys.missing_keys[:] = dict.fromkeys(lowered._missing.get(key, key) for key in keys.missing_keys)
+def _tell_own_names(lowered: LoweredModule, keys: Any) -> None:
+    """Parts tell what they miss or cannot take under their own names, and after the lowered model itself was asked."""
+    names, complaints = lowered._loading
+    keys.missing_keys[:] = dict.fromkeys(names.get(key, key) for key in keys.missing_keys)
+    for key, name in names.items():
+        complaints[:] = [text.replace(f" {key}:", f" {name}:").replace(f'"{key}"', f'"{name}"') for text in complaints]
 
 
 class OffloadedModule(LoweredModule):
@@ -182,8 +185,8 @@ def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputC
     _keep_persistence(source, lowered)
     lowered._contract = contract
     lowered._direct = DirectRun()
-    if _name_missing not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source
-        lowered.register_load_state_dict_post_hook(_name_missing)  # type: ignore[no-untyped-call]  # torch does not say
+    if _tell_own_names not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source
+        lowered.register_load_state_dict_post_hook(_tell_own_names)  # type: ignore[no-untyped-call]  # torch does not say
     lowered._checks_inputs = lowered.register_forward_pre_hook(_Binding(contract), with_kwargs=True).id
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,6 +25,7 @@ from fxpasses.outlining.building import remake
 from fxpasses.outlining.graph_writing import GraphWriter, without_collections
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
+from fxpasses.outlining.part_names import PartNames, identifier, unique_name, wished_names
 from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.partitioners.placing.replicas import with_replicas
@@ -33,8 +34,6 @@ __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
 
 SPLIT_NAMES = "fxpasses.split"
 """Key in ``GraphModule.meta`` of a split module: the names of its parts, and the original names of their attributes."""
-
-PartNames = Mapping[Hashable, str] | Callable[[Hashable], str]
 
 
 @attrs.frozen(eq=False)
@@ -150,7 +149,7 @@ def split(
             view = assignment._dependencies
         else:
             groups, view = _partitions(graph_module, assignment), None
-        wished = _wished_names(groups, names)
+        wished = wished_names(groups, names)
         pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
         is_ordered = isinstance(assignment, Assignment)
         plan = make_plan(graph_module, pairs, constants=constants, dependencies=view, keep_order=is_ordered)
@@ -225,29 +224,6 @@ def _unlifted(program: ExportedProgram, assignment: Assignment | Grouping) -> tu
     return module, [[by_name.get(node.name, node) for node in group] for group in assignment]
 
 
-def _wished_names(order: Iterable[Hashable], names: PartNames | None, prefix: str = "submod_") -> dict[Hashable, str]:
-    wished: dict[Hashable, str] = {}
-    used: set[str] = set()
-    for partition in order:
-        given = names(partition) if callable(names) else (names or {}).get(partition)
-        wished[partition] = _unique(_identifier(given or f"{prefix}{partition}"), used)
-    return wished
-
-
-def _identifier(name: str) -> str:
-    cleaned = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in str(name))
-    return cleaned if cleaned[:1].isalpha() or cleaned[:1] == "_" else f"_{cleaned}"
-
-
-def _unique(name: str, used: set[str]) -> str:
-    fresh, number = name, 0
-    while fresh in used:
-        number += 1
-        fresh = f"{name}_{number}"
-    used.add(fresh)
-    return fresh
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The top level
 # ---------------------------------------------------------------------------------------------------------------------
@@ -279,7 +255,7 @@ def _finish(
     kept = _kept_names(plan)
     used = {name.partition(".")[0] for name in kept}
     for part in plan.parts:
-        part.name = _unique(part.name, used)
+        part.name = unique_name(part.name, used)
     build_parts(
         plan,
         always_return_tuple=always_return_tuple,
@@ -485,7 +461,7 @@ def split_module(
     prefix = f"submod_{partition_affix}_" if partition_affix is not None else "submod_"
     with without_collections():
         groups = _groups_by(split_callback, m)
-        wished = _wished_names(groups, None, prefix)
+        wished = wished_names(groups, None, prefix)
         pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
         try:
             plan = make_plan(m, pairs, constants=constants, keep_order=bool(keep_original_order))
@@ -573,7 +549,7 @@ def split_by_tags(
             fact = "has no tag" if tag is None else f"has the tag {tag!r}, which is not in tags={list(tags)!r}"
             raise SplitError(f"node {node.name!r} {fact}; set node.tag to one of the tags", node=node)
         groups[tag].append(node)
-    plan = make_plan(gm, [(_identifier(tag), nodes) for tag, nodes in groups.items()], keep_order=True)
+    plan = make_plan(gm, [(identifier(tag), nodes) for tag, nodes in groups.items()], keep_order=True)
     top = _finish(plan, always_return_tuple=return_tuple)
     for part in plan.parts:
         for node in part.nodes:

@@ -147,6 +147,18 @@ def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
             each.load_state_dict(less)
 
 
+def test_a_checkpoint_of_another_shape_is_told_under_the_models_names() -> None:
+    """Torch names the part that the tensor is in, which no checkpoint knows."""
+    model = Training().train()
+    lowered = in_two(model, torch.randn(6, 8))
+    outer = nn.ModuleDict({"net": lowered})
+
+    with pytest.raises(RuntimeError, match=r"size mismatch for second\.weight: copying a param with shape"):
+        lowered.load_state_dict({**model.state_dict(), "second.weight": torch.zeros(3, 3)})
+    with pytest.raises(RuntimeError, match=r"size mismatch for net\.second\.weight: copying a param with shape"):
+        outer.load_state_dict({**outer.state_dict(), "net.second.weight": torch.zeros(3, 3)})
+
+
 def test_a_copy_is_trained_alone() -> None:
     lowered = in_two(Training().train(), torch.randn(6, 8))
     before = {name: value.clone() for name, value in lowered.state_dict().items()}

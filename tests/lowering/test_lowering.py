@@ -45,11 +45,26 @@ def lowered_pair(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Lower onto two devices of which neither holds the whole model."""
     held = sum(p.numel() * p.element_size() for p in model.parameters())
     budget = options.pop("budget", int(held * 0.8) + 24 * KiB)
-    return lower(model, args, kwargs, devices=cpu_pair(budget, budget), **options)
+    devices = options.pop("devices", None) or cpu_pair(budget, budget)
+    return lower(model, args, kwargs, devices=devices, **options)
 
 
 def devices_used(lowered: LoweredModule) -> list[str]:
     return [row.name for row in lowered.report.devices if row.nodes]
+
+
+@pytest.mark.parametrize("name", ["class", "self", "training", "meta", "report", "plan", "cpu"])
+def test_a_device_may_have_the_name_of_something_else(name: str) -> None:
+    """A part is an attribute of a module, which Python's words and a module's own attributes cannot name."""
+    model = Mlp().eval()
+    x = torch.randn(2, 64)
+
+    lowered = lowered_pair(model, (x,), devices=[Device(name, 40 * KiB), Device("other", 40 * KiB)])
+
+    assert_same(model(x), lowered(x))
+    assert_same(model(x), lowered.forward(x))
+    assert [name, "other"] == [part.name for part in lowered.plan.parts]
+    assert lowered.report.devices[0].name == name
 
 
 def test_a_model_too_large_for_one_device_runs_on_two_with_equal_results() -> None:
