@@ -32,6 +32,11 @@ class Best:
         if value[first] < self.value:
             self.value, self.home = float(value[first]), homes[first].copy()
 
+    def take(self, other: Best) -> None:
+        """Be what another one is if that is better."""
+        if other.value < self.value:
+            self.value, self.home = other.value, other.home
+
 
 class Annealer:
     """Annealing of one model.
@@ -54,13 +59,12 @@ class Annealer:
         home: Ints = np.argmin(chance, axis=1)
         return home
 
-    def improve(self, best: Best, home: Ints, plan: Plan, draw: np.random.Generator) -> Best:
-        """Anneal from an assignment, and offer what comes out; this alone."""
+    def improved(self, home: Ints, plan: Plan, draw: np.random.Generator) -> Best:
+        """What annealing from an assignment comes to."""
         found = self.along(home, plan, draw)[None]
-        own, figures, legal = Best(math.inf, found[0]), self.model.figures(found), self.model.legal(found)
-        for each in (own, best):
-            each.offer(figures, legal, found)
-        return own
+        best = Best(math.inf, found[0])
+        best.offer(self.model.figures(found), self.model.legal(found), found)
+        return best
 
     def along(self, home: Ints, plan: Plan, draw: np.random.Generator) -> Ints:
         """The best assignment on the way from one that gives no device what it cannot run; else where it ends."""

@@ -1,10 +1,15 @@
-"""Search in rounds of annealings: from nothing, from clusters of units, from two good answers, and around the best.
+"""Search in families of annealings: from nothing, from clusters of units, from two good answers, and around the best.
 
 One annealing often ends near a good assignment that is not the best, whatever its heat; several of different kinds do
 not end at the same, and what they have found is annealed again with little heat. Where two of them agree is mostly
-right, so what they keep together stays together while the rest is annealed. Each round is twice as long as the one
-before it, and none knows the budget, so a larger budget goes on where a smaller one stops; only the last annealing
-takes what is left.
+right, so what they keep together stays together while the rest is annealed. This comes in rounds, each twice as long as
+the one before it.
+
+Answers of a few rounds become alike, and what they are like by then is luck: more rounds seldom change it. So a new
+family starts from nothing, and when it is done, the best of all families are crossed. How many rounds a family needs
+depends on the graph; families of every length get about the same time (Luby, Sinclair & Zuckerman, "Optimal speedup of
+Las Vegas algorithms", Information Processing Letters 47(4), 1993). None knows the budget, so a larger budget goes on
+where a smaller one stops; only the last annealing takes what is left.
 """
 
 from __future__ import annotations
@@ -27,10 +32,12 @@ __all__ = ["Rounds"]
 
 STEPS_PER_SECOND = 1000e6
 """Elementary steps of annealing on one core of 2024 in a second."""
-SHORTEST, PER_UNIT = 10e6, 50e3
-"""Steps of the first round: so many at least, and so many for each unit."""
+SHORTEST, PER_UNIT = 3e6, 50e3
+"""Steps of a family's first round: so many at least, and so many for each unit."""
 GROWTH = 2.0
 """How much longer each round is than the one before it."""
+ROUNDS = 4
+"""Rounds of every other family; of those between them, every other one has one more, and so on."""
 OTHERS = 6
 """Answers that are kept to be crossed with the best."""
 LARGEST_CLUSTER = 0.3
@@ -68,18 +75,37 @@ LAST, LAST_FROM_NOTHING = Plan(1.0, 0.004, 2e-5, 4), Plan(1.0, 0.05, 1e-4, 3)
 """What is left in the end goes to an annealing around the best, or from nothing where there is no best."""
 CLUSTERS, UNITS = Plan(0.05, 0.05, 5e-4, 4), Plan(0.05, 0.004, 2e-5, 4)
 CROSSED, BOTH = Plan(0.03, 0.03, 5e-4, 4), Plan(0.03, 0.004, 2e-5, 4)
+AROUND = _Run(Plan(0.05, 0.004, 2e-5, 4))
+CROSSINGS = (_Run(BOTH, "crossed", CROSSED),) * 6
 ROUND = (
     _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.08, 2e-3, 3)),
     _Run(UNITS, "matched", CLUSTERS, 0.15),
-    _Run(Plan(0.05, 0.004, 2e-5, 4)),
+    AROUND,
     _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.015, 3e-4, 3)),
     _Run(UNITS, "chopped", CLUSTERS, 0.3),
     _Run(UNITS, "chopped", CLUSTERS, 0.5),
-    _Run(Plan(0.05, 0.004, 2e-5, 4)),
-    *[_Run(BOTH, "crossed", CROSSED)] * 6,
+    AROUND,
+    *CROSSINGS,
 )
 """Units settle at a temperature of about 0.05 where a few of them carry all, at 0.005 where hundreds do; so there are
 annealings for both."""
+MEETING = (*CROSSINGS, AROUND)
+"""What the best of all families do when another one has ended, in the steps of its last round."""
+
+
+@attrs.frozen(eq=False)
+class _Family:
+    """The best answer of some annealings, and others to cross it with."""
+
+    best: Best
+    others: list[Best] = attrs.field(factory=list)
+
+    def remember(self, found: Best) -> None:
+        """Keep an answer for crossing if it is one of the best, and of another value than those."""
+        if math.isfinite(found.value) and all(found.value != other.value for other in self.others):
+            self.others.append(found)
+            self.others.sort(key=lambda each: each.value)
+            del self.others[OTHERS:]
 
 
 @attrs.frozen(eq=False)
@@ -95,39 +121,35 @@ class Rounds:
     model: LoadModel
     bound: float
     draw: np.random.Generator
-    _others: list[Best] = attrs.field(factory=list, init=False)
 
     def search(self, best: Best, seconds: float) -> None:
         """Improve ``best`` for about so many seconds, or until it is at the bound."""
         annealer, left = Annealer(self.model), seconds * STEPS_PER_SECOND
-        for run, steps in _endless(max(SHORTEST, PER_UNIT * self.model.size)):
+        everybody = _Family(best)
+        for family, run, steps in _endless(everybody, max(SHORTEST, PER_UNIT * self.model.size)):
             if best.value <= self.bound * (1 + 1e-9):
                 return
             if run.steps * steps > left:
                 break
             left -= run.steps * steps
-            found = annealer.improve(best, self._start(annealer, best, run, steps), _spend(run.plan, steps), self.draw)
+            found = annealer.improved(self._start(annealer, family, run, steps), _spend(run.plan, steps), self.draw)
+            family.best.take(found)
+            best.take(found)
             if run.start != "best":
-                self._remember(found)
+                family.remember(found)
         last = LAST if math.isfinite(best.value) else LAST_FROM_NOTHING
-        annealer.improve(best, self._start(annealer, best, _Run(last), left), _spend(last, left), self.draw)
+        start = self._start(annealer, everybody, _Run(last), left)
+        best.take(annealer.improved(start, _spend(last, left), self.draw))
 
-    def _remember(self, found: Best) -> None:
-        """Keep an answer for crossing if it is one of the best, and of another value than those."""
-        if math.isfinite(found.value) and all(found.value != other.value for other in self._others):
-            self._others.append(found)
-            self._others.sort(key=lambda each: each.value)
-            del self._others[OTHERS:]
-
-    def _start(self, annealer: Annealer, best: Best, run: _Run, steps: float) -> Ints:
+    def _start(self, annealer: Annealer, family: _Family, run: _Run, steps: float) -> Ints:
         """The best, or what the annealing before leads to; anything where there is neither."""
-        home = best.home if math.isfinite(best.value) else annealer.anywhere(self.draw)
+        home = family.best.home if math.isfinite(family.best.value) else annealer.anywhere(self.draw)
         if run.before is None:
             return home
         before = _spend(run.before, steps)
         if run.start == "nothing":
             return annealer.along(annealer.anywhere(self.draw), before, self.draw)
-        cluster = self._clusters(best, run)
+        cluster = self._clusters(family, run)
         small = self.model.merged(cluster)
         if small.banned.all(axis=1).any():  # no device can run some cluster
             return home
@@ -135,14 +157,14 @@ class Rounds:
         first = home[np.unique(cluster, return_index=True)[1]] if run.start == "crossed" else coarse.anywhere(self.draw)
         return coarse.along(first, before, self.draw)[cluster]
 
-    def _clusters(self, best: Best, run: _Run) -> Ints:
+    def _clusters(self, family: _Family, run: _Run) -> Ints:
         """The clusters of the units; each is one where there is no other answer to cross the best with."""
         model = self.model
         if run.start == "crossed":
-            others = [other.home for other in self._others if other.value != best.value]
+            others = [other.home for other in family.others if other.value != family.best.value]
             if not others:
                 return np.arange(model.size)
-            return agreed(model, best.home, others[int(self.draw.integers(len(others)))])
+            return agreed(model, family.best.home, others[int(self.draw.integers(len(others)))])
         count = max(2 * model.devices, int(run.share * model.size))
         if run.start == "chopped":
             return chopped(model, count, self.draw)
@@ -150,11 +172,18 @@ class Rounds:
         return clustered(model, count, largest, self.draw)
 
 
-def _endless(shortest: float) -> Iterator[tuple[_Run, float]]:
-    """Runs of ever longer rounds, with the steps of the round."""
-    for index in itertools.count():
-        for run in ROUND:
-            yield run, shortest * GROWTH**index
+def _endless(everybody: _Family, shortest: float) -> Iterator[tuple[_Family, _Run, float]]:
+    """Runs of one family after the other, with the steps of the round; the first starts from what is known."""
+    family = _Family(attrs.evolve(everybody.best))
+    for index in itertools.count(1):
+        longest = ROUNDS - 1 + (index & -index).bit_length() - 1  # so often 2 divides the index
+        for number in range(longest + 1):
+            for run in ROUND:
+                yield family, run, shortest * GROWTH**number
+        everybody.remember(family.best)
+        for run in MEETING if len(everybody.others) > 1 else ():
+            yield everybody, run, shortest * GROWTH**longest
+        family = _Family(Best(math.inf, family.best.home))
 
 
 def _spend(plan: Plan, steps: float) -> Plan:
