@@ -53,7 +53,7 @@ def _no_limit(size: float | str | None) -> int | None:
 
 def _positive(what: str, whose: str = "device") -> Callable[[object, attrs.Attribute[Any], Any], None]:
     def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not (isinstance(value, (int, float)) and value > 0 and not math.isnan(value)):
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) and value > 0):
             raise InputError(f"A {whose}'s {what} must be a positive number, not {value!r}.")
 
     return check
@@ -72,8 +72,22 @@ def _named(_instance: object, _attribute: attrs.Attribute[Any], name: Any) -> No
         raise InputError(f"A device's name is a text that is not empty, not {name!r}.")
 
 
+def _torch_name(device: Any) -> str:
+    """What ``torch.device`` takes, as text."""
+    if isinstance(device, str) or type(device).__name__ == "device":
+        return str(device)
+    raise InputError(f"A device's torch_device is what torch.device takes, like 'cpu' or 'cuda:0', not {device!r}.")
+
+
+def _number(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"A device's logical_id is a whole number, not {value!r}.")
+
+
 def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
     """Types may be given as ``torch.bfloat16`` too."""
+    if not isinstance(given, Mapping):
+        raise InputError(f'flops_by_dtype is a table like {{"bfloat16": 990e12}}, not {given!r}.')
     return {str(dtype).removeprefix("torch."): rate for dtype, rate in given.items()}
 
 
@@ -113,8 +127,8 @@ class Device:
 
     name: str = attrs.field(validator=_named)
     available_mem_bytes: int | None = attrs.field(default=None, converter=_no_limit)
-    logical_id: int = -1
-    torch_device: str = attrs.field(default="cpu", kw_only=True, converter=str)
+    logical_id: int = attrs.field(default=-1, validator=_number)
+    torch_device: str = attrs.field(default="cpu", kw_only=True, converter=_torch_name)
     flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, validator=_positive("flops"))
     bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
     overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True, validator=_seconds("A device's overhead"))

@@ -78,6 +78,16 @@ def test_a_negative_memory_is_refused() -> None:
         (lambda: Device("a", overhead=-1e-6), "A device's overhead is a number of seconds from 0 on, not -1e-06."),
         (lambda: Device(""), "A device's name is a text that is not empty, not ''."),
         (lambda: Device(0), "A device's name is a text that is not empty, not 0."),  # type: ignore[arg-type]
+        (lambda: Device("a", flops=True), "A device's flops must be a positive number, not True."),
+        (lambda: Device("a", 1, "x"), "A device's logical_id is a whole number, not 'x'."),  # type: ignore[arg-type]
+        (
+            lambda: Device("a", torch_device=None),  # type: ignore[arg-type]
+            "A device's torch_device is what torch.device takes, like 'cpu' or 'cuda:0', not None.",
+        ),
+        (
+            lambda: Device("a", flops_by_dtype=["float16"]),  # type: ignore[arg-type]
+            "flops_by_dtype is a table like {\"bfloat16\": 990e12}, not ['float16'].",
+        ),
         (lambda: Link("a", "b", 0), "A link's bandwidth must be a positive number, not 0."),
         (lambda: Link("a", "b", 1e9, -1), "A link's latency is a number of seconds from 0 on, not -1."),
         (lambda: Link("a", "a"), "A link joins two devices, and this one 'a' with itself; leave it out."),

@@ -91,10 +91,14 @@ def _refuse_words(device_map: Any) -> None:
         )
 
 
+def _parsed(place: Any) -> torch.device:
+    """A number is a GPU, whether or not this machine has one; torch asks for the accelerator that is here."""
+    return torch.device(f"cuda:{place}" if type(place) is int else place)
+
+
 def _torch_device(module: str, place: Any) -> str:
     try:
-        # A number is a GPU, whether or not this machine has one; torch asks for the accelerator that is here.
-        return str(torch.device(f"cuda:{place}" if type(place) is int else place))
+        return str(_parsed(place))
     except (RuntimeError, TypeError):
         raise PlacementError(
             f"The device map puts {_quoted(module)} on {place!r}, which is no torch device; write cpu, cuda:0 or 0, or "
@@ -114,7 +118,7 @@ def _resolve(module: str, place: Any, topology: Topology) -> Device:
     if isinstance(place, str) and place in names:
         return names[place]
     try:
-        wanted = torch.device(place)
+        wanted = _parsed(place)
     except (RuntimeError, TypeError):
         wanted = None
     found = [device for device in topology.devices if wanted is not None and _same(device.torch_device, wanted)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import attrs
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.errors import InputError
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, require_value
 from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
 from fxpasses.pass_base import PassBase, PassResult
@@ -69,6 +70,11 @@ def _bytes_used(node: Node, effects: EffectAnalysis, constants: Mapping[int, int
     return sum(constants[storage] for storage in storages if storage in constants)
 
 
+def _known_sizes(_pass: object, _field: object, sizes: object) -> None:
+    if sizes not in get_args(Sizes):
+        raise InputError(f"MeasureCosts counts symbolic sizes as 'hint' or as 'upper', not {sizes!r}.")
+
+
 @attrs.frozen
 class MeasureCosts(PassBase):
     """Write each node's cost under :data:`~fxpasses.partitioners.COST`: operations, bytes, the type it computes in.
@@ -83,7 +89,7 @@ class MeasureCosts(PassBase):
 
     visit_nested: ClassVar[bool] = False  # bodies get their values with the graph that calls them
 
-    sizes: Sizes = attrs.field(default="hint", validator=attrs.validators.in_(("hint", "upper")))
+    sizes: Sizes = attrs.field(default="hint", validator=_known_sizes)
     example_inputs: tuple[Any, ...] | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     def call(self, graph_module: GraphModule) -> PassResult:

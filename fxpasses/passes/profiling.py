@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -183,9 +183,11 @@ class Measurements:
             text = Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return cls()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}; name another file.") from error
         try:
             found = json.loads(text)
-            seconds = {where: dict(known) for where, known in found["seconds"].items()}
+            seconds = {where: _numbers(known) for where, known in found["seconds"].items()}
             version = found["format"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -204,8 +206,26 @@ class Measurements:
         draft.replace(target)
 
 
+def _numbers(known: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(seconds) for key, seconds in known.items()}
+
+
 def _as_devices(devices: Iterable[Device] | Device) -> tuple[Device, ...]:
     return (devices,) if isinstance(devices, Device) else tuple(devices)
+
+
+def _only_devices(_pass: object, _field: object, devices: Sequence[object]) -> None:
+    for device in devices:
+        if not isinstance(device, Device):
+            raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
+
+
+def _runs(least: int) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    def check(_pass: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{field.name} is a number of runs from {least} on, not {value!r}.")
+
+    return check
 
 
 @attrs.frozen
@@ -224,10 +244,10 @@ class ProfileCosts(PassBase):
 
     visit_nested: ClassVar[bool] = False  # a body is measured within the operator that runs it
 
-    devices: tuple[Device, ...] = attrs.field(converter=_as_devices)
+    devices: tuple[Device, ...] = attrs.field(converter=_as_devices, validator=_only_devices)
     file: str | None = None
-    warmup: int = attrs.field(default=2, kw_only=True)
-    repeats: int = attrs.field(default=5, kw_only=True)
+    warmup: int = attrs.field(default=2, kw_only=True, validator=_runs(0))
+    repeats: int = attrs.field(default=5, kw_only=True, validator=_runs(1))
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Measure every call of the graph."""
@@ -237,6 +257,8 @@ class ProfileCosts(PassBase):
                     f"{device.name!r} is the torch device {device.torch_device}, and this machine has none to measure "
                     "on; leave it out, and the roofline counts for it."
                 )
+        if self.file is not None and not Path(self.file).parent.is_dir():
+            raise InputError(f"{self.file} cannot be written: there is no folder {str(Path(self.file).parent)!r}.")
         measurements = Measurements() if self.file is None else Measurements.load(self.file)
         for device in self.devices:
             where = _fingerprint(device.torch_device)

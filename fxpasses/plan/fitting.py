@@ -13,12 +13,14 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.effects import analyze_effects
+from fxpasses.errors import PlanError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import why_not_replicable
 from fxpasses.plan.keys import listed
+from fxpasses.plan.reading import nearest
 
 if TYPE_CHECKING:
     from fxpasses.plan.plans import PartPlan, Plan
@@ -33,7 +35,8 @@ __all__ = [
     "hints",
     "misfit",
     "not_replicable",
-    "renamed_entry",
+    "refuse_unknown_module",
+    "renamed",
     "torn_apart",
 ]
 
@@ -157,17 +160,23 @@ def _stem(key: str) -> str:
     return key.rpartition("#")[0]
 
 
-def renamed_entry(entry: str, old: str, new: str) -> str:
-    """An entry after a module was renamed; ``""`` stands for the model itself.
-
-    >>> renamed_entry("layers.0/linear#0", "layers", "blocks")
-    'blocks.0/linear#0'
-    """
+def _renamed_entry(entry: str, old: str, new: str) -> str:
     path, _, rest = entry.rpartition("/")
     if old not in holders(path):
         return entry
     steps = [step for step in (new, path[len(old) :].strip(".")) if step]
     return f"{'.'.join(steps)}/{rest}"
+
+
+def refuse_unknown_module(parts: Sequence[PartPlan], path: str) -> None:
+    """Refuse to rename what no entry names.
+
+    Raises:
+        PlanError: no entry is in a module of that path.
+    """
+    known = dict.fromkeys(each for part in parts for op in (*part.ops, *part.again) for each in holders(_path(op)))
+    if path not in known:
+        raise PlanError(f"The plan names nothing in {path or 'the model itself'!r}{nearest(path, list(known))}")
 
 
 def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
@@ -186,7 +195,7 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
         before = len(given.homeless) + len(given.unused)
         best = None
         for old, new in _candidates(given):
-            tried = _renamed(parts, old, new)
+            tried = renamed(parts, old, new)
             outcome = fit(tried, keys)
             left = len(outcome.homeless) + len(outcome.unused)
             if left < before:
@@ -201,12 +210,13 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
     return renames
 
 
-def _renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
+def renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
+    """The parts after a module was renamed; ``""`` stands for the model itself."""
     return [
         attrs.evolve(
             part,
-            ops=tuple(renamed_entry(op, old, new) for op in part.ops),
-            again=tuple(renamed_entry(op, old, new) for op in part.again),
+            ops=tuple(_renamed_entry(op, old, new) for op in part.ops),
+            again=tuple(_renamed_entry(op, old, new) for op in part.again),
         )
         for part in parts
     ]
@@ -305,7 +315,7 @@ def misfit(plan: Plan, given: Fit) -> str:
     """One message about all that does not fit: what, and what may have happened."""
     renames = guess_renames(plan.parts, given)
     if given.fits_nothing and not renames:
-        shown = listed([op for part in plan.parts for op in part.ops])
+        shown = listed([op for part in plan.parts for op in part.ops]) or "no operator"
         there = listed(given.keys.values())
         return (
             f"This is a plan for {plan.model}, another model: it names {shown}, and this model has {there}. "

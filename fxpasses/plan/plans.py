@@ -24,7 +24,15 @@ from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import covering, map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas
-from fxpasses.plan.fitting import assignment_of, fit, misfit, not_replicable, renamed_entry, torn_apart
+from fxpasses.plan.fitting import (
+    assignment_of,
+    fit,
+    misfit,
+    not_replicable,
+    refuse_unknown_module,
+    renamed,
+    torn_apart,
+)
 from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
 from fxpasses.plan.reading import (
     VERSION,
@@ -213,14 +221,14 @@ class Plan:
 
         Args:
             renames: New path by old path; ``""`` is the model itself.
+
+        Raises:
+            PlanError: the plan names nothing in a module of that path.
         """
-        parts = []
-        for part in self.parts:
-            ops, again = part.ops, part.again
-            for old, new in renames.items():
-                ops = tuple(renamed_entry(entry, old, new) for entry in ops)
-                again = tuple(renamed_entry(entry, old, new) for entry in again)
-            parts.append(attrs.evolve(part, ops=ops, again=again))
+        parts: Sequence[PartPlan] = self.parts
+        for old, new in renames.items():
+            refuse_unknown_module(parts, old)
+            parts = renamed(parts, old, new)
         return attrs.evolve(self, parts=tuple(parts))
 
     def check(

@@ -173,9 +173,11 @@ def read_parts(
 
 
 def _operators(value: Any, where: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(op, str) for op in value):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise PlanError(f"In this plan {where} is {_shown(value)}; write a list of texts.")
-    for op in value:
+    for index, op in enumerate(value):
+        if not isinstance(op, str):
+            raise PlanError(f"In this plan {where}[{index}] is {_shown(op)}; write a text.")
         if "/" not in op:
             raise PlanError(
                 f"In this plan {where} names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "

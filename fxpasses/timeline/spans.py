@@ -159,7 +159,7 @@ class Timeline:
 
         Each track is a process of its own, so that its memory counter stands beside its spans; spans that overlap are
         on threads of their own. An arrow is a pair of flow events, bound to the two spans. Times are in microseconds,
-        as whole nanoseconds, so that spans which follow each other do not overlap by rounding.
+        as whole nanoseconds; spans which follow each other do not overlap by rounding.
         """
         events: list[dict[str, Any]] = []
         places: dict[Span, tuple[int, int]] = {}
@@ -168,7 +168,7 @@ class Timeline:
             for lane, span in spans:
                 places.setdefault(span, (number, lane + 1))
             events += _named(number, track, 1 + max((lane for lane, _ in spans), default=0))
-            events += [_complete(number, lane, span) for lane, span in spans]
+            events += _completes(number, spans)
             events += [_counter(number, second, size) for second, size in self.memory.get(track, ())]
         known = [flow for flow in self.flows if flow.source in places and flow.target in places]
         for number, flow in enumerate(known, start=1):
@@ -242,17 +242,25 @@ def _named(number: int, track: str, lanes: int) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": name, "pid": number, "tid": tid, "args": args}
 
 
-def _complete(number: int, lane: int, span: Span) -> dict[str, Any]:
-    start = _nanoseconds(span.start)
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": span.kind,
-        "pid": number,
-        "tid": lane + 1,
-        "ts": start / 1000,
-        "dur": (_nanoseconds(span.end) - start) / 1000,
-    }
+def _completes(number: int, spans: Sequence[tuple[int, Span]]) -> list[dict[str, Any]]:
+    """The spans of a track in their order; each ends by when the next one on its lane begins."""
+    events, begun = [], dict[int, int]()
+    for lane, span in reversed(spans):
+        start = _nanoseconds(span.start)
+        end = max(start, min(_nanoseconds(span.end), begun.get(lane, _nanoseconds(span.end))))
+        begun[lane] = start
+        events.append(
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.kind,
+                "pid": number,
+                "tid": lane + 1,
+                "ts": start / 1000,
+                "dur": (end - start) / 1000,
+            }
+        )
+    return events[::-1]
 
 
 def _counter(number: int, second: float, size: int) -> dict[str, Any]:

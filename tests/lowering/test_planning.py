@@ -219,6 +219,10 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "`colocate` is a list of groups, and 'layers.0' is a text; write [['layers.0', ...]].",
         ),
         (
+            lambda: place(Mlp(), ARGS, devices=[Device("a"), Device("b")], colocate=["layers.0"]),
+            "`colocate` is a list of groups, and 'layers.0' is a text; write [['layers.0', ...]].",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=TWO, time_budget=-1),
             "The time budget is a number of seconds, not -1.",
         ),

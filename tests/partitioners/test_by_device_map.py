@@ -10,7 +10,7 @@ import torch
 from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
 from torch import Tensor, nn
 
-from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower
+from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower, place
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
@@ -102,6 +102,14 @@ def test_a_torch_device_stands_for_the_device_that_is_there() -> None:
     lowered = mapped({"head": "cpu", "": "host"}, devices=devices)
 
     assert {"": "host"} == lowered.plan.device_map()
+
+
+def test_a_gpu_that_is_not_here_can_be_planned_by_its_number() -> None:
+    """As Hugging Face writes it; ``place`` needs no hardware."""
+    planned = place(Blocks().eval(), (torch.randn(2, 8),), device_map={"": 0, "head": "cpu"})
+
+    assert {"cuda0": "cuda:0", "cpu": "cpu"} == {each.name: each.torch_device for each in planned.plan.devices}
+    assert {"": "cuda0", "head": "cpu"} == planned.plan.device_map()
 
 
 def test_a_module_without_operators_and_a_parameter_may_be_named() -> None:

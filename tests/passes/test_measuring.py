@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses import PassManager, parse_pipeline, pipeline_text
-from fxpasses.errors import FakeValueError, MissingMetadataError, PassError
+from fxpasses.errors import FakeValueError, InputError, MissingMetadataError, PassError
 from fxpasses.partitioners import COST, NodeCost, cost_of
 from fxpasses.passes import MeasureCosts, measure_graph
 from fxpasses.programs import load, save
@@ -57,6 +57,13 @@ def test_symbolic_sizes_count_at_the_example_or_at_their_bound() -> None:
 
     assert 64 * 2 * 8 * 16 == COST.read(named(program.graph_module, "linear")).flops
     assert 2 * 2 * 8 * 16 == measure_graph(program.graph_module)[named(program.graph_module, "linear")].flops
+
+
+def test_another_way_to_count_sizes_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"^MeasureCosts counts symbolic sizes as 'hint' or as 'upper', not 'lower'\.$"
+    ):
+        MeasureCosts("lower")  # type: ignore[arg-type]
 
 
 def test_a_parameter_counts_however_it_is_viewed() -> None:

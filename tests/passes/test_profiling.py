@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxpasses import Device, PassManager
 from fxpasses.devices import detect
-from fxpasses.errors import InputError, PlacementError
+from fxpasses.errors import InputError, PassError, PlacementError
 from fxpasses.partitioners import SECONDS, seconds_of
 from fxpasses.passes import MeasureCosts, Measurements, ProfileCosts, profile_node
 
@@ -129,8 +130,40 @@ def test_a_file_saves_measuring_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"repeats": 0}, "repeats is a number of runs from 1 on, not 0."),
+        ({"warmup": -1}, "warmup is a number of runs from 0 on, not -1."),
+        ({"devices": ["cpu"]}, "Devices are fxpasses.Device objects, not str ('cpu')."),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
+    """Without a run there is no median, and every node would silently be counted by the roofline."""
+    with pytest.raises(InputError) as caught:
+        ProfileCosts(**{"devices": CPU, **options})
+
+    assert sentence == str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Measuring takes minutes; a slip in the path must not throw them away."""
+    module = exported()
+    file = tmp_path / "nowhere" / "seconds.json"
+
+    with pytest.raises(PassError, match=f"{file} cannot be written: there is no folder '{file.parent}'"):
+        ProfileCosts(CPU, str(file))(module)
+    with pytest.raises(PassError, match=f"{tmp_path} cannot be read: Is a directory; name another file"):
+        ProfileCosts(CPU, str(tmp_path))(module)
+    assert not any(SECONDS.has(node) for node in module.graph.nodes)
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (
+            '{"format": 1, "seconds": {"cpu": {"aten.relu": "fast"}}}',
+            "holds no measured seconds (ValueError(\"could not convert string to float: 'fast'\")); delete it",
+        ),
         (
             "[1]",
             "holds no measured seconds (TypeError('list indices must be integers or slices, not str')); delete",

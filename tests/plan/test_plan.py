@@ -210,6 +210,7 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "mean 'left'?",
         ),
         (part(ops="layers.0/*"), "In this plan parts[0].ops is a text; write a list of texts."),
+        (part(ops=["layers.0/*", 3]), "In this plan parts[0].ops[1] is a number; write a text."),
         (
             part(ops=["layers.0"]),
             "In this plan parts[0].ops names 'layers.0', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for "

@@ -113,6 +113,27 @@ def test_a_renamed_module_is_recognised(plan: Plan) -> None:
     assert [] == plan.rename_modules({"layers": "blocks"}).check(renamed)
 
 
+def test_a_module_that_the_plan_does_not_name_cannot_be_renamed(plan: Plan) -> None:
+    """A slip would leave the plan as it is; what an earlier name of the table makes is there for a later one."""
+    with pytest.raises(PlanError, match=r"^The plan names nothing in 'layrs'; did you mean 'layers'\?$"):
+        plan.rename_modules({"layrs": "blocks"})
+
+    assert plan == plan.rename_modules({"layers": "blocks", "blocks": "layers"})
+
+
+def test_a_plan_without_parts_is_for_no_model(plan: Plan, encoder: GraphModule) -> None:
+    (found,) = attrs.evolve(plan, parts=()).check(encoder)
+
+    assert "it names no operator, and this model has " in str(found)
+
+
+def test_a_torch_device_that_makes_no_sense_is_found(plan: Plan, encoder: GraphModule) -> None:
+    """Budgets are checked all the same, which look at the number of the device."""
+    devices = [attrs.evolve(device, torch_device="cuda:x") for device in plan.devices]
+
+    assert {"no torch device"} == set(kinds(attrs.evolve(plan, devices=tuple(devices)).check(encoder)))
+
+
 def test_a_model_that_was_wrapped_is_recognised_and_one_that_was_unwrapped(plan: Plan, encoder: GraphModule) -> None:
     wrapped = exported(Wrapped(Encoder()))
     inside = plan.rename_modules({"": "model"})

@@ -152,6 +152,16 @@ def test_spans_that_follow_each_other_do_not_overlap_by_rounding() -> None:
     assert_well_formed(Timeline(spans).chrome_trace())
 
 
+def test_a_sum_of_seconds_that_ends_a_hair_late_overlaps_nothing() -> None:
+    """Seconds are added up in one order for a part and in another for its operators; between whole nanoseconds."""
+    early = Span("t", "early", 0.0, 30.1865e-6 * (1 + 4e-13))
+    late = Span("t", "late", 30.1865e-6 * (1 - 4e-13), 1e-6)
+
+    assert early.end > late.start
+    assert [1, 1] == [event["tid"] for event in Timeline([early, late]).chrome_trace()["traceEvents"] if "dur" in event]
+    assert_well_formed(Timeline([early, late]).chrome_trace())
+
+
 @settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10)), max_size=40))
 def test_no_two_spans_of_a_lane_overlap(given_spans: list[tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ value, and together no larger, go where that value is made, and a view of a cons
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = [
     "Selector",
+    "as_groups",
     "backward_partners",
     "check_device",
     "kept_together",
@@ -35,6 +36,15 @@ __all__ = [
 
 Selector = Node | str
 """A compute node, or the path of a module: all operators that come from it."""
+
+
+def as_groups(colocate: Iterable[Iterable[Selector]]) -> list[tuple[Selector, ...]]:
+    """Groups as tuples; a text in the place of a group is refused, which would be taken for its letters."""
+    groups = list(colocate)
+    for group in groups:
+        if isinstance(group, str):
+            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
+    return [tuple(group) for group in groups]
 
 
 def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:

@@ -18,7 +18,14 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
-from fxpasses.partitioners.placing.colocation import Selector, backward_partners, check_device, kept_together, select
+from fxpasses.partitioners.placing.colocation import (
+    Selector,
+    as_groups,
+    backward_partners,
+    check_device,
+    kept_together,
+    select,
+)
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 
@@ -89,7 +96,7 @@ def placement_problem(
         check_device(topology, name, "pinned")
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
-    together = [[node for key in group for node in select(figures, key, "colocate")] for group in colocate]
+    together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
     return PlacementProblem(
         graph,
         topology.devices,
