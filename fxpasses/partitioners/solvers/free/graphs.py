@@ -92,8 +92,7 @@ def graph_of(model: LoadModel) -> Graph:
     made_start, made = _lists(model.source, np.arange(len(model.source)), model.size)
     used_start, used = _lists(users, values, model.size)
     near_start, near = _lists(np.concatenate([users, makers]), np.concatenate([makers, users]), model.size)
-    holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
-    hold_start, hold = _lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size)
+    hold_start, hold = _lists(*model.held, model.size)
     sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
     counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
     return Graph(

@@ -34,6 +34,8 @@ STEPS_PER_SECOND = 1000e6
 """Elementary steps of annealing on one core of 2024 in a second."""
 SHORTEST, PER_UNIT = 3e6, 50e3
 """Steps of a family's first round: so many at least, and so many for each unit."""
+AROUND_RUN, AROUND_UNIT = 0.4e6, 2e3
+"""Steps that a run takes besides its annealing (clusters, lists, the figures of what is found), and so many a unit."""
 GROWTH = 2.0
 """How much longer each round is than the one before it."""
 ROUNDS = 4
@@ -125,13 +127,14 @@ class Rounds:
     def search(self, best: Best, seconds: float) -> None:
         """Improve ``best`` for about so many seconds, or until it is at the bound."""
         annealer, left = Annealer(self.model), seconds * STEPS_PER_SECOND
+        around = AROUND_RUN + AROUND_UNIT * self.model.size
         everybody = _Family(best)
         for family, run, steps in _endless(everybody, max(SHORTEST, PER_UNIT * self.model.size)):
             if best.value <= self.bound * (1 + 1e-9):
                 return
-            if run.steps * steps > left:
+            if run.steps * steps + around > left:
                 break
-            left -= run.steps * steps
+            left -= run.steps * steps + around
             found = annealer.improved(self._start(annealer, family, run, steps), _spend(run.plan, steps), self.draw)
             family.best.take(found)
             best.take(found)

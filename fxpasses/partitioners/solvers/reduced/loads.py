@@ -64,6 +64,12 @@ class LoadModel:
         apart = ~np.eye(self.devices, dtype=bool)
         return bool((self.send[:, apart] == self.send[:, 0, 1, None]).all())
 
+    @property
+    def held(self) -> tuple[Ints, Ints]:
+        """Each unit that needs a shared block, and the block, ``(h,)`` and ``(h,)``; units in order."""
+        unit = np.repeat(np.arange(self.size), [len(blocks) for blocks in self.holds])
+        return unit, np.concatenate([*self.holds, np.zeros(0, dtype=np.int64)])
+
     @classmethod
     def of(cls, units: Units, tables: CostTables, objective: str = "throughput") -> LoadModel:
         """Take the costs of a reduced problem; under another objective than seconds no value costs anything."""
@@ -125,9 +131,8 @@ class LoadModel:
     def holders(self, homes: Ints) -> NDArray[np.int32]:
         """How many units of each device need each shared block, ``(p, s, k)``."""
         count = np.zeros((len(homes), len(self.shared), self.devices), dtype=np.int32)
-        for unit, blocks in enumerate(self.holds):
-            if len(blocks):
-                count[np.arange(len(homes))[:, None], blocks[None, :], homes[:, unit, None]] += 1
+        unit, block = self.held
+        np.add.at(count, (np.arange(len(homes))[:, None], block[None, :], homes[:, unit]), 1)
         return count
 
     def legal(self, homes: Ints) -> NDArray[np.bool_]:
@@ -146,14 +151,15 @@ class LoadModel:
         np.logical_or.at(banned, cluster, self.banned)
         np.add.at(kept, cluster, self.kept)
         np.maximum.at(live, cluster, self.live)
-        holds: list[list[Ints]] = [[] for _ in range(count)]
-        for unit, blocks in enumerate(self.holds):
-            holds[cluster[unit]].append(blocks)
+        unit, block = self.held
+        blocks = max(1, len(self.shared))
+        cells = np.unique(cluster[unit] * blocks + block)  # of a table (clusters, blocks), row by row
+        holds = np.split(cells % blocks, np.searchsorted(cells, np.arange(1, count) * blocks))
         source, uses, parts = _merged_values(cluster[self.source], self.uses[:, 0], cluster[self.uses[:, 1]])
-        send = np.stack([self.send[part].sum(axis=0) for part in parts]) if parts else self.send[:0]
-        blocks_of = tuple(np.unique(np.concatenate(found)) for found in holds)
+        first = np.cumsum([0, *map(len, parts[:-1])])
+        send = np.add.reduceat(self.send[np.concatenate(parts)], first) if parts else self.send[:0]
         return LoadModel(
-            weight, banned, kept, live, self.shared, blocks_of, self.memory, source, uses, send, self.by_bytes
+            weight, banned, kept, live, self.shared, tuple(holds), self.memory, source, uses, send, self.by_bytes
         )
 
 
