@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.outlining.graph_writing import GraphWriter
 
-__all__ = ["REENTERED", "RegionWriter", "Regions", "body_of_region", "is_marker", "is_region"]
+__all__ = ["BODY_AT", "REENTERED", "RegionWriter", "Regions", "body_of_region", "is_marker", "is_region"]
 
 REENTERED = "fxpasses.reentered_region"
 """Key in ``node.meta`` of markers that :class:`RegionWriter` wrote: the name of the marker that opened the region."""

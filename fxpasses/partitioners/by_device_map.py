@@ -21,14 +21,9 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
-from fxpasses.partitioners.support import module_paths
+from fxpasses.partitioners.placing.module_origins import module_of
 
-__all__ = ["devices_of_map", "module_of", "place_by_device_map"]
-
-
-def module_of(node: Node) -> str:
-    """The path of the innermost module that a node comes from; ``""`` for the model itself."""
-    return (module_paths(node) or [""])[-1]
+__all__ = ["devices_of_map", "place_by_device_map"]
 
 
 def devices_of_map(device_map: DeviceMap) -> tuple[Device, ...]:

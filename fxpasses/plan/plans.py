@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
+from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
@@ -302,11 +303,16 @@ class Plan:
         return map_of_operators(self._places(), strict=strict)
 
     def _places(self) -> Iterator[tuple[str, str]]:
-        """Module path and device of each entry; a module with exceptions counts once more than they are."""
+        """Module path and device of each entry; a module with exceptions counts once more than they are.
+
+        A region is where the module is that fills it, and needs no entry (:mod:`~.placing.module_origins`).
+        """
         whole = {op.removesuffix("/*"): part.device for part in self.parts for op in part.ops if op.endswith("/*")}
         for part in self.parts:
             for entry in part.ops:
-                path = entry.rpartition("/")[0]
+                path, _, operator = entry.rpartition("/")
+                if operator.partition("#")[0] in BODY_AT:
+                    continue
                 around = covering(path, whole)
                 if not entry.endswith("/*") and around is not None and whole[around] != part.device:
                     yield from [(path, whole[around])] * 2

@@ -20,6 +20,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.grouping.keep_together import region_groups
 from fxpasses.partitioners.placing.joint_graphs import backward_by_number, backward_by_order
+from fxpasses.partitioners.placing.module_origins import comes_from, runs_inside
 from fxpasses.partitioners.support import module_paths
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
@@ -147,11 +148,10 @@ def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]
                 node=selector,
             )
         return [selector]
-    paths = {node: module_paths(node) for node in figures.nodes}
-    inside = f"{selector}."  # a leaf module's own stack may leave its parents out
-    found = [node for node, own in paths.items() if any(path == selector or path.startswith(inside) for path in own)]
+    found = [node for node in figures.nodes if comes_from(node, selector)]
+    found = found or [node for node in figures.nodes if runs_inside(node, selector)]
     if not found:
-        known = list(dict.fromkeys(path for own in paths.values() for path in own))
+        known = list(dict.fromkeys(path for node in figures.nodes for path in module_paths(node)))
         near = difflib.get_close_matches(str(selector), known, n=3)
         hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
         raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")

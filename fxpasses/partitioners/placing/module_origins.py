@@ -1,0 +1,63 @@
+"""From which modules an operator comes, and what it runs inside where it has a body: a region, a branch, a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.outlining.regions import is_region
+from fxpasses.partitioners.support import module_paths
+from fxpasses.values import nested_graph_modules
+
+__all__ = ["comes_from", "module_of", "runs_inside"]
+
+
+def module_of(node: Node) -> str:
+    """The path of the innermost module that a node comes from; ``""`` for the model itself.
+
+    A region of autocast or of a grad mode, which ``torch.export`` puts in the module around, counts as what it gives.
+    """
+    if is_region(node):
+        results = (made for body in _bodies(node) for made in body.graph.output_node().all_input_nodes)
+        node = next((made for made in results if module_paths(made)), node)
+    return (module_paths(node) or [""])[-1]
+
+
+def comes_from(node: Node, module: str) -> bool:
+    """Whether a node comes from a module or one inside of it; one with bodies also where all inside does."""
+    if _is_in(node, module):
+        return True
+    inside = list(_inner_calls(node))
+    return bool(inside) and all(_is_in(each, module) for each in inside)
+
+
+def runs_inside(node: Node, module: str) -> bool:
+    """Whether something of a module runs inside of a node: an operator, or one with its parameters."""
+    bodies = list(_bodies(node))
+    held = [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"] if bodies else []
+    return any(name.startswith(f"{module}.") for name in held) or any(
+        _is_in(each, module) for each in _inner_calls(node)
+    )
+
+
+def _is_in(node: Node, module: str) -> bool:
+    inside = f"{module}."  # a leaf module's own stack may leave its parents out
+    return any(path == module or path.startswith(inside) for path in module_paths(node))
+
+
+def _bodies(node: Node) -> Iterator[GraphModule]:
+    owner = node.graph.owning_module
+    if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return
+    for used in node.all_input_nodes:
+        body = getattr(owner, str(used.target), None) if used.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            yield body
+
+
+def _inner_calls(node: Node) -> Iterator[Node]:
+    for body in _bodies(node):
+        for graph_module in nested_graph_modules(body):
+            yield from (each for each in graph_module.graph.nodes if each.op.startswith("call_"))
