@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, PlacementError, lower, place
 from fxpasses.plan import stable_keys
+from fxpasses.programs import capture
 
 TWO = [Device("left"), Device("right")]
 X = torch.randn(4, 8)
@@ -51,7 +52,7 @@ def test_a_map_puts_a_region_where_it_puts_the_module_that_fills_it() -> None:
 
 def test_the_map_of_such_a_plan_makes_the_plan_again() -> None:
     model = Regions().eval()
-    program = torch.export.export(model, (X,))
+    program = capture(model, (X,))
     planned = place(program, devices=TWO, device_map={"b": "right", "": "left"})
 
     again = place(program, devices=TWO, device_map=planned.plan.device_map())
