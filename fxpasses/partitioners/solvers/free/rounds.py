@@ -30,10 +30,10 @@ from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["Rounds"]
 
-STEPS_PER_SECOND = 1000e6
+STEPS_PER_SECOND = 1100e6
 """Elementary steps of annealing on one core of 2024 in a second."""
-SHORTEST, PER_UNIT = 3e6, 50e3
-"""Steps of a family's first round: so many at least, and so many for each unit."""
+SHORTEST, MOVES = 3e6, 650
+"""Steps of a family's first round: so many at least, and those of so many moves of each unit."""
 AROUND_RUN, AROUND_UNIT = 0.4e6, 2e3
 """Steps that a run takes besides its annealing (clusters, lists, the figures of what is found), and so many a unit."""
 GROWTH = 2.0
@@ -129,7 +129,8 @@ class Rounds:
         annealer, left = Annealer(self.model), seconds * STEPS_PER_SECOND
         around = AROUND_RUN + AROUND_UNIT * self.model.size
         everybody = _Family(best)
-        for family, run, steps in _endless(everybody, max(SHORTEST, PER_UNIT * self.model.size)):
+        shortest = max(SHORTEST, MOVES * float(annealer.graph.unit_steps.sum()))
+        for family, run, steps in _endless(everybody, shortest):
             if best.value <= self.bound * (1 + 1e-9):
                 return
             if run.steps * steps + around > left:
