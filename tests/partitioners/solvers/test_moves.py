@@ -19,7 +19,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem
 from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
 from fxpasses.partitioners.solvers.free.graphs import Plan
-from fxpasses.partitioners.solvers.free.rounds import Rounds
+from fxpasses.partitioners.solvers.free.rounds import Rounds, rounds_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -61,6 +61,25 @@ def test_sums_after_many_moves_are_those_of_the_definition(seed: int) -> None:
     if annealer.graph.counts_bytes:
         assert pytest.approx(model.needs(state.home[None])[0]) == state.bytes + annealer.graph.sizes[state.top]
     assert best is None or model.legal(best[None])[0]
+
+
+@pytest.mark.parametrize("seed", range(0, RANDOM_GRAPHS, 5))
+def test_clusters_need_the_bytes_of_their_units(seed: int) -> None:
+    """What units of a cluster share counts once, wherever clusters are; so do their loads."""
+    model, draw = model_of(hard_problem(seed)), np.random.default_rng(seed)
+    cluster = np.unique(draw.integers(0, 3, model.size), return_inverse=True)[1]
+
+    merged = model.merged(cluster)
+
+    homes = draw.integers(0, model.devices, (4, merged.size))
+    np.testing.assert_array_equal(model.legal(homes[:, cluster]), merged.legal(homes))
+    np.testing.assert_allclose(model.needs(homes[:, cluster]), merged.needs(homes))
+    np.testing.assert_allclose(model.loads(homes[:, cluster]), merged.loads(homes))
+
+
+def test_families_of_each_length_get_the_same_rounds() -> None:
+    """Every other family is short, every other one of the rest has one round more, which is twice the steps."""
+    assert [4, 5, 4, 6, 4, 5, 4, 7] == [rounds_of(index) for index in range(1, 9)]
 
 
 def test_a_larger_budget_goes_on_where_a_smaller_one_stops() -> None:

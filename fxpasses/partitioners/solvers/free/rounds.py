@@ -28,7 +28,7 @@ from fxpasses.partitioners.solvers.free.graphs import Plan
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["Rounds"]
+__all__ = ["Rounds", "rounds_of"]
 
 STEPS_PER_SECOND = 1100e6
 """Elementary steps of annealing on one core of 2024 in a second."""
@@ -39,7 +39,7 @@ AROUND_RUN, AROUND_UNIT = 0.4e6, 2e3
 GROWTH = 2.0
 """How much longer each round is than the one before it."""
 ROUNDS = 4
-"""Rounds of every other family; of those between them, every other one has one more, and so on."""
+"""The fewest rounds of a family."""
 OTHERS = 6
 """Answers that are kept to be crossed with the best."""
 LARGEST_CLUSTER = 0.3
@@ -93,6 +93,11 @@ ROUND = (
 annealings for both."""
 MEETING = (*CROSSINGS, AROUND)
 """What the best of all families do when another one has ended, in the steps of its last round."""
+
+
+def rounds_of(index: int) -> int:
+    """How many rounds a family has, by its place from 1 on: one more for each time that 2 divides it."""
+    return ROUNDS + (index & -index).bit_length() - 1
 
 
 @attrs.frozen(eq=False)
@@ -180,13 +185,13 @@ def _endless(everybody: _Family, shortest: float) -> Iterator[tuple[_Family, _Ru
     """Runs of one family after the other, with the steps of the round; the first starts from what is known."""
     family = _Family(attrs.evolve(everybody.best))
     for index in itertools.count(1):
-        longest = ROUNDS - 1 + (index & -index).bit_length() - 1  # so often 2 divides the index
-        for number in range(longest + 1):
+        rounds = rounds_of(index)
+        for number in range(rounds):
             for run in ROUND:
                 yield family, run, shortest * GROWTH**number
         everybody.remember(family.best)
         for run in MEETING if len(everybody.others) > 1 else ():
-            yield everybody, run, shortest * GROWTH**longest
+            yield everybody, run, shortest * GROWTH ** (rounds - 1)
         family = _Family(Best(math.inf, family.best.home))
 
 
