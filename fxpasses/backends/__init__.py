@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from fxpasses.errors import InputError
 from fxpasses.outlining.lazy_modules import LazyGraphModule
 
-__all__ = ["Backend", "backend_names", "compile_part"]
+__all__ = ["Backend", "backend_names", "check_backend", "compile_part"]
 
 Backend: TypeAlias = Callable[[GraphModule], torch.nn.Module]
 
@@ -57,6 +57,16 @@ def backend_names() -> list[str]:
     return list(_BACKENDS)
 
 
+def check_backend(backend: str) -> None:
+    """Refuse a name that is no backend.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if not isinstance(backend, str) or backend not in _BACKENDS:
+        raise InputError(f"There is no backend {backend!r}; there are {', '.join(_BACKENDS)}.")
+
+
 def compile_part(owner: GraphModule, name: str, backend: str) -> None:
     """Replace one part of a placed module by what a backend makes of it.
 
@@ -68,8 +78,7 @@ def compile_part(owner: GraphModule, name: str, backend: str) -> None:
     Raises:
         InputError: there is no backend of that name, or it cannot run the part.
     """
-    if backend not in _BACKENDS:
-        raise InputError(f"There is no backend {backend!r}; there are {', '.join(_BACKENDS)}.")
+    check_backend(backend)
     part = owner.get_submodule(name)
     if isinstance(part, GraphModule):
         owner.set_submodule(name, _BACKENDS[backend](part))

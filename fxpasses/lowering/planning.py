@@ -11,6 +11,7 @@ import attrs
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from fxpasses.backends import check_backend
 from fxpasses.devices import Device, Link, Topology, check_torch_devices
 from fxpasses.errors import InputError, PlacementError, PlanError
 from fxpasses.lowering.model_placement import check_offload, propose
@@ -218,6 +219,8 @@ def place(
     clock = clock or Clock(progress)
     topology = _topology(devices, links, device_map, plan)
     check_torch_devices(topology.devices)
+    for device in topology.devices:
+        check_backend(device.backend)
     if pipeline is None:
         pipeline = DEFAULT_PIPELINE if plan is None or plan.pipeline is None else plan.pipeline
     prepared = prepare(

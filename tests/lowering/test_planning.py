@@ -223,6 +223,10 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "`colocate` is a list of groups, and 'layers.0' is a text; write [['layers.0', ...]].",
         ),
         (
+            lambda: place(Mlp(), ARGS, devices=[Device("a", backend="xla")]),
+            "There is no backend 'xla'; there are eager, inductor, onnxruntime, openvino.",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=TWO, time_budget=-1),
             "The time budget is a number of seconds, not -1.",
         ),
