@@ -77,6 +77,13 @@ def _any_convolution(inputs: Sequence[Any], output: Any) -> int:
     return (_transposed_convolution if transposed else _convolution)(inputs, output)
 
 
+def _convolution_backward(inputs: Sequence[Any], _output: Any) -> int:
+    """As much as the forward for the gradient of the input, and for that of the weight, where they are asked for."""
+    gradient, value, weight = inputs[:3]
+    once = _transposed_convolution if inputs[7] else _convolution
+    return sum(map(int, inputs[10][:2])) * once((value, weight), gradient)
+
+
 def _attention(inputs: Sequence[Any], _output: Any) -> int:
     """``Q·Kᵀ`` and ``P·V``, heads grouped or not; the mask does not shorten it."""
     *batch, rows, width = shape_of(inputs[0])
@@ -133,6 +140,7 @@ COUNTERS: Mapping[str, Counter] = {
     ),
     "addbmm": _summed_product,
     "conv_tbc": _time_first_convolution,
+    "convolution_backward": _convolution_backward,
     "bilinear": _bilinear,
     "flex_attention_backward": _scored_attention_backward,
     "mkldnn_rnn_layer": _recurrent_layer,

@@ -122,6 +122,26 @@ def test_the_backward_of_attention_is_five_products() -> None:
     assert 5 * (2 * 2 * 8 * 5 * 5 * 16) == flops_of_call(gradients, *(torch.ones(2, 8, 5, 16) for _ in range(3)))
 
 
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_the_backward_of_a_convolution_is_two_convolutions_of_its_groups(kind: type[nn.Module], groups: int) -> None:
+    """One for each gradient; torch's registry forgets the groups, eight times too much where each channel is one."""
+    module, x = kind(8, 16, 3, groups=groups), torch.ones(2, 8, 10, 10)
+    operator = torch.ops.aten.convolution_backward.default
+
+    def gradients(x: Tensor) -> tuple[Tensor, ...]:
+        x = x.detach().requires_grad_()
+        result: tuple[Tensor, ...] = torch.autograd.grad(module(x).sum(), (x, *module.parameters()))
+        return result
+
+    graph = make_fx(gradients)(x)
+    (backward,) = graph.graph.find_nodes(op="call_function", target=operator)
+    positions = 2 * 10 * 10 * 8 if kind is nn.ConvTranspose2d else 2 * 8 * 8 * 16
+    products = (16 if kind is nn.ConvTranspose2d else 8) // groups * 9
+
+    assert 2 * (2 * positions * products) == measure_node(backward).flops
+
+
 @pytest.mark.parametrize(
     ("flops", "module", "args"),
     [
