@@ -6,9 +6,9 @@ right, so what they keep together stays together while the rest is annealed. Thi
 the one before it.
 
 Answers of a few rounds become alike, and what they are like by then is luck: more rounds seldom change it. So a new
-family starts from nothing, and when it is done, the best of all families are crossed. How many rounds a family needs
-depends on the graph; families of every length get about the same time (Luby, Sinclair & Zuckerman, "Optimal speedup of
-Las Vegas algorithms", Information Processing Letters 47(4), 1993). None knows the budget, so a larger budget goes on
+family starts from nothing, and when it is done, the best of all is crossed with its answers. How many rounds a family
+needs depends on the graph; those of every length get about the same time (Luby, Sinclair & Zuckerman, "Optimal speedup
+of Las Vegas algorithms", Information Processing Letters 47(4), 1993). None knows the budget, so a larger budget goes on
 where a smaller one stops; only the last annealing takes what is left.
 """
 
@@ -92,7 +92,7 @@ ROUND = (
 """Units settle at a temperature of about 0.05 where a few of them carry all, at 0.005 where hundreds do; so there are
 annealings for both."""
 MEETING = (*CROSSINGS, AROUND)
-"""What the best of all families do when another one has ended, in the steps of its last round."""
+"""What the best of all families does with the answers of each that has ended, in the steps of its last round."""
 
 
 def rounds_of(index: int) -> int:
@@ -133,9 +133,8 @@ class Rounds:
         """Improve ``best`` for about so many seconds, or until it is at the bound."""
         annealer, left = Annealer(self.model), seconds * STEPS_PER_SECOND
         around = AROUND_RUN + AROUND_UNIT * self.model.size
-        everybody = _Family(best)
         shortest = max(SHORTEST, MOVES * float(annealer.graph.unit_steps.sum()))
-        for family, run, steps in _endless(everybody, shortest):
+        for family, run, steps in _endless(best, shortest):
             if best.value <= self.bound * (1 + 1e-9):
                 return
             if run.steps * steps + around > left:
@@ -147,7 +146,7 @@ class Rounds:
             if run.start != "best":
                 family.remember(found)
         last = LAST if math.isfinite(best.value) else LAST_FROM_NOTHING
-        start = self._start(annealer, everybody, _Run(last), left)
+        start = self._start(annealer, _Family(best), _Run(last), left)
         best.take(annealer.improved(start, _spend(last, left), self.draw))
 
     def _start(self, annealer: Annealer, family: _Family, run: _Run, steps: float) -> Ints:
@@ -181,18 +180,18 @@ class Rounds:
         return clustered(model, count, largest, self.draw)
 
 
-def _endless(everybody: _Family, shortest: float) -> Iterator[tuple[_Family, _Run, float]]:
+def _endless(best: Best, shortest: float) -> Iterator[tuple[_Family, _Run, float]]:
     """Runs of one family after the other, with the steps of the round; the first starts from what is known."""
-    family = _Family(attrs.evolve(everybody.best))
+    family = _Family(attrs.evolve(best))
     for index in itertools.count(1):
         rounds = rounds_of(index)
         for number in range(rounds):
             for run in ROUND:
                 yield family, run, shortest * GROWTH**number
-        everybody.remember(family.best)
-        for run in MEETING if len(everybody.others) > 1 else ():
-            yield everybody, run, shortest * GROWTH ** (rounds - 1)
-        family = _Family(Best(math.inf, family.best.home))
+        meeting = _Family(best, family.others)
+        for run in MEETING:
+            yield meeting, run, shortest * GROWTH ** (rounds - 1)
+        family = _Family(Best(math.inf, best.home))
 
 
 def _spend(plan: Plan, steps: float) -> Plan:
