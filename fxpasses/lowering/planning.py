@@ -184,7 +184,7 @@ def place(
         device_map: Which module runs where, as Hugging Face writes it. Nothing is searched then.
         plan: A plan to follow. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small.
-        pinned: The device of a module, by its path.
+        pinned: The device of a module, by its path; the longest path that covers an operator counts.
         forbidden: Devices that a module must not be on.
         colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.

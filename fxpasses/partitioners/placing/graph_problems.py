@@ -60,7 +60,8 @@ def placement_problem(
         contiguity: What a device may take.
         supports: Whether a device can run a node; by default each device answers for itself.
         colocate: Groups of nodes or module paths that share a device, beside those that the graph needs.
-        pinned: The device of a node, or of all operators of a module.
+        pinned: The device of a node, or of all operators of a module; the longest path that covers one counts, and a
+            node before any path.
         forbidden: The devices that a node or module must not be on.
         time_budget: About how many seconds of search.
         effort: The share of their steps that integer programs get; by default as the time budget has it.
@@ -85,14 +86,15 @@ def placement_problem(
     graph, markers = _problem_graph(figures, topology.devices, supports, live)
     anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
     nx.set_node_attributes(graph, anywhere, "replicable")
+    pinned = pinned or {}
     pins: dict[Hashable, str] = {
-        node: name for key, name in (pinned or {}).items() for node in select(figures, key, "pinned")
+        node: pinned[key] for key in sorted(pinned, key=_depth) for node in select(figures, key, "pinned")
     }
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
             bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
-    for name in dict.fromkeys(pins.values()):
+    for name in dict.fromkeys(pinned.values()):
         check_device(topology, name, "pinned")
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
@@ -110,6 +112,10 @@ def placement_problem(
         seed=seed,
         effort=effort,
     )
+
+
+def _depth(selector: Selector) -> float:
+    return np.inf if isinstance(selector, Node) else selector.count(".")
 
 
 def _problem_graph(

@@ -196,6 +196,19 @@ def test_a_selector_that_means_nothing_says_so(case: str) -> None:
         placement_problem(exported(Mlp(2), X), fake_devices(2), **options)
 
 
+def test_the_longest_path_of_several_pins_counts_whatever_their_order() -> None:
+    """As in device maps: a pin of a module gave way to one of the module around it that was written later."""
+    graph_module = exported(Mlp(3), X)
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    pins = {nodes["relu"]: "device2", "layers.1": "device1", "layers": "device0"}
+
+    for pinned in (pins, dict(reversed(pins.items()))):
+        problem = placement_problem(graph_module, fake_devices(3), pinned=pinned)
+        found = {node.name: device for node, device in problem.pinned.items() if isinstance(node, Node)}
+
+        assert ("device0", "device2", "device1") == (found["linear"], found["relu"], found["linear_1"])
+
+
 def test_an_input_cannot_be_pinned() -> None:
     graph_module = exported(Mlp(1), X)
     (x,) = graph_module.graph.find_nodes(op="placeholder")
