@@ -188,8 +188,9 @@ def test_a_graph_without_nodes_is_placed() -> None:
             {"forbidden": {"n0": ["d1"], "n1": ["d0"], "n2": ["d1"]}},
             None,
             None,
-            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
-            "would have values flow back to a device that has finished.",
+            "'n0', 'n1', 'n2' have to share a device, by groups or because values may not flow back, and none may run "
+            "all: 'n0' may run on d0 only (forbidden on d1), 'n1' may run on d1 only (forbidden on d0), 'n2' may run "
+            "on d0 only (forbidden on d1). Let go of a pin, of a forbidden device or of a group.",
         ),
     ],
 )
@@ -201,6 +202,32 @@ def test_no_placement_is_an_error_that_says_how_many_bytes_and_which_node(
 
     assert message == str(caught.value)
     assert missing == caught.value.missing_bytes
+
+
+@pytest.mark.parametrize(
+    ("contiguity", "message"),
+    [
+        (
+            "pipeline",
+            "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
+            "would have values flow back to a device that has finished.",
+        ),
+        (
+            "convex",
+            "No convex placement exists, however large the memories: with what the devices can run, pins and forbidden "
+            "devices, some path would leave a device and come back.",
+        ),
+    ],
+)
+def test_devices_that_can_run_nodes_only_in_turns_are_told_whatever_their_memory(contiguity: str, message: str) -> None:
+    """A chain that two devices and two others can run in turns has five turns, and each device takes one."""
+    first, second = ["d0", "d1"], ["d2", "d3"]
+    forbidden = {"n0": second, "n1": first, "n2": second, "n3": first, "n4": second}
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(PlacementProblem(chain(*[1.0] * 5), devices(4), forbidden=forbidden, contiguity=contiguity))
+
+    assert message == str(caught.value)
 
 
 def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> None:

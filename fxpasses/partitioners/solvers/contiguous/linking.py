@@ -12,15 +12,22 @@ import math
 from collections.abc import Iterator
 
 import attrs
+import networkx as nx
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load, program_size
+from fxpasses.partitioners.solvers.proofs.ordering import add_order
+from fxpasses.partitioners.solvers.proofs.programs import nodes_within
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["by_links"]
 
@@ -32,6 +39,10 @@ MANY = 1000
 """Ideals up to which all of them are looked at for each order."""
 CALL = 20e6
 """Steps that it takes to prepare one order."""
+SMALL = 400
+"""Variables up to which the integer program is asked."""
+NODES = 1000
+"""Branch-and-bound nodes of the program."""
 
 
 def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
@@ -42,8 +53,33 @@ def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]
     found, proven = _between(search, best, bound)
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
-    best = min(answers, key=Answer.by_rank)
-    return best, bound
+    return _proven(search, min(answers, key=Answer.by_rank), bound)
+
+
+def _proven(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
+    """What an integer program over units adds, which knows all links: a better answer, a better bound."""
+    model, flow = LoadModel.of(search.units, search.tables), search.units.before
+    if best.rank[0] <= bound or program_size(model) > SMALL:
+        return best, bound
+    nodes = nodes_within(search.problem.program_effort, NODES)
+    proof = least_load(
+        model, below=best.rank[0], nodes=nodes, extra=lambda program, runs: add_order(program, runs, flow)
+    )
+    if proof.home is not None and model.legal(proof.home[None])[0]:
+        best = min(best, _answer(search, proof.home), key=Answer.by_rank)
+    if proof.bound >= best.rank[0] * (1 - ROUNDING):
+        return best, best.rank[0]
+    return best, max(bound, proof.bound * (1 - ROUNDING))
+
+
+def _answer(search: Search, home: Ints) -> Answer:
+    """An assignment of units as runs, in an order in which values flow."""
+    quotient: nx.DiGraph[int] = nx.DiGraph()
+    quotient.add_nodes_from(np.unique(home).tolist())
+    quotient.add_edges_from((first, second) for first, second in home[search.units.before].tolist() if first != second)
+    order = nx.lexicographical_topological_sort(quotient)
+    runs = tuple((device, tuple(np.flatnonzero(home == device).tolist())) for device in order)
+    return Answer.of(search, Pipeline(runs, math.inf))
 
 
 def _between(search: Search, best: Answer, bound: float) -> tuple[Answer | None, float]:

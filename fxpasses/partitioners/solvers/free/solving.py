@@ -160,6 +160,11 @@ def refuse(
     if packing.size > SMALL:
         return PlacementError(more)
     proof = packing.missing_bytes()
+    if proof.home is None and math.isinf(proof.bound) and proof.bound > 0:
+        return InfeasibleError(
+            f"No {problem.contiguity} placement exists, however large the memories: with what the devices can run, "
+            "pins and forbidden devices, some path would leave a device and come back."
+        )
     if proof.home is None:
         return PlacementError(more)
     device_of = proof.home[units.unit_of]

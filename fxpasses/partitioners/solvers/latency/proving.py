@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from fxpasses.partitioners.solvers.latency.heads import Heads
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, add_assignments, add_budgets
+from fxpasses.partitioners.solvers.proofs.ordering import add_order
 from fxpasses.partitioners.solvers.proofs.programs import Program
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -82,7 +83,7 @@ class LatencyProgram:
                 heaviest = int(np.argmax(self.model.weight[:, 0]))
                 program.at_most(0.0, (1.0, runs[heaviest, None, 1:]))
         if whole and self.flow is not None:
-            self._pipeline(program, runs, self.flow)
+            add_order(program, runs, self.flow)
         return program, runs, start, top, scale
 
     def _edges(self, program: Program, runs: Ints, start: Ints, scale: float, *, crossing: bool) -> None:
@@ -156,24 +157,3 @@ class LatencyProgram:
         """When each node can start at the earliest, and has to end at the latest."""
         head, tail = self.heads.head.min(axis=1), self.heads.tail.min(axis=1)
         return head / scale * (1 - ROUNDING), horizon - tail / scale * (1 - ROUNDING)
-
-    def _pipeline(self, program: Program, runs: Ints, flow: Ints) -> None:
-        """Devices stand in an order, and no value flows against it."""
-        kinds = self.model.devices
-        ahead = program.add((kinds, kinds), 0.0, 1.0, whole=True)
-        for first in range(kinds):
-            for second in range(kinds):
-                if first == second:
-                    continue
-                here, there = runs[flow[:, 0], first], runs[flow[:, 1], second]
-                if len(flow):
-                    program.at_most(1.0, (1.0, here), (1.0, there), (-1.0, np.full(len(flow), ahead[first, second])))
-                program.at_most(1.0, (1.0, ahead[first, second, None]), (1.0, ahead[second, first, None]))
-                for third in range(kinds):
-                    if third not in (first, second):
-                        program.at_most(
-                            1.0,
-                            (1.0, ahead[first, second, None]),
-                            (1.0, ahead[second, third, None]),
-                            (-1.0, ahead[first, third, None]),
-                        )

@@ -142,12 +142,13 @@ def _merged(part: Ints, pairs: Ints, *, strong: bool = False) -> Ints:
 
 
 def _same_device(problem: PlacementProblem, tables: CostTables) -> Ints:
-    """Join what must share a device: colocation classes, nodes pinned to one device, backward and forward nodes."""
+    """Join what must share a device: colocation classes, what only one device runs, backward and forward nodes."""
     position = {node: index for index, node in enumerate(tables.nodes)}
-    pinned: dict[str, list[int]] = {}
-    for node, device in problem.pinned.items():
-        pinned.setdefault(device, []).append(position[node])
-    groups = (*([position[node] for node in group] for group in problem.colocate), *pinned.values())
+    allowed = np.isfinite(tables.seconds)
+    single = np.flatnonzero(allowed.sum(axis=1) == 1) if len(tables.memory) > 1 else np.zeros(0, dtype=np.int64)
+    device = allowed[single].argmax(axis=1)
+    only = [single[device == place].tolist() for place in np.unique(device).tolist()]
+    groups = (*([position[node] for node in group] for group in problem.colocate), *only)
     pairs = [pair for group in groups for pair in itertools.pairwise(group)]
     backward = np.flatnonzero(tables.forward >= 0)
     ties = np.stack([backward, tables.forward[backward]], axis=1)
