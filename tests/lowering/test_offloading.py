@@ -172,6 +172,16 @@ def test_autograd_keeps_no_loaded_parameter() -> None:
     assert result.requires_grad
 
 
+def test_functional_transformations_go_through_loads() -> None:
+    """``torch.func`` refuses hooks for what autograd saves: there what is loaded is kept."""
+    model, x = Mlp(6, 32).eval(), torch.randn(2, 32)
+    lowered = small(model, x, budget=20 * KiB)
+
+    assert loads_of(lowered)
+    torch.testing.assert_close(torch.func.jacrev(model)(x), torch.func.jacrev(lowered)(x))
+    torch.testing.assert_close(torch.func.vmap(model)(x[None]), torch.func.vmap(lowered)(x[None]))
+
+
 def test_a_step_before_backward_is_refused_like_without_offloading() -> None:
     model, x = Mlp(6), torch.randn(2, 64)
     loss = small(model, x)(x).sum()

@@ -141,8 +141,11 @@ def _again(kept: torch.Tensor | _Kept) -> torch.Tensor:
 
 @contextmanager
 def loading_again() -> Iterator[None]:
-    """Inside, autograd keeps no loaded parameter: the backward pass loads it again. Does nothing without autograd."""
-    if not torch.is_grad_enabled():
+    """Inside, autograd keeps no loaded parameter: the backward pass loads it again. Does nothing without autograd.
+
+    Under ``torch.func`` neither, which has no hooks for what is saved: what is loaded stays there for the backward.
+    """
+    if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
         yield
         return
     loads = _Loads()
