@@ -165,6 +165,8 @@ def place_by_device(
         seed,
         step,
     )
+    if not figures.nodes:
+        return _nothing(figures, wish, contiguity or "pipeline")
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
     alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
     if alone is not None and everywhere and is_fastest_everywhere(figures, wish, alone):
@@ -175,6 +177,14 @@ def place_by_device(
         found = _best(figures, wish, (contiguity,), None)
     again = add_device_replicas(figures, wish, found, replicate)
     return _as_placement(figures, wish, found) if again is None else _with_replicas(wish, again)
+
+
+def _nothing(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> DevicePlacement:
+    """A model that only hands on what it gets has no parts; what is asked for is checked all the same."""
+    wish.problem(figures, contiguity, figures.needs)
+    return _described(
+        figures, wish, Found(runs_of(figures.graph_module, {}, figures.dependencies), contiguity, 0.0, 0.0)
+    )
 
 
 def _on_one(figures: GraphFigures, wish: Wish, alone: Found) -> DevicePlacement:

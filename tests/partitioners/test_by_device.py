@@ -286,3 +286,27 @@ def test_ten_thousand_operators_on_eight_devices_are_placed_in_proportion() -> N
 
     loads = list(placement.load.values())
     assert max(loads) <= 1.05 * sum(loads) / 8
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory", "devices"])
+@pytest.mark.parametrize("contiguity", [None, "pipeline", "convex", "free"])
+def test_a_graph_without_operators_is_placed_in_no_part(objective: str, contiguity: str | None) -> None:
+    """It hands on what it gets; there is nothing to search, and numpy knows no largest part of none."""
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    options = {"objective": objective, "contiguity": contiguity}
+
+    placement = place_by_device(graph, fake_devices(2, memory=KiB), **options)  # type: ignore[arg-type]
+
+    assert {} == placement.device_of
+    assert 0 == placement.objective_value == placement.bound
+    with pytest.raises(PlacementError, match=r"^`pinned` names 'layer', from which no operator"):
+        place_by_device(graph, fake_devices(2), pinned={"layer": "device0"}, **options)  # type: ignore[arg-type]
+
+
+def test_a_model_without_operators_runs() -> None:
+    x = torch.randn(2)
+
+    lowered = lower(nn.Identity(), (x,), devices=fake_devices(2))
+
+    assert () == lowered.plan.parts
+    assert torch.equal(x, lowered(x))
