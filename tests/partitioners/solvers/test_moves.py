@@ -17,8 +17,8 @@ from placement_cases import random_problem
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem
-from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
-from fxpasses.partitioners.solvers.free.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.annealer import Annealer, Best
+from fxpasses.partitioners.solvers.annealing.graphs import Plan
 from fxpasses.partitioners.solvers.free.rounds import Rounds, rounds_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -114,7 +114,7 @@ def test_compiled_answers_do_not_depend_on_the_process() -> None:
     code = (
         "import math, numpy as np\n"
         "from test_moves import hard_problem, model_of\n"
-        "from fxpasses.partitioners.solvers.free.annealing import Annealer, Best\n"
+        "from fxpasses.partitioners.solvers.annealing.annealer import Annealer, Best\n"
         "from fxpasses.partitioners.solvers.free.rounds import Rounds\n"
         "for seed in range(4):\n"
         "    model = model_of(hard_problem(seed))\n"

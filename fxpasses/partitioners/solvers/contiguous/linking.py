@@ -15,6 +15,8 @@ import attrs
 import networkx as nx
 import numpy as np
 
+from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer
+from fxpasses.partitioners.solvers.annealing.graphs import Plan
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import Sending
@@ -39,6 +41,14 @@ MANY = 1000
 """Ideals up to which all of them are looked at for each order."""
 CALL = 20e6
 """Steps that it takes to prepare one order."""
+CLOSE = 1e-3
+"""Answers that are so near the bound are not annealed."""
+ANNEALING = (0.1, 0.2)
+"""Annealings, one after the other, as shares of the budget."""
+HOT, COLD, SQUARINGS = 0.1, 2e-4, 4
+"""Temperatures and norm of these."""
+MATRIX = 5_000_000
+"""Units times pairs of devices up to which there are any."""
 SMALL = 400
 """Variables up to which the integer program is asked."""
 NODES = 1000
@@ -48,12 +58,30 @@ NODES = 1000
 def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
     """An answer that is at least as good, and what no pipeline can be below. Spends about the budget, twice."""
     if search.units.size > LONG:
-        return best, bound
+        return _annealed(search, best, bound), bound
     steps, _limit = search.account.limits(search.problem.time_budget)
     found, proven = _between(search, best, bound)
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
-    return _proven(search, min(answers, key=Answer.by_rank), bound)
+    return _proven(search, _annealed(search, min(answers, key=Answer.by_rank), bound), bound)
+
+
+def _annealed(search: Search, best: Answer, bound: float) -> Answer:
+    """The best of some annealings, each from the best before it."""
+    budget, kinds = search.problem.time_budget, len(search.tables.memory)
+    if not budget or best.rank[0] <= bound * (1 + CLOSE) or search.units.size * kinds**2 > MATRIX:
+        return best
+    annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
+    draw = np.random.default_rng(search.problem.seed)
+    for share in ANNEALING:
+        home = np.zeros(search.units.size, dtype=np.int64)
+        home[search.units.unit_of] = best.device_of
+        order = [*best.order, *(device for device in range(kinds) if device not in best.order)]
+        plan = Plan(share * budget * STEPS_PER_SECOND, HOT, COLD, SQUARINGS)
+        found, _state = annealer.run(home, plan, draw, order)
+        if found is not None:
+            best = min(best, _answer(search, found), key=Answer.by_rank)
+    return best
 
 
 def _proven(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:

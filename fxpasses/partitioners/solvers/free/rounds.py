@@ -22,16 +22,14 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.free.annealing import Annealer, Best
+from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer, Best
+from fxpasses.partitioners.solvers.annealing.graphs import Plan
 from fxpasses.partitioners.solvers.free.coarsening import agreed, chopped, clustered
-from fxpasses.partitioners.solvers.free.graphs import Plan
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["Rounds", "rounds_of"]
 
-STEPS_PER_SECOND = 1100e6
-"""Elementary steps of annealing on one core of 2024 in a second."""
 SHORTEST, MOVES = 3e6, 650
 """Steps of a family's first round: so many at least, and those of so many moves of each unit."""
 AROUND_RUN, AROUND_UNIT = 0.4e6, 2e3

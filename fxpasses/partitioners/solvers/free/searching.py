@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.free.annealing import Best
+from fxpasses.partitioners.solvers.annealing.annealer import Best
 from fxpasses.partitioners.solvers.free.rounds import Rounds
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.packing import Packing

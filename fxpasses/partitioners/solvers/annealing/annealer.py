@@ -1,18 +1,22 @@
-"""Anneal assignments of one model, and keep the best that is legal; what is compiled is in :mod:`.moves`."""
+"""Anneal assignments of one model, and keep the best that is legal; what is compiled is in :mod:`.cooling`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.free.graphs import Plan, State, graph_of, state_of
+from fxpasses.partitioners.solvers.annealing.graphs import Plan, State, graph_of, state_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Annealer", "Best"]
+__all__ = ["STEPS_PER_SECOND", "Annealer", "Best"]
+
+STEPS_PER_SECOND = 1100e6
+"""Elementary steps of annealing on one core of 2024 in a second."""
 
 PENALTY = 3.0
 """What a device that needs twice its budget adds to the energy, in average loads."""
@@ -43,11 +47,12 @@ class Annealer:
 
     Args:
         model: What units and values cost.
+        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
     """
 
-    def __init__(self, model: LoadModel) -> None:
+    def __init__(self, model: LoadModel, flow: Ints | None = None) -> None:
         self.model = model
-        self.graph = graph_of(model)
+        self.graph = graph_of(model, flow)
         least = float(np.where(model.banned, np.inf, model.weight).min(axis=1).sum())
         if model.by_bytes:
             least += float(model.shared.sum() + model.live.max(initial=0.0))
@@ -71,11 +76,16 @@ class Annealer:
         best, state = self.run(home, plan, draw)
         return state.home if best is None else best
 
-    def run(self, home: Ints, plan: Plan, draw: np.random.Generator) -> tuple[Ints | None, State]:
-        """The best assignment that keeps every budget, and where the annealing ends, with all sums."""
-        from fxpasses.partitioners.solvers.free.moves import anneal  # numba is heavy
+    def run(
+        self, home: Ints, plan: Plan, draw: np.random.Generator, order: Sequence[int] | None = None
+    ) -> tuple[Ints | None, State]:
+        """The best assignment that keeps every budget, and where the annealing ends, with all sums.
 
-        state, best = state_of(self.model, self.graph, home), home.astype(np.int64)
+        ``order`` is that of all devices in a pipeline.
+        """
+        from fxpasses.partitioners.solvers.annealing.cooling import anneal  # numba is heavy
+
+        state, best = state_of(self.model, self.graph, home, order), home.astype(np.int64)
         random = draw.integers(1, 2**63, 2).astype(np.uint64)
         value = anneal(self.graph, state, best, plan, self.scale, PENALTY, random)
         return best if math.isfinite(value) else None, state

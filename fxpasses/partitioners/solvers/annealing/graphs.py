@@ -1,10 +1,11 @@
 """What compiled annealing reads and writes: costs as flat arrays, an assignment with its sums, how to cool.
 
-These are named tuples of arrays because numba knows them; :mod:`.moves` works on them.
+These are named tuples of arrays because numba knows them; :mod:`.sums` and the moves work on them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,12 @@ class Graph(NamedTuple):
     sizes: Floats
     unit_steps: Ints  # of moving each unit
     move_steps: int  # of a move besides
+    all_steps: int  # of making all sums anew
+    before_start: Ints
+    before: Ints  # what each unit needs, in a pipeline
+    after_start: Ints
+    after: Ints  # what needs it
+    in_order: bool  # whether it is one
     counts_bytes: bool  # whether they matter at all
     by_bytes: bool  # whether a device's load is its bytes
 
@@ -65,6 +72,8 @@ class State(NamedTuple):
     moved: Ints  # the units of a move
     target: Ints
     stamp: Ints  # the last move that each unit was in
+    place: Ints  # of each device in a pipeline
+    at: Ints  # the device at each place
 
 
 class Plan(NamedTuple):
@@ -83,8 +92,13 @@ class Plan(NamedTuple):
     squarings: int
 
 
-def graph_of(model: LoadModel) -> Graph:
-    """The costs of a model, as arrays."""
+def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:
+    """The costs of a model, as arrays.
+
+    Args:
+        model: What units and values cost.
+        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+    """
     uses = model.uses[model.uses[:, 1] != model.source[model.uses[:, 0]]]
     uses = np.unique(uses, axis=0)
     values, users = np.ascontiguousarray(uses[:, 0]), np.ascontiguousarray(uses[:, 1])
@@ -95,6 +109,10 @@ def graph_of(model: LoadModel) -> Graph:
     hold_start, hold = _lists(*model.held, model.size)
     sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
     counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
+    pairs = np.zeros((0, 2), dtype=np.int64) if flow is None else flow
+    before_start, before = _lists(pairs[:, 1], pairs[:, 0], model.size)
+    after_start, after = _lists(pairs[:, 0], pairs[:, 1], model.size)
+    unit_steps = PER_UNIT + (np.diff(made_start) + np.diff(used_start)) * (PER_VALUE + model.devices)
     return Graph(
         np.where(model.banned, np.inf, model.weight),
         _floats(model.kept),
@@ -112,15 +130,22 @@ def graph_of(model: LoadModel) -> Graph:
         _floats(model.send),
         np.ascontiguousarray(rank[1:], dtype=np.int64),
         sizes,
-        PER_UNIT + (np.diff(made_start) + np.diff(used_start)) * (PER_VALUE + model.devices),
+        unit_steps,
         PER_MOVE + model.devices * (PER_LOAD + PER_BYTES * counts_bytes),
+        int(unit_steps.sum()),
+        before_start,
+        before,
+        after_start,
+        after,
+        flow is not None,
         counts_bytes,
         model.by_bytes,
     )
 
 
-def state_of(model: LoadModel, graph: Graph, home: Ints) -> State:
-    """An assignment; its sums are made when it is annealed."""
+def state_of(model: LoadModel, graph: Graph, home: Ints, order: Sequence[int] | None = None) -> State:
+    """An assignment; its sums are made when it is annealed. ``order`` is that of all devices in a pipeline."""
+    at = np.arange(model.devices) if order is None else np.array(order, dtype=np.int64)
     load, load_before, power, kept = np.zeros((4, model.devices))
     return State(
         home.astype(np.int64),
@@ -135,6 +160,8 @@ def state_of(model: LoadModel, graph: Graph, home: Ints) -> State:
         np.zeros(LARGEST, dtype=np.int64),
         np.zeros(LARGEST, dtype=np.int64),
         np.zeros(model.size, dtype=np.int64),
+        np.argsort(at),
+        at,
     )
 
 

@@ -1,34 +1,15 @@
-"""Anneal one assignment of units to devices move by move, compiled by numba: millions of moves in a second.
-
-A move takes one unit to another device, swaps two units, or takes a connected set of units along; loads, users of each
-value and bytes are kept up to date by what changes. The energy is a p-norm of the loads (most moves do not change the
-maximum) plus what passes the budgets. Work is counted in steps, so the answer depends on the seed only. Importing numba
-takes a fifth of a second, so this module is imported where a search starts.
-"""
+"""Loads, users of each value and bytes of an assignment, kept up to date by what a move changes; compiled."""
 
 from __future__ import annotations
 
 import math
 
-from fxpasses.partitioners.solvers import compiling, device_bytes
-from fxpasses.partitioners.solvers.compiling import Random, below, cached, chance, inlined
+from fxpasses.partitioners.solvers.annealing.graphs import Graph, State
+from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
-from fxpasses.partitioners.solvers.free import graphs
-from fxpasses.partitioners.solvers.free.graphs import LARGEST, Graph, Plan, State
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["anneal"]
-
-PROPOSAL, ACCEPTED = 15, 115
-"""Steps of drawing a move, and of keeping it: a processor guesses that it is not kept."""
-BLOCK = 1024
-"""Proposals between two temperatures."""
-SUMS = 4096
-"""Temperatures after which sums of floats, which round, are made anew."""
-SINGLE, SWAP = 0.55, 0.75
-"""Below these chances a move takes one unit, or swaps two; else it takes a connected set."""
-BESIDE = 0.5
-"""How often a unit goes to the device of a neighbour rather than to any."""
+__all__ = ["keep", "over_budget", "power_of", "rebuild", "root", "squared", "turn", "turn_back"]
 
 
 @inlined
@@ -99,7 +80,7 @@ def _move(graph: Graph, state: State, unit: int, target: int) -> None:
 
 
 @inlined
-def _rebuild(graph: Graph, state: State) -> None:
+def rebuild(graph: Graph, state: State) -> None:
     """All sums of the assignment, anew."""
     state.load[:] = 0.0
     state.bytes[:] = 0.0
@@ -117,7 +98,8 @@ def _rebuild(graph: Graph, state: State) -> None:
 
 
 @inlined
-def _squared(number: float, squarings: int) -> float:
+def squared(number: float, squarings: int) -> float:
+    """A number to the power of ``2 ** squarings``."""
     power = min(max(number, 0.0), 1e4)
     for _ in range(squarings):
         power *= power
@@ -125,14 +107,15 @@ def _squared(number: float, squarings: int) -> float:
 
 
 @inlined
-def _root(number: float, squarings: int) -> float:
+def root(number: float, squarings: int) -> float:
+    """The inverse of :func:`squared`."""
     for _ in range(squarings):
         number = math.sqrt(number)
     return number
 
 
 @inlined
-def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
+def power_of(graph: Graph, state: State, scale: float, squarings: int) -> float:
     """The sum of the loads' powers, each squared so many times."""
     if graph.by_bytes:
         for device in range(len(state.load)):
@@ -150,7 +133,7 @@ def _power(graph: Graph, state: State, scale: float, squarings: int) -> float:
 
 
 @inlined
-def _over(graph: Graph, state: State) -> float:
+def over_budget(graph: Graph, state: State) -> float:
     """By which shares of the budgets they are passed, all together."""
     over = 0.0
     for device in range(len(state.load)):
@@ -161,61 +144,7 @@ def _over(graph: Graph, state: State) -> float:
 
 
 @inlined
-def _device(graph: Graph, state: State, random: Random, unit: int) -> int:
-    """Where a unit might go: to a neighbour, or anywhere."""
-    first, count = graph.near_start[unit], graph.near_start[unit + 1] - graph.near_start[unit]
-    if count and chance(random) < BESIDE:
-        return state.home[graph.near[first + below(random, count)]]
-    return below(random, len(state.load))
-
-
-@inlined
-def _swap(graph: Graph, state: State, random: Random, unit: int) -> int:
-    """Propose that two units change places."""
-    other = below(random, len(state.home))
-    here, there = state.home[unit], state.home[other]
-    if here == there or math.isinf(graph.weight[unit, there]) or math.isinf(graph.weight[other, here]):
-        return 0
-    state.moved[0], state.target[0] = unit, there
-    state.moved[1], state.target[1] = other, here
-    return 2
-
-
-@inlined
-def _set(graph: Graph, state: State, random: Random, unit: int, target: int, most: int, stamp: int) -> int:
-    """Propose that a unit and so many that hang on it and stand beside it go to a device."""
-    here = state.home[unit]
-    state.moved[0], state.target[0], state.stamp[unit] = unit, target, stamp
-    count = 1
-    for _ in range(4 * most if most > 1 else 0):
-        last = state.moved[below(random, count)]
-        first, near = graph.near_start[last], graph.near_start[last + 1] - graph.near_start[last]
-        if near == 0:
-            break
-        other = graph.near[first + below(random, near)]
-        if state.home[other] == here and state.stamp[other] != stamp and not math.isinf(graph.weight[other, target]):
-            state.moved[count], state.target[count], state.stamp[other] = other, target, stamp
-            count += 1
-            if count == most:
-                break
-    return count
-
-
-@inlined
-def _propose(graph: Graph, state: State, random: Random, stamp: int) -> int:
-    """Write down a move; how many units are in it, 0 where it is none."""
-    unit, kind = below(random, len(state.home)), chance(random)
-    if SINGLE <= kind < SWAP:
-        return _swap(graph, state, random, unit)
-    target = _device(graph, state, random, unit)
-    if target == state.home[unit] or math.isinf(graph.weight[unit, target]):
-        return 0
-    most = 1 if kind < SINGLE else 2 + int(LARGEST * chance(random) ** 3)
-    return _set(graph, state, random, unit, target, min(most, LARGEST), stamp)
-
-
-@inlined
-def _turn(graph: Graph, state: State, count: int) -> int:
+def turn(graph: Graph, state: State, count: int) -> int:
     """Make the move, and write down the way back; its elementary steps."""
     for device in range(len(state.load)):
         state.load_before[device] = state.load[device]
@@ -229,7 +158,7 @@ def _turn(graph: Graph, state: State, count: int) -> int:
 
 
 @inlined
-def _turn_back(graph: Graph, state: State, count: int) -> None:
+def turn_back(graph: Graph, state: State, count: int) -> None:
     """Undo the move: loads are as they were, counts are counted back."""
     for device in range(len(state.load)):
         state.load[device] = state.load_before[device]
@@ -246,7 +175,7 @@ def _turn_back(graph: Graph, state: State, count: int) -> None:
 
 
 @inlined
-def _keep(state: State, best: Ints, value: float) -> float:
+def keep(state: State, best: Ints, value: float) -> float:
     """Write down the assignment if its largest load is below a value; the smaller of the two."""
     largest = state.load[0]
     for device in range(1, len(state.load)):
@@ -256,37 +185,3 @@ def _keep(state: State, best: Ints, value: float) -> float:
     for unit in range(len(best)):
         best[unit] = state.home[unit]
     return largest
-
-
-@cached(compiling, device_bytes, graphs)
-def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: Random) -> float:
-    """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
-    value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
-    temperature = plan.hot
-    while True:
-        if stamp % BLOCK == 0:
-            done = steps / plan.steps
-            if done >= 1.0:
-                return value
-            if stamp % (BLOCK * SUMS) == 0:
-                _rebuild(graph, state)
-            temperature = plan.hot * (plan.cold / plan.hot) ** done
-            power = _power(graph, state, scale, plan.squarings)
-            energy = _root(power, plan.squarings) + penalty * _over(graph, state)
-        stamp += 1
-        steps += PROPOSAL
-        count = _propose(graph, state, random, stamp)
-        if count == 0:
-            continue
-        steps += _turn(graph, state, count)
-        if graph.counts_bytes:
-            over = _over(graph, state)
-        power = _power(graph, state, scale, plan.squarings)
-        limit = energy - temperature * math.log(1.0 - chance(random)) - penalty * over  # of the norm (Metropolis)
-        if limit < 0.0 or power > _squared(limit, plan.squarings):
-            _turn_back(graph, state, count)
-            continue
-        steps += ACCEPTED
-        energy = _root(power, plan.squarings) + penalty * over
-        if over == 0.0:
-            value = _keep(state, best, value)
