@@ -66,7 +66,7 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
     if home is not None:
         home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
     is_small = program_size(model) <= SMALL and search.row_count <= ROWS
-    if is_small and (home is None or search.value(home) > bound * (1 + ROUNDING)):
+    if is_small and (home is None or search.value(home) > bound * (1 + 1e-9)):
         proof = search.proven(math.inf if home is None else search.value(home))
         found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
         home = min(found, key=search.rank, default=None)

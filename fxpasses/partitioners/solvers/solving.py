@@ -161,7 +161,7 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         {node: names[device] for node, device in zip(tables.nodes, solved.device_of.tolist(), strict=True)},
         tuple(names[device] for device in solved.order),
         value,
-        min(solved.bound, value),
+        float(min(solved.bound, value)),
         dict(zip(names, figures.load.tolist(), strict=True)),
         dict(zip(names, figures.compute.tolist(), strict=True)),
         dict(zip(names, figures.kept.tolist(), strict=True)),
