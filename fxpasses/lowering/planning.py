@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from fxpasses.backends import check_backend
 from fxpasses.devices import Device, Link, Topology, check_torch_devices
-from fxpasses.errors import InputError, PlacementError, PlanError
+from fxpasses.errors import InputError, PlanError
 from fxpasses.lowering.model_placement import check_offload, propose
 from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Prepared, Progress, prepare
 from fxpasses.partitioners.assignment import Assignment
@@ -22,7 +22,7 @@ from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.partitioners.placing.colocation import Selector
+from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_groups, as_pins
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.replicas import with_replicas
@@ -35,27 +35,15 @@ from fxpasses.simulation.advice import Placed, what_helps
 __all__ = ["Planned", "Wishes", "place"]
 
 
-def _copy(entries: Mapping[Selector, Any] | None) -> dict[Selector, Any]:
-    return dict(entries or {})
-
-
-def _tuples(groups: Iterable[Iterable[Selector]]) -> tuple[tuple[Selector, ...], ...]:
-    groups = tuple(groups)
-    for group in groups:
-        if isinstance(group, str):
-            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
-    return tuple(tuple(group) for group in groups)
-
-
 @attrs.frozen(eq=False)
 class Wishes:
     """What a search is asked for, beside devices; the fields are those of :func:`place`."""
 
     objective: Objective = "latency"
     contiguity: Contiguity | None = None
-    pinned: Mapping[Selector, str] | None = attrs.field(default=None, converter=_copy)
-    forbidden: Mapping[Selector, Collection[str]] | None = attrs.field(default=None, converter=_copy)
-    colocate: Iterable[Iterable[Selector]] = attrs.field(default=(), converter=_tuples)
+    pinned: Mapping[Selector, str] | None = attrs.field(default=None, converter=as_pins)
+    forbidden: Mapping[Selector, Collection[str]] | None = attrs.field(default=None, converter=as_bans)
+    colocate: Iterable[Iterable[Selector]] = attrs.field(default=(), converter=as_groups)
     time_budget: float = 0.5
     seed: int = 0
     replicate: Replicate = "cheaper"

@@ -19,7 +19,7 @@ from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
-from fxpasses.partitioners.placing.colocation import Selector, as_groups
+from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_groups, as_pins
 from fxpasses.partitioners.placing.device_reasons import (
     TOO_LARGE_TOGETHER,
     alone_reason,
@@ -159,8 +159,8 @@ def place_by_device(
         objective,
         supports,
         as_groups(colocate),
-        dict(pinned or {}),
-        dict(forbidden or {}),
+        as_pins(pinned),
+        as_bans(forbidden),
         time_budget,
         seed,
         step,

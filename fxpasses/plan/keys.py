@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.errors import InputError
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
 
@@ -61,8 +62,17 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
 
 
 def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
-    """The graph that plans are about: a program as a module that holds its state; of a lowered module its program."""
+    """The graph that plans are about: a program as a module that holds its state; of a lowered module its program.
+
+    Raises:
+        InputError: it is neither.
+    """
     program = getattr(model, "program", model) if isinstance(model, GraphModule) else model
+    if not isinstance(program, GraphModule) and not callable(getattr(program, "module", None)):
+        raise InputError(
+            f"A plan is about a GraphModule or an ExportedProgram, not {type(model).__name__}; export the model first, "
+            "or take the program of what place() gives."
+        )
     return program if isinstance(program, GraphModule) else program.module(check_guards=False)
 
 

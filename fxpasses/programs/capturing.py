@@ -94,6 +94,8 @@ def capture(
         raise InputError(
             f"args is a tuple of example inputs, not {type(args).__name__}; write ({type(args).__name__},)."
         )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}.")
     return _export(model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, strict)
 
 

@@ -227,6 +227,27 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "There is no backend 'xla'; there are eager, inductor, onnxruntime, openvino.",
         ),
         (
+            lambda: place(Mlp(), ARGS, devices=TWO, pinned=["layers.0"]),  # type: ignore[arg-type]
+            "`pinned` is a dict by nodes and module paths, not ['layers.0'].",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, pinned={"layers.0": ["left"]}),  # type: ignore[dict-item]
+            "`pinned` names the device ['left']; there are left, right.",
+        ),
+        (lambda: place(Mlp(), ARGS, devices=TWO, pinned={0: "left"}), "`pinned` names 0, from which no operator"),  # type: ignore[dict-item]
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, forbidden={"layers.0": None}),  # type: ignore[dict-item]
+            "`forbidden` gives 'layers.0' no list of devices, but None.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, ["x"], devices=TWO),  # type: ignore[arg-type]
+            "kwargs is a dict of example inputs by name, not list.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO).plan.check(Mlp()),  # type: ignore[arg-type]
+            "A plan is about a GraphModule or an ExportedProgram, not Mlp; export the model first, or take the program",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=TWO, time_budget=-1),
             "The time budget is a number of seconds, not -1.",
         ),

@@ -8,7 +8,8 @@ value, and together no larger, go where that value is made, and a view of a cons
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,9 @@ from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = [
     "Selector",
+    "as_bans",
     "as_groups",
+    "as_pins",
     "backward_partners",
     "check_device",
     "kept_together",
@@ -39,13 +42,29 @@ Selector = Node | str
 """A compute node, or the path of a module: all operators that come from it."""
 
 
-def as_groups(colocate: Iterable[Iterable[Selector]]) -> list[tuple[Selector, ...]]:
+def as_pins(pinned: Mapping[Selector, str] | None) -> dict[Selector, str]:
+    """The device of each of some nodes and modules; what is no mapping is refused."""
+    return _as_table("pinned", pinned)
+
+
+def as_bans(forbidden: Mapping[Selector, Collection[str]] | None) -> dict[Selector, Collection[str]]:
+    """The devices that each of some nodes and modules must not be on; what is no mapping is refused."""
+    return _as_table("forbidden", forbidden)
+
+
+def _as_table(option: str, given: Mapping[Selector, Any] | None) -> dict[Selector, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise PlacementError(f"`{option}` is a dict by nodes and module paths, not {given!r}.")
+    return dict(given or {})
+
+
+def as_groups(colocate: Iterable[Iterable[Selector]]) -> tuple[tuple[Selector, ...], ...]:
     """Groups as tuples; a text in the place of a group is refused, which would be taken for its letters."""
-    groups = list(colocate)
+    groups = tuple(colocate)
     for group in groups:
         if isinstance(group, str):
             raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
-    return [tuple(group) for group in groups]
+    return tuple(tuple(group) for group in groups)
 
 
 def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:

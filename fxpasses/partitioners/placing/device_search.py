@@ -10,7 +10,7 @@ known for all runs, and the best cut of it is an answer, too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -52,6 +52,8 @@ def _lists(_wish: Any, _field: Any, forbidden: Mapping[Selector, Collection[str]
     for selector, names in forbidden.items():
         if isinstance(names, str):
             raise PlacementError(f"`forbidden` gives {selector!r} the text {names!r}; write a list: [{names!r}].")
+        if not isinstance(names, Iterable):
+            raise PlacementError(f"`forbidden` gives {selector!r} no list of devices, but {names!r}.")
 
 
 def _seconds(_wish: Any, _field: Any, budget: float) -> None:

@@ -94,7 +94,7 @@ def placement_problem(
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
             bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
-    for name in dict.fromkeys(pinned.values()):
+    for name in pinned.values():
         check_device(topology, name, "pinned")
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
@@ -115,7 +115,7 @@ def placement_problem(
 
 
 def _depth(selector: Selector) -> float:
-    return np.inf if isinstance(selector, Node) else selector.count(".")
+    return np.inf if isinstance(selector, Node) else str(selector).count(".")
 
 
 def _problem_graph(
