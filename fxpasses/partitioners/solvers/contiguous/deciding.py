@@ -29,9 +29,9 @@ SLACK = 1e-9
 ROUNDING = 1e-12
 BLOCK = 128
 COLUMNS = 8192
-PAIR, CLASS, TIGHT, BACK = 6, 0.4, 8, 1.2
-"""Steps that one pair of ideals costs, more for each class of devices, and where bytes are counted, too; how many times
-as many it costs where values flow back."""
+PAIR, CLASS, CHARGED, TIGHT, BACK = 6, 0.4, 2, 8, 1.2
+"""Steps that one pair of ideals costs, more for each class of devices, for each further way to charge values, and where
+bytes are counted, too; how many times as many it costs where values flow back."""
 
 Bools = NDArray[np.bool_]
 
@@ -185,7 +185,9 @@ class Decision:
         open_to = np.logical_or.reduce([allowed[there] for there in targets])
         rows = np.flatnonzero(member.any(axis=0))
         taken = 0.0
-        pair = (PAIR + CLASS * len(self.classes) + TIGHT * spans.is_tight) * (BACK if spans.flows_back else 1)
+        charges = len({group.charges for group in self.classes})
+        pair = PAIR + CLASS * len(self.classes) + CHARGED * (charges - 1) + TIGHT * spans.is_tight
+        pair *= BACK if spans.flows_back else 1
         reach = float(self.measures[0].room.max()) + SLACK * float(family.position[-1])
         for block in blocks_of(family, rows, BLOCK):
             if taken > steps:
