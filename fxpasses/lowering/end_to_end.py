@@ -95,8 +95,8 @@ def lower(
             as :func:`fxpasses.place` takes it. A plan brings its own.
         pipeline: The clean-up passes: a text, a manager, or a list of passes; by default those of the plan, else
             :data:`DEFAULT_PIPELINE`.
-        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them. Costs and budgets are those of the
-            example inputs: give the largest that you mean to run.
+        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them. Costs and budgets are those of
+            the example inputs: give the largest that you mean to run.
         strict: Capture by bytecode instead of by running.
         check: Compare the result with the model on the example inputs.
         name: What plans and reports call the model; by default its class.

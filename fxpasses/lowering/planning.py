@@ -185,8 +185,8 @@ def place(
             saves; seconds are those of forward and backward. A plan says for which training it was made, and is
             followed for that unless another one is given.
         pipeline: The clean-up passes; by default those of the plan, else ``DEFAULT_PIPELINE``.
-        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them. Costs and budgets are those of the
-            example inputs: give the largest that you mean to run.
+        dynamic_shapes: Which sizes may change, as ``torch.export.export`` takes them. Costs and budgets are those of
+            the example inputs: give the largest that you mean to run.
         strict: Capture by bytecode instead of by running.
         name: What plans and reports call the model; by default its class.
         progress: Called with the name of each step when it begins.
