@@ -117,13 +117,15 @@ class LoweredModule(GraphModule):
             yield f"{prefix}.{name}" if prefix else name, parameter
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Parameters and buffers under the model's own names, also where it is part of another module."""
+        """Parameters and buffers under the model's own names, in its order, also where it is part of another module."""
         if args:  # as old code gives them
             given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
             destination, prefix, keep_vars = given
         own: Any = super().state_dict(prefix=prefix, keep_vars=keep_vars)
-        names = self.qualified_names
-        renamed = {prefix + names.get(key, key): own[prefix + key] for key in (each[len(prefix) :] for each in own)}
+        names, places = self.qualified_names, _entries(self.program)
+        entries = [(names.get(key[len(prefix) :], key[len(prefix) :]), value) for key, value in own.items()]
+        entries.sort(key=lambda entry: places.get(entry[0], len(places)))
+        renamed = {prefix + name: value for name, value in entries}
         if destination is None:
             destination = type(own)()
             destination._metadata = own._metadata
@@ -221,6 +223,13 @@ def _places(program: ExportedProgram) -> dict[str, int]:
     """The place of each parameter in the model's own order, by name; of tied ones that of the first."""
     first: dict[int, int] = {}
     return {name: first.setdefault(id(tensor), len(first)) for name, tensor in program.state_dict.items()}
+
+
+def _entries(program: ExportedProgram) -> dict[str, int]:
+    """The place of each entry of the model's checkpoint, by name: those of a module stand together, buffers last."""
+    first: dict[str, int] = {}
+    modules = {name: first.setdefault(name.rpartition(".")[0], len(first)) for name in program.state_dict}
+    return {name: place for place, name in enumerate(sorted(modules, key=modules.__getitem__))}
 
 
 def _tensors(module: GraphModule) -> dict[str, torch.Tensor]:

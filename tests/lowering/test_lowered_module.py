@@ -128,13 +128,21 @@ def test_an_optimizers_checkpoint_fits_the_lowered_model_and_back() -> None:
     ]
 
 
+def test_a_checkpoint_is_in_the_models_order() -> None:
+    """Buffers stand with the parameters of their module, though programs keep them apart, and devices hold others."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    lowered = in_two(model, torch.randn(6, 8))
+
+    assert list(model.state_dict()) == list(lowered.state_dict())
+
+
 def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
     """As ``DistributedDataParallel``, a trainer or the user's own module holds it; names and values go both ways."""
     model = Training().train()
     lowered = in_two(copy.deepcopy(model), torch.randn(6, 8))
     outer, wanted = nn.ModuleDict({"net": lowered}), nn.ModuleDict({"net": Training()})
 
-    assert set(wanted.state_dict()) == set(outer.state_dict())
+    assert list(wanted.state_dict()) == list(outer.state_dict())
     assert "<All keys matched successfully>" == str(outer.load_state_dict(wanted.state_dict()))
     assert all(torch.equal(value, outer.state_dict()[name]) for name, value in wanted.state_dict().items())
     assert "<All keys matched successfully>" == str(nn.ModuleDict({"net": model}).load_state_dict(outer.state_dict()))
