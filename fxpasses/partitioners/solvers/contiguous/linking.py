@@ -2,7 +2,8 @@
 
 With the devices in one order, values are charged over the link to the next device, and the dynamic program runs along
 that order; the answer is then evaluated with the links as they are. Orders are improved by swaps; where devices are in
-a few islands of fast links, each order of islands is tried.
+a few islands of fast links, each order of islands is tried. Small problems are proven by an integer program; others are
+annealed in the end, with each value counted over the link that it takes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]
     found, proven = _between(search, best, bound)
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
-    return _proven(search, _annealed(search, min(answers, key=Answer.by_rank), bound), bound)
+    best, bound = _proven(search, min(answers, key=Answer.by_rank), bound)
+    return _annealed(search, best, bound), bound
 
 
 def _annealed(search: Search, best: Answer, bound: float) -> Answer:
