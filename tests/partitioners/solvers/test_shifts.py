@@ -16,7 +16,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.annealer import Annealer
 from fxpasses.partitioners.solvers.annealing.graphs import Plan
-from fxpasses.partitioners.solvers.contiguous import linking
+from fxpasses.partitioners.solvers.contiguous import link_answers
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -49,7 +49,7 @@ def test_the_order_is_kept_and_sums_are_those_of_the_definition(seed: int) -> No
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_brute_force_bounds_what_is_annealed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program that proves small problems no rule is broken, and the figures are those of the definition."""
-    monkeypatch.setattr(linking, "SMALL", 0)
+    monkeypatch.setattr(link_answers, "SMALL", 0)
     problem = random_problem(seed, objective="throughput", time_budget=0.1)
     draw = np.random.default_rng(seed)
     links = [attrs.evolve(link, bandwidth=float(draw.choice([8.0, 64.0, 512.0]))) for link in problem.links]
@@ -84,7 +84,7 @@ def test_skips_go_over_the_fast_links_of_a_ring(monkeypatch: pytest.MonkeyPatch)
     pairs = itertools.combinations([f"d{index}" for index in range(6)], 2)
     links = [Link(a, b, 512.0 if frozenset((a, b)) in fast else 32.0) for a, b in pairs]
     annealed = solve_placement(u_net(12, links, 6))
-    monkeypatch.setattr(linking, "ANNEALING", ())
+    monkeypatch.setattr(link_answers, "ANNEALING", ())
     plain = solve_placement(u_net(12, links, 6))
 
     assert annealed.objective_value < 0.95 * plain.objective_value

@@ -13,24 +13,16 @@ import math
 from collections.abc import Iterator
 
 import attrs
-import networkx as nx
 import numpy as np
 
-from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
 from fxpasses.partitioners.solvers.contiguous.absorbing import ordered
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
+from fxpasses.partitioners.solvers.contiguous.link_answers import annealed, proven_small
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load, program_size
-from fxpasses.partitioners.solvers.proofs.ordering import add_order
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
-from fxpasses.partitioners.solvers.reduced.loads import LoadModel
-from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["by_links"]
 
@@ -42,74 +34,18 @@ MANY = 1000
 """Ideals up to which all of them are looked at for each order."""
 CALL = 20e6
 """Steps that it takes to prepare one order."""
-CLOSE = 1e-3
-"""Answers that are so near the bound are not annealed."""
-ANNEALING = (0.1, 0.2)
-"""Annealings, one after the other, as shares of the budget."""
-HOT, COLD, SQUARINGS = 0.1, 2e-4, 4
-"""Temperatures and norm of these."""
-MATRIX = 5_000_000
-"""Units times pairs of devices up to which there are any."""
-SMALL = 400
-"""Variables up to which the integer program is asked."""
-NODES = 1000
-"""Branch-and-bound nodes of the program."""
 
 
 def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
     """An answer that is at least as good, and what no pipeline can be below. Spends about the budget, twice."""
     if search.units.size > LONG:
-        return _annealed(search, best, bound), bound
+        return annealed(search, best, bound), bound
     steps, _limit = search.account.limits(search.problem.time_budget)
     found, proven = _between(search, best, bound)
     bound = max(bound, min(proven, best.rank[0]))
     answers = [_swapped_orders(search, each, bound, steps / 2) for each in (best, found) if each is not None]
-    best, bound = _proven(search, min(answers, key=Answer.by_rank), bound)
-    return _annealed(search, best, bound), bound
-
-
-def _annealed(search: Search, best: Answer, bound: float) -> Answer:
-    """The best of some annealings, each from the best before it."""
-    budget, kinds = search.problem.time_budget, len(search.tables.memory)
-    if not budget or best.rank[0] <= bound * (1 + CLOSE) or search.units.size * kinds**2 > MATRIX:
-        return best
-    annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
-    draw = np.random.default_rng(search.problem.seed)
-    for share in ANNEALING:
-        home = np.zeros(search.units.size, dtype=np.int64)
-        home[search.units.unit_of] = best.device_of
-        order = [*best.order, *(device for device in range(kinds) if device not in best.order)]
-        plan = Plan(share * budget * STEPS_PER_SECOND, HOT, COLD, SQUARINGS)
-        found, _state = annealer.run(home, plan, draw, order)
-        if found is not None:
-            best = min(best, _answer(search, found), key=Answer.by_rank)
-    return best
-
-
-def _proven(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
-    """What an integer program over units adds, which knows all links: a better answer, a better bound."""
-    model, flow = LoadModel.of(search.units, search.tables), search.units.before
-    if best.rank[0] <= bound or program_size(model) > SMALL:
-        return best, bound
-    nodes = nodes_within(search.problem.program_effort, NODES)
-    proof = least_load(
-        model, below=best.rank[0], nodes=nodes, extra=lambda program, runs: add_order(program, runs, flow)
-    )
-    if proof.home is not None and model.legal(proof.home[None])[0]:
-        best = min(best, _answer(search, proof.home), key=Answer.by_rank)
-    if proof.bound >= best.rank[0] * (1 - ROUNDING):
-        return best, best.rank[0]
-    return best, max(bound, proof.bound * (1 - ROUNDING))
-
-
-def _answer(search: Search, home: Ints) -> Answer:
-    """An assignment of units as runs, in an order in which values flow."""
-    quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(np.unique(home).tolist())
-    quotient.add_edges_from((first, second) for first, second in home[search.units.before].tolist() if first != second)
-    order = nx.lexicographical_topological_sort(quotient)
-    runs = tuple((device, tuple(np.flatnonzero(home == device).tolist())) for device in order)
-    return Answer.of(search, Pipeline(runs, math.inf))
+    best, bound = proven_small(search, min(answers, key=Answer.by_rank), bound)
+    return annealed(search, best, bound), bound
 
 
 def _between(search: Search, best: Answer, bound: float) -> tuple[Answer | None, float]:
