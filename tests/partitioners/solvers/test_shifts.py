@@ -50,7 +50,7 @@ def test_the_order_is_kept_and_sums_are_those_of_the_definition(seed: int) -> No
 def test_brute_force_bounds_what_is_annealed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program that proves small problems no rule is broken, and the figures are those of the definition."""
     monkeypatch.setattr(link_answers, "SMALL", 0)
-    problem = random_problem(seed, objective="throughput", time_budget=0.1)
+    problem = random_problem(seed, objective="throughput", time_budget=0.25)
     draw = np.random.default_rng(seed)
     links = [attrs.evolve(link, bandwidth=float(draw.choice([8.0, 64.0, 512.0]))) for link in problem.links]
     problem = attrs.evolve(problem, links=links)

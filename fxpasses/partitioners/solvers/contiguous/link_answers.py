@@ -23,6 +23,8 @@ CLOSE = 1e-3
 """Answers that are so near the bound are not annealed."""
 ANNEALING = (0.1, 0.2)
 """Annealings, one after the other, as shares of the budget."""
+LOADING = 0.2
+"""Seconds that it takes to load what is compiled; a budget below that has none."""
 HOT, COLD, SQUARINGS = 0.1, 2e-4, 4
 """Temperatures and norm of these."""
 MATRIX = 5_000_000
@@ -36,7 +38,7 @@ NODES = 1000
 def annealed(search: Search, best: Answer, bound: float) -> Answer:
     """The best of some annealings, each from the best before it."""
     budget, kinds = search.problem.time_budget, len(search.tables.memory)
-    if not budget or best.rank[0] <= bound * (1 + CLOSE) or search.units.size * kinds**2 > MATRIX:
+    if budget < LOADING or best.rank[0] <= bound * (1 + CLOSE) or search.units.size * kinds**2 > MATRIX:
         return best
     annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
     draw = np.random.default_rng(search.problem.seed)
