@@ -33,12 +33,16 @@ ENOUGH, NEARER = 0.002, 0.0001
 QUICK, DECIDING, SHARE = 0.65, 0.65, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
 they are few)."""
+ALONE = 1.3
+"""The same where little time and many states leave nothing else to try: it may take a little more than there is."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 """Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
 AT_FIRST = (STEPS_A_SECOND, 5 * STEPS_A_SECOND)
 """The most steps of the first attempts to refine; there is one where steps are few."""
+LITTLE = 1.5 * STEPS_A_SECOND
+"""Steps within which problems with many states are only refined."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 ROOMS_SHARE = 0.3
@@ -81,8 +85,9 @@ def _refined_and_decided(
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     bound = max(bound, search.least)
+    is_alone = _only_refined(search, steps)
     for most in AT_FIRST if steps > MUCH else AT_FIRST[:1]:
-        outcome = _under(search, goal, min(QUICK * steps, most), limit)
+        outcome = _under(search, goal, ALONE * steps if is_alone else min(QUICK * steps, most), limit)
         if outcome is not None:
             found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
             return found, goal if found is None else found.by_value() * BETTER
@@ -134,7 +139,7 @@ def _decided(
     steps, limit = budget
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     proven = max(proven, search.least)
-    if States.count(search.classes) > SOME_STATES and steps < 1.5 * STEPS_A_SECOND:
+    if _only_refined(search, steps):
         return best, proven
     is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES
     for near, share in ATTEMPTS if steps > MUCH else ATTEMPTS[-1:]:
@@ -154,6 +159,11 @@ def _decided(
         if words is None or outcome.finished:
             return best, proven if words is None else goal
     return best, proven
+
+
+def _only_refined(search: Search, steps: float) -> bool:
+    """Whether no other question about many ideals has an answer in so few steps."""
+    return States.count(search.classes) > SOME_STATES and steps < LITTLE
 
 
 def _thresholds(bound: float, goal: float) -> Iterator[float]:
