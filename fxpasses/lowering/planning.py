@@ -22,10 +22,11 @@ from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_groups, as_pins
+from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.plan import Plan
 from fxpasses.report.facts import summarize, with_figures
 from fxpasses.report.summary import Summary

@@ -237,7 +237,7 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
         (lambda: place(Mlp(), ARGS, devices=TWO, pinned={0: "left"}), "`pinned` names 0, from which no operator"),  # type: ignore[dict-item]
         (
             lambda: place(Mlp(), ARGS, devices=TWO, forbidden={"layers.0": None}),  # type: ignore[dict-item]
-            "`forbidden` gives 'layers.0' no list of devices, but None.",
+            "`forbidden` gives 'layers.0' None; write a list of device names.",
         ),
         (
             lambda: place(Mlp(), ARGS, ["x"], devices=TWO),  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ value, and together no larger, go where that value is made, and a view of a cons
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from fxpasses.partitioners.tensor_sizes import tensors_in
 __all__ = [
     "Selector",
     "as_bans",
-    "as_groups",
     "as_pins",
     "backward_partners",
     "check_device",
@@ -56,15 +55,6 @@ def _as_table(option: str, given: Mapping[Selector, Any] | None) -> dict[Selecto
     if given is not None and not isinstance(given, Mapping):
         raise PlacementError(f"`{option}` is a dict by nodes and module paths, not {given!r}.")
     return dict(given or {})
-
-
-def as_groups(colocate: Iterable[Iterable[Selector]]) -> tuple[tuple[Selector, ...], ...]:
-    """Groups as tuples; a text in the place of a group is refused, which would be taken for its letters."""
-    groups = tuple(colocate)
-    for group in groups:
-        if isinstance(group, str):
-            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
-    return tuple(tuple(group) for group in groups)
 
 
 def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:

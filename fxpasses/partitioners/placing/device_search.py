@@ -53,7 +53,7 @@ def _lists(_wish: Any, _field: Any, forbidden: Mapping[Selector, Collection[str]
         if isinstance(names, str):
             raise PlacementError(f"`forbidden` gives {selector!r} the text {names!r}; write a list: [{names!r}].")
         if not isinstance(names, Iterable):
-            raise PlacementError(f"`forbidden` gives {selector!r} no list of devices, but {names!r}.")
+            raise PlacementError(f"`forbidden` gives {selector!r} {names!r}; write a list of device names.")
 
 
 def _seconds(_wish: Any, _field: Any, budget: float) -> None:

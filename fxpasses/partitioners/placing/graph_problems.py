@@ -20,7 +20,6 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.colocation import (
     Selector,
-    as_groups,
     backward_partners,
     check_device,
     kept_together,
@@ -28,6 +27,7 @@ from fxpasses.partitioners.placing.colocation import (
 )
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
+from fxpasses.partitioners.solvers.problem import as_groups
 
 __all__ = ["assignment_of", "homes_of", "placement_problem"]
 

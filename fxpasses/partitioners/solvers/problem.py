@@ -19,7 +19,7 @@ import networkx as nx
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 
-__all__ = ["Node", "PlacementProblem", "PlacementSolution"]
+__all__ = ["Node", "PlacementProblem", "PlacementSolution", "as_groups"]
 
 Node = Hashable
 
@@ -39,7 +39,8 @@ def _links(given: Iterable[Link]) -> tuple[Link, ...]:
     return tuple(given)
 
 
-def _as_tuples(groups: Iterable[Iterable[Node]]) -> tuple[tuple[Node, ...], ...]:
+def as_groups(groups: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
+    """Groups as tuples; a text in the place of a group is refused, which would be taken for its letters."""
     groups = tuple(groups)
     for group in groups:
         if isinstance(group, str):
@@ -96,7 +97,7 @@ class PlacementProblem:
     links: tuple[Link, ...] = attrs.field(default=(), converter=_links)
     objective: str = "throughput"
     contiguity: str = attrs.field(default="pipeline", kw_only=True)
-    colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=_as_tuples)
+    colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=as_groups)
     pinned: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
     time_budget: float = attrs.field(default=1.0, kw_only=True)

@@ -31,12 +31,10 @@ def test_the_order_is_kept_and_sums_are_those_of_the_definition(seed: int) -> No
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
     model, draw = LoadModel.of(units, tables), np.random.default_rng(seed)
-    allowed = np.flatnonzero(~model.banned.any(axis=0))
-    if not allowed.size:
-        return  # nothing can run everything, where this starts
+    model.banned[:, 0] = False  # there everything starts
     annealer = Annealer(model, units.before)
 
-    best, state = annealer.run(np.full(units.size, allowed[0]), Plan(1e5, 0.5, 0.05, 3), draw)
+    best, state = annealer.run(np.zeros(units.size, dtype=np.int64), Plan(1e5, 0.5, 0.05, 3), draw)
 
     place = state.place[state.home]
     assert (place[units.before[:, 0]] <= place[units.before[:, 1]]).all()

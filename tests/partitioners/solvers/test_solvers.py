@@ -210,12 +210,14 @@ def test_no_placement_is_an_error_that_says_how_many_bytes_and_which_node(
         (
             "pipeline",
             "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
-            "would have values flow back to a device that has finished.",
+            "would have values flow back to a device that has finished. Let go of a pin or of a forbidden device, or "
+            "ask for a free placement.",
         ),
         (
             "convex",
             "No convex placement exists, however large the memories: with what the devices can run, pins and forbidden "
-            "devices, some path would leave a device and come back.",
+            "devices, some path would leave a device and come back. Let go of a pin or of a forbidden device, or "
+            "ask for a free placement.",
         ),
     ],
 )

@@ -84,7 +84,8 @@ def never() -> InfeasibleError:
     """Say that no memory would help."""
     return InfeasibleError(
         "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices "
-        "would have values flow back to a device that has finished."
+        "would have values flow back to a device that has finished. Let go of a pin or of a forbidden device, or "
+        "ask for a free placement."
     )
 
 

@@ -163,7 +163,8 @@ def refuse(
     if proof.home is None and math.isinf(proof.bound) and proof.bound > 0:
         return InfeasibleError(
             f"No {problem.contiguity} placement exists, however large the memories: with what the devices can run, "
-            "pins and forbidden devices, some path would leave a device and come back."
+            "pins and forbidden devices, some path would leave a device and come back. Let go of a pin or of a "
+            "forbidden device, or ask for a free placement."
         )
     if proof.home is None:
         return PlacementError(more)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.reduced.reducing import Units, merge
-from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+from fxpasses.partitioners.solvers.reduced.reducing import Units, merge, only_there
+from fxpasses.partitioners.solvers.reduced.tables import Floats
 
 __all__ = ["where_they_fit"]
 
@@ -22,7 +22,7 @@ def where_they_fit(units: Units, memory: Floats) -> Units | None:
     Time O(rounds × (units × devices + uses)), with at most a round for each device.
     """
     fitted = _kept_off(units, memory)
-    while fitted is not None and len(alone := _alone(fitted)):
+    while fitted is not None and len(alone := only_there(fitted.seconds)):
         fitted = _kept_off(merge(fitted, alone[:, 0], alone[:, 1]), memory)
     if fitted is None or (fitted.size == units.size and np.array_equal(fitted.seconds, units.seconds)):
         return None
@@ -35,13 +35,3 @@ def _kept_off(units: Units, memory: Floats) -> Units | None:
     np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
     seconds = np.where(need[:, None] <= memory, units.seconds, np.inf)
     return attrs.evolve(units, seconds=seconds) if np.isfinite(seconds).any(axis=1).all() else None
-
-
-def _alone(units: Units) -> Ints:
-    """Pairs of units that the same device alone can run."""
-    allowed = np.isfinite(units.seconds)
-    only = np.flatnonzero(allowed.sum(axis=1) == 1)
-    device = allowed[only].argmax(axis=1)
-    order = np.argsort(device, kind="stable")
-    same = np.flatnonzero(np.diff(device[order]) == 0)
-    return np.stack([only[order[same]], only[order[same + 1]]], axis=1)

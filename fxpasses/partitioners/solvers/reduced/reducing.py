@@ -20,7 +20,7 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import convex_hulls
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["Units", "contract", "merge", "reduce_problem"]
+__all__ = ["Units", "contract", "merge", "only_there", "reduce_problem"]
 
 
 @attrs.frozen(eq=False)
@@ -144,15 +144,22 @@ def _merged(part: Ints, pairs: Ints, *, strong: bool = False) -> Ints:
 def _same_device(problem: PlacementProblem, tables: CostTables) -> Ints:
     """Join what must share a device: colocation classes, what only one device runs, backward and forward nodes."""
     position = {node: index for index, node in enumerate(tables.nodes)}
-    allowed = np.isfinite(tables.seconds)
-    single = np.flatnonzero(allowed.sum(axis=1) == 1) if len(tables.memory) > 1 else np.zeros(0, dtype=np.int64)
-    device = allowed[single].argmax(axis=1)
-    only = [single[device == place].tolist() for place in np.unique(device).tolist()]
-    groups = (*([position[node] for node in group] for group in problem.colocate), *only)
-    pairs = [pair for group in groups for pair in itertools.pairwise(group)]
+    groups = ([position[node] for node in group] for group in problem.colocate)
+    pairs = np.array([pair for group in groups for pair in itertools.pairwise(group)], dtype=np.int64).reshape(-1, 2)
     backward = np.flatnonzero(tables.forward >= 0)
     ties = np.stack([backward, tables.forward[backward]], axis=1)
-    return _merged(np.arange(len(tables.nodes)), np.concatenate([np.array(pairs, dtype=np.int64).reshape(-1, 2), ties]))
+    only = only_there(tables.seconds) if len(tables.memory) > 1 else pairs[:0]
+    return _merged(np.arange(len(tables.nodes)), np.concatenate([pairs, ties, only]))
+
+
+def only_there(seconds: Floats) -> Ints:
+    """Pairs of rows that the same device alone can run, ``(p, 2)``; all rows of a device hang together by them."""
+    allowed = np.isfinite(seconds)
+    only = np.flatnonzero(allowed.sum(axis=1) == 1)
+    device = allowed[only].argmax(axis=1)
+    order = np.argsort(device, kind="stable")
+    same = np.flatnonzero(np.diff(device[order]) == 0)
+    return np.stack([only[order[same]], only[order[same + 1]]], axis=1)
 
 
 def _between(part: Ints, pairs: Ints) -> Ints:
