@@ -209,5 +209,7 @@ def _grad_mode_set(stack: tuple[Node, ...], node: Node) -> tuple[Node, ...]:
     setters = [opener for opener in stack if name_of(opener.target).endswith("set_grad_enabled")]
     if not setters:
         return (*stack, node)
+    if node.args and isinstance(node.args[0], Node):  # the mode that was found before the region
+        return _without(stack, setters[-1])
     before = setters[-2].args[0] if len(setters) > 1 else not setters[-1].args[0]
     return _without(stack, setters[-1]) if node.args and node.args[0] == before else (*stack, node)

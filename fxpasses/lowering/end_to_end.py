@@ -30,6 +30,7 @@ from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split
 from fxpasses.plan import Plan
@@ -181,6 +182,7 @@ def _build(
     with clock.step("split"):
         constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
         parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
+        CloseRegions()(parts.graph_module)
     with clock.step("move and copy"):
         by_submodule = {name: device_of[str(part)] for part, name in parts.part_names.items()}
         submodules = tuple(name for part, name in parts.part_names.items() if str(part) in offloaded)

@@ -15,8 +15,10 @@ from torch.fx import GraphModule
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
 from fxpasses.lowering.model_placement import module_paths
+from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
+from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.pass_manager import PassManager
 from fxpasses.programs.capturing import capture
 from fxpasses.programs.input_contract import InputContract
@@ -140,13 +142,16 @@ def _text_of(manager: PassManager) -> str | None:
 
 
 def stateful(program: ExportedProgram) -> GraphModule:
-    """The program as a module that holds its state; buffers that it writes to are its own copies.
+    """The program as a module that holds its state, regions with work to share out opened.
+
+    Buffers that it writes to are its own copies.
 
     What each operator costs is noted here, so that all that places, simulates and reports measures nothing again.
     """
     graph_module = program.module(check_guards=False)
     graph_module._forward_pre_hooks.clear()
     graph_module._forward_pre_hooks_with_kwargs.clear()
+    open_regions(graph_module, is_worth_cutting)
     effects = analyze_effects(graph_module)
     written = effects.written_storages
     _own_buffers(

@@ -18,11 +18,10 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.editing.attributes import Attribute, find_attribute
-from fxpasses.effects import analyze_effects
 from fxpasses.errors import CycleError, PartitionError, SplitError
 from fxpasses.outlining.boundaries import Leaf, Value, adopt_getitems, elements_of, is_size_of_unknown_rank
 from fxpasses.outlining.lazy_modules import LazyGraphModule
-from fxpasses.outlining.regions import Regions, is_marker
+from fxpasses.outlining.regions import Regions, dependencies_of_parts, is_marker
 
 __all__ = ["TOP", "Constants", "Part", "Plan", "Policy", "make_plan"]
 
@@ -181,7 +180,7 @@ def _is_pick(node: Node) -> bool:
 
 def _ordered_sequence(plan: Plan, keep_order: bool, dependencies: Dependencies | None) -> list[int | Node]:
     """An order in which each part runs in one go, as close to the graph's own as data and effects allow."""
-    view = dependencies if dependencies is not None and not plan.regions else _view_without_markers(plan)
+    view = dependencies if dependencies is not None and not plan.regions else dependencies_of_parts(plan.graph_module)
     labels = [plan.home.get(node, TOP) for node in view.nodes]
     extra: list[tuple[int, int]] = []
     if keep_order:
@@ -205,16 +204,6 @@ def _ordered_sequence(plan: Plan, keep_order: bool, dependencies: Dependencies |
         elif label == TOP and node.op not in ("placeholder", "output", "get_attr") and node not in plan.regions:
             sequence.append(node)
     return sequence
-
-
-def _view_without_markers(plan: Plan) -> Dependencies:
-    """Data and order edges; region markers hold nothing in place, as each part enters its regions by itself."""
-    effects = analyze_effects(plan.graph_module)
-    edges = [(source, node) for node in plan.nodes for source in node._input_nodes]
-    edges.extend(effects.order_edges)
-    kept = [(a, b) for a, b in edges if a not in plan.regions and b not in plan.regions]
-    place = plan.position
-    return Dependencies(plan.nodes, [place[a] for a, _ in kept], [place[b] for _, b in kept], effects)
 
 
 def _cycle_of_parts(plan: Plan, view: Dependencies, error: CycleError) -> CycleError:

@@ -12,12 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.dependencies import Dependencies
 from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.outlining.graph_writing import GraphWriter
 
-__all__ = ["BODY_AT", "REENTERED", "RegionWriter", "Regions", "body_of_region", "is_marker", "is_region"]
+__all__ = [
+    "BODY_AT",
+    "REENTERED",
+    "RegionWriter",
+    "Regions",
+    "body_of_region",
+    "dependencies_of_parts",
+    "is_marker",
+    "is_region",
+    "switches_regions",
+]
 
 REENTERED = "fxpasses.reentered_region"
 """Key in ``node.meta`` of markers that :class:`RegionWriter` wrote: the name of the marker that opened the region."""
@@ -40,9 +52,33 @@ def is_marker(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", None) in _NAMES
 
 
+def switches_regions(node: Node) -> bool:
+    """Whether a node is there for regions only: a marker, or the question which grad mode to go back to."""
+    return is_marker(node) or _asks_for_mode(node)
+
+
 def is_region(node: Node) -> bool:
     """Whether a node runs a body under autocast or a grad mode."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.__name__ in BODY_AT
+
+
+def dependencies_of_parts(graph: GraphModule | Graph, effects: EffectAnalysis | None = None) -> Dependencies:
+    """What waits for what where each part enters its regions by itself: markers hold nothing in place then.
+
+    Args:
+        graph: The graph, or the module that owns it.
+        effects: Its effects, where they are known already.
+    """
+    nodes = list(graph.graph.nodes if isinstance(graph, GraphModule) else graph.nodes)
+    markers = dict.fromkeys(filter(switches_regions, nodes))
+    if not markers:
+        return Dependencies.of(graph, effects)
+    effects = effects or analyze_effects(graph)
+    place = {node: number for number, node in enumerate(nodes)}
+    edges = [(source, node) for node in nodes for source in node._input_nodes]
+    edges.extend(effects.order_edges)
+    kept = [(a, b) for a, b in edges if a not in markers and b not in markers]
+    return Dependencies(nodes, [place[a] for a, _ in kept], [place[b] for _, b in kept], effects)
 
 
 def body_of_region(node: Node) -> GraphModule | None:

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError
+from fxpasses.outlining.regions import dependencies_of_parts
 
 __all__ = ["Assignment", "Grouping"]
 
@@ -101,7 +102,7 @@ class Assignment:
         partition_of = _partition_of(grouping)
         names = list(dict.fromkeys(order)) if order is not None else None
         _check_members(graph, partition_of)
-        view = dependencies if dependencies is not None else Dependencies.of(graph_module)
+        view = dependencies if dependencies is not None else dependencies_of_parts(graph_module)
         preferred = _preferred_order(view, partition_of) if names is None else _checked_names(names, partition_of)
         found = execution_order(view, partition_of, preferred)
         if names is not None and found != names:
@@ -114,7 +115,7 @@ class Assignment:
     def dependencies(self) -> Dependencies:
         """The dense view of the graph, analysed once."""
         if self._dependencies is None:
-            object.__setattr__(self, "_dependencies", Dependencies.of(self.graph))
+            object.__setattr__(self, "_dependencies", dependencies_of_parts(self.graph))
         assert self._dependencies is not None
         return self._dependencies
 

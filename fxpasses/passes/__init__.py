@@ -16,6 +16,7 @@ from fxpasses.passes.fuse_conv_bn import FuseConvBN
 from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModule, InterpreterModuleDispatcher
 from fxpasses.passes.measuring import MeasureCosts, measure_graph
 from fxpasses.passes.merging import merge
+from fxpasses.passes.opening_regions import CloseRegions, OpenRegions
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.profiling import Measurements, ProfileCosts, profile_node
 from fxpasses.passes.replicating import replicate
@@ -42,6 +43,7 @@ __all__ = [
     "Action",
     "ApplyRules",
     "CSEPass",
+    "CloseRegions",
     "EliminateDeadCode",
     "FlatArgsAdapter",
     "FoldConstants",
@@ -52,6 +54,7 @@ __all__ = [
     "Match",
     "MeasureCosts",
     "Measurements",
+    "OpenRegions",
     "Outline",
     "PlaceOnDevices",
     "ProfileCosts",

@@ -1,76 +1,54 @@
-"""Open what ``torch.export`` closed: autocast and grad-mode regions become markers in the graph around them.
-
-Export puts the nodes of ``with torch.autocast(...)`` and ``with torch.no_grad()`` into a body of their own, which is
-one node of the graph. To cut between two of those nodes, they have to stand in the graph itself; the splitter enters
-the region again in each part (:mod:`fxpasses.outlining.regions`).
-"""
+"""Take regions of autocast and grad modes apart, so that they can be cut, and put together what is left of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import attrs
+from torch.fx import GraphModule
 
-import torch
-from torch.fx import GraphModule, Node
+from fxpasses.outlining.closing import close_regions
+from fxpasses.outlining.opening import open_regions
+from fxpasses.outlining.regions import is_region
+from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
+from fxpasses.pass_base import PassBase, PassResult
 
-from fxpasses.editing.submodules import inline_submodule
-from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
-
-__all__ = ["body_of_region", "is_region", "open_regions"]
+__all__ = ["CloseRegions", "OpenRegions"]
 
 
-def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_region) -> int:
-    """Replace region nodes by markers and the nodes of their bodies; nested ones too.
+@attrs.frozen
+class OpenRegions(PassBase):
+    """Put the operators of autocast and grad-mode regions into the graph around them, between markers.
+
+    ``torch.export`` makes one operator of all that runs inside of ``with torch.autocast(...)`` or ``torch.no_grad()``,
+    which may be the whole model. Opened, its operators are placed, split and computed again like others: each part
+    that gets some of them enters the region by itself. ``lower`` and ``place`` do so by themselves.
 
     Args:
-        graph_module: The graph, which is changed in place.
-        wanted: Asked for each region node, those that come out of bodies included.
-
-    Returns:
-        How many regions were opened. A body that several nodes run stays closed.
+        every: Open small regions, too; by default those stay that have no two operators which multiply or read a
+            parameter.
     """
-    mode_at: dict[Node, bool] = {}
-    waiting = [node for node in graph_module.graph.nodes if is_region(node)]
-    opened = 0
-    while waiting:
-        node = waiting.pop()
-        if not wanted(node) or body_of_region(node) is None or _is_shared(node):
-            continue
-        mode = mode_at.get(node)
-        sets_mode = len(node.args) > 0 and node.target.__name__ == "wrap_with_set_grad_enabled"
-        made = _open(node, mode)
-        inner = bool(node.args[0]) if sets_mode else mode
-        if inner is not None:
-            mode_at.update(dict.fromkeys(made, inner))
-        waiting.extend(each for each in made if is_region(each))
-        opened += 1
-    return opened
+
+    visit_nested = False
+    every: bool = attrs.field(default=False, kw_only=True)
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Open them in place, nested ones too."""
+        opened = open_regions(graph_module, is_region if self.every else is_worth_cutting)
+        if opened:
+            graph_module.recompile()
+        return PassResult(graph_module, bool(opened))
 
 
-def _is_shared(node: Node) -> bool:
-    body = node.args[BODY_AT[node.target.__name__]]  # type: ignore[union-attr]
-    same = [each for each in node.graph.find_nodes(op="get_attr") if each.target == body.target]  # type: ignore[union-attr]
-    return sum(len(each.users) for each in same) > 1
+@attrs.frozen
+class CloseRegions(PassBase):
+    """Make one operator with a body of each autocast and grad-mode region that stands between markers.
 
+    The opposite of :class:`OpenRegions`, to be run after a split: adjacent operators of a region are in one body again,
+    whose end puts the state back also where an operator fails. Parameters and buffers stay where they are.
+    """
 
-def _open(node: Node, mode: bool | None) -> list[Node]:
-    """Write the markers, and the body between them; ``mode`` is the grad mode around, None if it is the caller's."""
-    graph = node.graph
-    at = BODY_AT[node.target.__name__]  # type: ignore[union-attr]
-    body: Node = node.args[at]  # type: ignore[assignment]
-    with graph.inserting_before(node):
-        if at == 1:
-            opener = graph.call_function(torch._C._set_grad_enabled, (node.args[0],))
-        else:
-            opener = graph.call_function(torch.amp.autocast_mode._enter_autocast, node.args[:at])
-        opener.meta["val"] = None  # nothing that anybody computes with
-        call = graph.create_node("call_module", str(body.target), tuple(node.args[at + 1 :]))
-        if at == 1:
-            graph.call_function(torch._C._set_grad_enabled, (mode if mode is not None else not node.args[0],))
-        else:
-            graph.call_function(torch.amp.autocast_mode._exit_autocast, (opener,))
-    call.meta = dict(node.meta)
-    node.replace_all_uses_with(call)
-    graph.erase_node(node)
-    if not body.users:
-        graph.erase_node(body)
-    return inline_submodule(call)
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Close them in place, nested ones too."""
+        closed = close_regions(graph_module)
+        if closed:
+            graph_module.recompile()
+        return PassResult(graph_module, bool(closed))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.outlining.regions import is_marker
-from fxpasses.passes.opening_regions import is_region, open_regions
+from fxpasses.outlining.opening import open_regions
+from fxpasses.outlining.regions import is_marker, is_region
 from fxpasses.pipelining.balancing import Balance
 
 __all__ = ["automatic_cut"]

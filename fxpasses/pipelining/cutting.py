@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
-from fxpasses.outlining.regions import is_marker
+from fxpasses.outlining.opening import open_regions
+from fxpasses.outlining.regions import body_of_region, is_marker
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes.opening_regions import body_of_region, open_regions
 from fxpasses.passes.replicating import replicate
 from fxpasses.passes.splitting import Split, split
 from fxpasses.pipelining.automatic import automatic_cut

@@ -137,7 +137,7 @@ def _why_no_torch_device(device: Device, on_this_machine: bool) -> str:
 
 def _misfits(plan: Plan, given: Fit) -> list[Violation]:
     renames = guess_renames(plan.parts, given)
-    if given.fits_nothing and not renames:
+    if given.is_for_another_model and not renames:
         return [Violation("another model", misfit(plan, given))]
     found = []
     tips = "".join(f" ({tip})" for tip in hints(plan, given, renames))

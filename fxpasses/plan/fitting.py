@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import PlanError
+from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.colocation import must_share
@@ -72,8 +73,23 @@ class Fit:
 
     @property
     def fits_nothing(self) -> bool:
-        """Whether the plan is for another model altogether."""
+        """Whether no operator has a part."""
         return bool(self.keys) and not self.part_of
+
+    @property
+    def is_for_another_model(self) -> bool:
+        """Whether nothing fits, and not because regions were one operator in one of the two."""
+        return self.fits_nothing and not (self.has_closed_region or self.names_closed_region)
+
+    @property
+    def has_closed_region(self) -> bool:
+        """Whether a region is one operator of the graph that no entry names."""
+        return any(map(_names_region, self.homeless))
+
+    @property
+    def names_closed_region(self) -> bool:
+        """Whether the plan names a region that the graph does not have as one operator."""
+        return any(_names_region(entry) for entry, _part in self.unused)
 
 
 def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
@@ -257,6 +273,10 @@ def hints(plan: Plan, given: Fit, renames: Mapping[str, str]) -> list[str]:
         said = ", ".join(f"{old!r} seems to be called {new!r} now" for old, new in names)
         return [f"{said}: plan.rename_modules({dict(renames)!r}) adapts the plan"]
     found = []
+    if given.has_closed_region:
+        return ["the graph has a region of autocast or of a grad mode as one operator: OpenRegions() takes it apart"]
+    if given.names_closed_region:
+        return ["regions of autocast and of grad modes are placed operator by operator: place the model again"]
     for key in given.homeless[:1]:
         counted = sum(_stem(other) == _stem(key) for other in given.keys.values())
         known = [op for part in plan.parts for op in part.ops if _stem(op) == _stem(key)]
@@ -272,6 +292,10 @@ def hints(plan: Plan, given: Fit, renames: Mapping[str, str]) -> list[str]:
         if close := get_close_matches(entry, list(there), n=2, cutoff=0.5):
             found.append(f"nearest to {entry} in the model: {', '.join(close)}")
     return found
+
+
+def _names_region(entry: str) -> bool:
+    return entry.rpartition("/")[2].partition("#")[0] in BODY_AT
 
 
 @attrs.frozen(eq=False)
@@ -308,13 +332,13 @@ def _why_together(group: Sequence[Node], second: Node, figures: GraphFigures) ->
     writer = next((node for node in reversed(group) if figures.effects.of(node).writes), None)
     if writer is not None:
         return f"both use what {writer.name} writes to"
-    return "both are in one autocast or grad-mode region"
+    return "both run under one switch of torch's state"
 
 
 def misfit(plan: Plan, given: Fit) -> str:
     """One message about all that does not fit: what, and what may have happened."""
     renames = guess_renames(plan.parts, given)
-    if given.fits_nothing and not renames:
+    if given.is_for_another_model and not renames:
         shown = listed([op for part in plan.parts for op in part.ops]) or "no operator"
         there = listed(given.keys.values())
         return (

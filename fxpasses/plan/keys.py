@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import InputError
+from fxpasses.outlining.opening import open_regions
+from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
+from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -49,7 +52,7 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
     seen: dict[str, int] = {}
     keys: dict[Node, str] = {}
     for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output") and not REPLICA_OF.has(node):
+        if is_compute(node) and not REPLICA_OF.has(node):
             stem = f"{module_path(node)}/{_op_name(node)}"
             seen[stem] = seen.get(stem, -1) + 1
             keys[node] = f"{stem}#{seen[stem]}"
@@ -62,7 +65,9 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
 
 
 def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
-    """The graph that plans are about: a program as a module that holds its state; of a lowered module its program.
+    """The graph that plans are about: a program as a module that holds its state, its regions opened.
+
+    Of a lowered module it is that of its program.
 
     Raises:
         InputError: it is neither.
@@ -73,7 +78,11 @@ def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
             f"A plan is about a GraphModule or an ExportedProgram, not {type(model).__name__}; export the model first, "
             "or take the program of what place() gives."
         )
-    return program if isinstance(program, GraphModule) else program.module(check_guards=False)
+    if isinstance(program, GraphModule):
+        return program
+    graph_module = program.module(check_guards=False)
+    open_regions(graph_module, is_worth_cutting)
+    return graph_module
 
 
 def condensed(keys: Sequence[str], owner: Mapping[str, str], homes: Mapping[str, str | None]) -> list[str]:

@@ -543,6 +543,24 @@ def test_complaint_21_each_node_knows_the_regions_that_are_open_around_it() -> N
     assert effects.of(node(graph_module, "_set_grad_enabled")).region is RegionKind.GRAD_MODE
 
 
+def test_a_mode_that_was_asked_for_before_a_region_closes_it() -> None:
+    """The end of a region may set what ``is_grad_enabled`` said: no region is left open then."""
+
+    def write(graph: Graph, x: Node) -> Any:
+        before = graph.call_function(torch.is_grad_enabled)
+        graph.call_function(torch._C._set_grad_enabled, (False,))
+        inside = graph.call_function(torch.mm, (x, x))
+        graph.call_function(torch._C._set_grad_enabled, (before,))
+        return graph.call_function(torch.mm, (inside, x))
+
+    graph_module = module_of(write)
+    effects = analyze_effects(graph_module)
+
+    assert ["_set_grad_enabled"] == [each.name for each in effects.region_stack(node(graph_module, "mm"))]
+    assert () == effects.region_stack(node(graph_module, "mm_1"))
+    assert () == effects.region_stack(graph_module.graph.output_node())
+
+
 def test_inference_mode_and_other_switches_are_barriers_too() -> None:
     def write(graph: Graph, x: Node) -> Any:
         mode = graph.call_function(torch.autograd.grad_mode._enter_inference_mode, (True,))

@@ -1,74 +1,89 @@
-"""Autocast and grad-mode bodies become markers in the graph around them."""
+"""OpenRegions and CloseRegions as passes: what they say, what they leave closed, and a split between them."""
 
 import torch
 from torch import nn
 
-from fxpasses.passes.opening_regions import is_region, open_regions
+from fxpasses import Device, PassManager
+from fxpasses.outlining.regions import is_region, switches_regions
+from fxpasses.partitioners import place_by_device
+from fxpasses.passes import CloseRegions, OpenRegions, split
 from fxpasses.programs import capture
+from fxpasses.registry import parse_pipeline
 
 
-class Regions(nn.Module):
+class Trunk(nn.Module):
+    """Layers under autocast, and a scale that is computed without gradients."""
+
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
 
     def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = self.b(self.a(x))
         with torch.no_grad():
-            w = self.a(x)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                v = self.b(w) + 1
-        return y, w, v, self.c(x)
+            scale = x.abs().amax() + 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+        return x / scale
 
 
 def captured():
-    model, x = Regions(), torch.randn(2, 4)
+    torch.manual_seed(0)
+    model, x = Trunk(), torch.randn(2, 16)
     return model, x, capture(model, (x,)).module(check_guards=False)
 
 
-def test_opened_regions_compute_the_same():
-    """Values, dtypes and whether a gradient flows; nested regions too."""
+def closed(graph_module):
+    return [node.target.name() for node in graph_module.graph.nodes if is_region(node)]
+
+
+def test_regions_with_work_to_share_out_are_opened():
+    """A few operators without parameters stay one."""
     model, x, graph_module = captured()
-    count = open_regions(graph_module)
-    graph_module.graph.lint()
-    graph_module.recompile()
+    result = OpenRegions()(graph_module)
 
-    assert 3 == count
-    assert not any(is_region(node) for node in graph_module.graph.nodes)
-    for expected, found in zip(model(x), graph_module(x), strict=True):
-        assert torch.equal(expected, found)
-        assert (expected.dtype, expected.requires_grad) == (found.dtype, found.requires_grad)
-    assert torch.is_grad_enabled()
+    assert result.modified
+    assert ["wrap_with_set_grad_enabled"] == closed(result.graph_module)
+    assert torch.equal(model(x), result.graph_module(x))
+    assert not OpenRegions()(result.graph_module).modified
 
 
-def test_only_wanted_regions_are_opened():
-    """The others stay one node."""
+def test_every_region_is_opened_where_that_is_asked_for():
+    """``every`` takes the small ones, too."""
     model, x, graph_module = captured()
-    count = open_regions(graph_module, lambda node: node.target.name() == "wrap_with_set_grad_enabled")
-    graph_module.recompile()
+    result = OpenRegions(every=True)(graph_module)
 
-    assert 1 == count
-    assert 2 == sum(map(is_region, graph_module.graph.nodes))
-    assert all(map(torch.equal, model(x), graph_module(x)))
+    assert [] == closed(result.graph_module)
+    assert torch.equal(model(x), result.graph_module(x))
 
 
-def test_a_second_run_finds_nothing():
-    """Opening is done once."""
-    _, _, graph_module = captured()
-    open_regions(graph_module)
-    before = str(graph_module.graph)
+def test_a_split_model_is_closed_part_by_part():
+    """Each part has a body of its own, and the whole computes what the model does."""
+    model, x, graph_module = captured()
+    OpenRegions()(graph_module)
+    half = 3 * sum(parameter.nbytes for parameter in model.parameters()) // 4
+    placement = place_by_device(graph_module, [Device("left", half), Device("right", half)])
+    cut = split(graph_module, placement.assignment)
+    whole = cut.graph_module
+    parts = [whole.get_submodule(name) for name in cut.part_names.values()]
+    before = whole(x)
+    result = CloseRegions()(whole)
 
-    assert 0 == open_regions(graph_module)
-    assert before == str(graph_module.graph)
+    assert result.modified
+    assert 2 == len(parts)
+    assert all("wrap_with_autocast" in closed(part) for part in parts)
+    assert not any(switches_regions(node) for part in parts for node in part.graph.nodes)
+    assert torch.equal(model(x), before)
+    assert torch.equal(before, result.graph_module(x))
+    assert not CloseRegions()(result.graph_module).modified
 
 
-def test_nodes_keep_the_module_they_came_from():
-    """A split point inside the region finds its module."""
-    _, _, graph_module = captured()
-    open_regions(graph_module)
-    paths = [
-        list(node.meta["nn_module_stack"].values())[-1][0] for node in graph_module.graph.nodes if "linear" in node.name
-    ]
+def test_they_have_names_in_pipelines():
+    """A text names them like other passes."""
+    model, x, graph_module = captured()
+    manager = parse_pipeline("open-regions{every=true},close-regions")
+    result = manager(graph_module)
 
-    assert ["a", "b", "a", "b", "c"] == paths
+    assert isinstance(manager, PassManager)
+    assert 2 == len(closed(result.graph_module))
+    assert torch.equal(model(x), result.graph_module(x))

@@ -93,6 +93,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
                 forward.run(*inputs, enable_io_processing=False)
         except CANNOT_RUN as error:
             raise PlacementError(f"what the backward needs is not known: {error}") from error
+        finally:
+            forward.leave_regions()
         backward = _Backward(forward)
         try:
             backward.run()
@@ -155,6 +157,7 @@ class _Forward(Interpreter):
         self.made_by: dict[Any, Node] = {}  # by autograd's function
         self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
         self.device: torch.device | None = None  # where the value of the current node was recorded
+        self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
 
     def run_node(self, n: Node) -> Any:
         packed: list[Tensor] = []
@@ -199,7 +202,17 @@ class _Forward(Interpreter):
         def near(leaf: Any) -> Any:
             return _near(leaf) if isinstance(leaf, torch.device) else leaf
 
-        return super().call_function(target, *pytree.tree_map(near, (args, kwargs)))
+        result = super().call_function(target, *pytree.tree_map(near, (args, kwargs)))
+        if target is torch.amp.autocast_mode._enter_autocast:
+            self.autocasts.append(result)
+        elif target is torch.amp.autocast_mode._exit_autocast:
+            self.autocasts.remove(*args)
+        return result
+
+    def leave_regions(self) -> None:
+        """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
+        while self.autocasts:
+            self.autocasts.pop().__exit__(None, None, None)
 
     def fetch_attr(self, target: str) -> Any:
         value = super().fetch_attr(target)

@@ -5,7 +5,7 @@ Operators of one kind on shapes of one kind run once. What a kernel hides from t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -38,19 +38,30 @@ class DryRun:
     Args:
         made: Bytes of its result that are not memory of its operands.
         inside: The most bytes that it needs at one time beside its operands and its result.
+        kept: Of these, what autocast keeps to its end: parameters in another type.
     """
 
     made: int = 0
     inside: int = 0
+    kept: int = 0
 
 
 @attrs.frozen
 class Autocast:
-    """Under which an operator runs: it may make copies of its operands in another type."""
+    """Under which an operator runs: it may copy operands in another type, and keep the copies of parameters."""
 
     device: str
     dtype: torch.dtype
     enabled: bool
+    cached: bool = False
+
+    @classmethod
+    def of(cls, settings: Sequence[Any]) -> Autocast:
+        """What a region says: device, type (the default one where it is None), whether it is on, and keeps casts."""
+        device, enabled = str(settings[0]), len(settings) < 3 or bool(settings[2])
+        given = settings[1] if len(settings) > 1 else None
+        dtype = given if isinstance(given, torch.dtype) else torch.get_autocast_dtype(device)
+        return cls(device, dtype, enabled, enabled and len(settings) > 3 and bool(settings[3]))
 
 
 @attrs.frozen
@@ -61,9 +72,11 @@ class _Like:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    is_trained: bool = False
 
     def make(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return made.requires_grad_(self.is_trained)
 
 
 def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
@@ -79,8 +92,9 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     if not _is_taken_apart(node, autocast):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+    describe = _described_as_trained if autocast is not None and autocast.cached else _described
     try:
-        return _ran(node.target, structure, tuple(map(_described, leaves)), autocast)
+        return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -109,6 +123,17 @@ def _operand(node: Node, owner: GraphModule | None) -> Any:
         return value
     made = _made(_described(node))
     return made.requires_grad_(value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
+
+
+def _described_as_trained(leaf: Any) -> Hashable:
+    """The same, and whether it is a parameter that is trained: autocast keeps the casts of those only."""
+    described = _described(leaf)
+    if isinstance(described, _Like) and isinstance(leaf, Node) and leaf.op == "get_attr":
+        owner = leaf.graph.owning_module
+        value = None if owner is None else find_attribute(owner, str(leaf.target)).value
+        is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
+        return attrs.evolve(described, is_trained=is_trained)
+    return described
 
 
 def makes_a_copy(node: Node) -> bool:
@@ -153,22 +178,26 @@ def _ran(
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
-            return DryRun(made, max(0, followed.peak - made))
+            followed.forget_gone()
+            kept = max(0, followed.held - made) if autocast is not None and autocast.cached else 0
+            return DryRun(made, max(0, followed.peak - made), kept)
 
 
 @contextmanager
 def _under(autocast: Autocast | None) -> Iterator[None]:
-    """Autocast as it is set, also for devices that are not there; nothing that it casts is kept for later."""
+    """Autocast as it is set, also for devices that are not there; nothing that it casts is kept for the next one."""
     if autocast is None:
         yield
         return
     device = autocast.device
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
-    _set_autocast(device, autocast.enabled, autocast.dtype, False)
+    _set_autocast(device, autocast.enabled, autocast.dtype, autocast.cached)
     try:
         yield
     finally:
         _set_autocast(device, *before)
+        if autocast.cached:
+            torch.clear_autocast_cache()
 
 
 def _set_autocast(device: str, enabled: bool, dtype: torch.dtype, cached: bool) -> None:

@@ -15,8 +15,14 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
+from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
-from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
+from fxpasses.partitioners.costs.workspaces import (
+    autocast_around,
+    homes_in_memory,
+    kept_cast_bytes,
+    workspace_bytes,
+)
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
@@ -31,8 +37,8 @@ FORWARD_AND_BACKWARD = 3
 
 
 def is_compute(node: Node) -> bool:
-    """Whether a node runs: all but inputs, attributes and the output."""
-    return node.op not in ("placeholder", "get_attr", "output")
+    """Whether a node runs: all but inputs, attributes, the output, and the markers of regions."""
+    return node.op not in ("placeholder", "get_attr", "output") and not switches_regions(node)
 
 
 def value_bytes(node: Node) -> int:
@@ -113,15 +119,20 @@ class GraphFigures:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """Data and order edges of the whole graph."""
-        return Dependencies.of(self.graph_module, self.effects)
+        """Data and order edges of the whole graph; parts enter their regions by themselves."""
+        return dependencies_of_parts(self.graph_module, self.effects)
 
     @cached_property
     def needs(self) -> NDArray[np.int64]:
         """Bytes of inputs and activations that must be on a device while one node runs there."""
         living = [sum(map(self.sizes.__getitem__, storages)) for storages in self.living]
-        inside = [workspace_bytes(node) for node in self.nodes]
-        return np.array(living, dtype=np.int64) + np.array(inside, dtype=np.int64)
+        return np.array(living, dtype=np.int64) + self.inside
+
+    @cached_property
+    def inside(self) -> NDArray[np.int64]:
+        """Bytes that each node needs for itself while it runs."""
+        needed = [workspace_bytes(node, autocast_around(node, self.effects)) for node in self.nodes]
+        return np.array(needed, dtype=np.int64)
 
     @cached_property
     def live(self) -> NDArray[np.int64]:
@@ -144,14 +155,23 @@ class GraphFigures:
         for storage, start in first.items():
             change[start] += self.sizes[storage]
             change[last[storage] + 1] -= self.sizes[storage]
-        inside = np.array([workspace_bytes(node) for node in self.nodes], dtype=np.int64)
-        live: NDArray[np.int64] = np.cumsum(change)[:end] + inside
+        live: NDArray[np.int64] = np.cumsum(change)[:end] + self.inside
         return live
 
     def held(self, index: int) -> dict[int, int]:
-        """What a device holds as long as it runs one node: constants and inputs, bytes by storage."""
-        inputs = {storage: self.sizes[storage] for storage in self.living[index] if storage in self.inputs}
-        return {**self.constants[index], **inputs} if inputs else dict(self.constants[index])
+        """What a device holds as long as it runs one node: constants, inputs, what autocast keeps; by storage."""
+        held = dict(self.constants[index])
+        held.update((storage, self.sizes[storage]) for storage in self.living[index] if storage in self.inputs)
+        if self.casts[index]:
+            held[~min(self.constants[index])] = self.casts[index]  # a key of its own: storages are not negative
+        return held
+
+    @cached_property
+    def casts(self) -> Sequence[int]:
+        """Bytes of parameters in another type that each node leaves behind for the rest of an autocast region."""
+        if self.trained:  # they are saved for the backward anyway
+            return [0] * len(self.nodes)
+        return [kept_cast_bytes(node, autocast_around(node, self.effects)) for node in self.nodes]
 
     def bytes_needed(self, index: int) -> int:
         """Bytes that a device must have to run one node at all: its constants, what it reads and what it makes."""

@@ -3,7 +3,8 @@
 A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
 that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
 needs it to the last. An input that is on the device already is there all the time. What an operator needs for itself is
-there while it runs.
+there while it runs. What goes into an autocast or grad-mode region stays until the part leaves it, and so do the
+parameters that autocast has cast and kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
+from fxpasses.partitioners.costs.workspaces import (
+    autocast_around,
+    autocasts_open_at,
+    homes_in_memory,
+    kept_cast_bytes,
+    workspace_bytes,
+)
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
@@ -145,7 +152,8 @@ def follow_memory(
     home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
     names = list(dict.fromkeys(device.name for device in device_of.values()))
     storages = homes_in_memory(graph_module, effects)
-    lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule))
+    regions = _RegionSpans.of(schedule, assignment, effects)
+    lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule), regions)
     _keep_inputs(lives, {device.name: device for device in device_of.values()}, len(schedule))
     held = _held(graph_module, effects, storages, home)
     state = _held(graph_module, effects, storages, home, parameters=False)
@@ -156,6 +164,41 @@ def follow_memory(
         {name: sum(state.get(name, {}).values()) for name in names},
         storages,
     )
+
+
+@attrs.frozen(eq=False)
+class _RegionSpans:
+    """Until when a part is in each region that markers open around its nodes.
+
+    Args:
+        effects: What says which regions are open at a node.
+        part_of: The part of each node.
+        last: The last position of a part in a region, by the part and the marker that opens the region.
+    """
+
+    effects: EffectAnalysis
+    part_of: Mapping[Node, object]
+    last: Mapping[tuple[object, Node], int]
+
+    @classmethod
+    def of(cls, schedule: Sequence[Node], assignment: Assignment, effects: EffectAnalysis) -> _RegionSpans:
+        last: dict[tuple[object, Node], int] = {}
+        for index, node in enumerate(schedule):
+            part = assignment.partition_of[node]
+            last.update(((part, marker), index) for marker in effects.region_stack(node))
+        return cls(effects, assignment.partition_of, last)
+
+    def leaves(self, user: Node, value: Node) -> int:
+        """The last position of the outermost region around a user that a value comes into from outside."""
+        known = self.effects.region_stack(value)
+        entered = next((marker for marker in self.effects.region_stack(user) if marker not in known), None)
+        return -1 if entered is None else self.last[self.part_of[user], entered]
+
+    def autocast(self, node: Node) -> tuple[object, int]:
+        """Who shares the casts that autocast keeps for a node (its part, the region, its parameters); until when."""
+        part, outermost = self.part_of[node], autocasts_open_at(node, self.effects)[0]
+        constants = frozenset(used.target for used in node.all_input_nodes if used.op == "get_attr")
+        return (part, outermost, constants), self.last[part, outermost]
 
 
 def _held(
@@ -199,6 +242,7 @@ def _lives(
     spans: Mapping[object, tuple[int, int]],
     home: Mapping[Node, str],
     end: int,
+    regions: _RegionSpans,
 ) -> dict[str, dict[int, Life]]:
     """For each device the life of each storage on it."""
     lives: dict[str, dict[int, Life]] = {}
@@ -208,7 +252,7 @@ def _lives(
         if not tensors or constants.issuperset(homes[node]):
             continue
         own, sent = (bytes_by_place(homes[node], tensors, measure) for measure in (memory_bytes, tensor_bytes))
-        for device, start, stop in _stays(node, assignment, position, spans, home, end):
+        for device, start, stop in _stays(node, assignment, position, spans, home, end, regions):
             for storage in (storage for storage in own if storage not in constants):
                 size = (own if home.get(node) == device else sent)[storage]
                 there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
@@ -218,9 +262,18 @@ def _lives(
                 life = there.setdefault(key, Life(start, stop, size, home.get(node) != device, node))
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
+    casts: set[object] = set()
     for node, at in position.items():
-        if inside := workspace_bytes(node):
-            lives.setdefault(home[node], {})[-2 - at] = Life(at, at, inside, False, node, inside=True)
+        there, autocast = lives.setdefault(home[node], {}), autocast_around(node, regions.effects)
+        inside = workspace_bytes(node, autocast)
+        if kept := kept_cast_bytes(node, autocast):
+            inside -= kept
+            sharing, until = regions.autocast(node)
+            if sharing not in casts:
+                casts.add(sharing)
+                there[-2 - end - at] = Life(at, until, kept, False, node, inside=True)
+        if inside:
+            there[-2 - at] = Life(at, at, inside, False, node, inside=True)
     return lives
 
 
@@ -241,6 +294,7 @@ def _stays(
     spans: Mapping[object, tuple[int, int]],
     home: Mapping[Node, str],
     end: int,
+    regions: _RegionSpans,
 ) -> Sequence[tuple[str, int, int]]:
     """On which devices a value is, from when to when: at home, and wherever a part needs a copy."""
     own = home.get(node)
@@ -256,7 +310,7 @@ def _stays(
         if node in position:
             same_part = assignment.partition_of[user] == assignment.partition_of[node]
         entered, left = spans[assignment.partition_of[user]]
-        stop = position[user] if same_part else left
+        stop = max(position[user], regions.leaves(user, node)) if same_part else left
         begin = start if device == own else position[user] if own is None else entered
         first[device] = min(first.get(device, begin), begin)
         last[device] = max(last.get(device, stop), stop)

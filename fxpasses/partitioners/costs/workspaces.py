@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
 from fxpasses.metadata import value_of
+from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy, run_body
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, tensors_in
 
-__all__ = ["homes_in_memory", "workspace_bytes"]
+__all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
 _LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
 
@@ -33,6 +35,25 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None) -> int:
     if ran is None:
         return 0
     return ran.inside + max(0, ran.made - sum(map(memory_bytes, tensors_in(value_of(node)))))
+
+
+def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
+    """Bytes of the parameters in another type that a node leaves behind for the rest of an autocast region."""
+    if autocast is None or not autocast.cached or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return 0
+    ran = dry_run(node, autocast)
+    return 0 if ran is None else ran.kept
+
+
+def autocast_around(node: Node, effects: EffectAnalysis) -> Autocast | None:
+    """What a node runs under: the innermost autocast region that a marker has opened around it."""
+    opened = autocasts_open_at(node, effects)
+    return Autocast.of(opened[-1].args) if opened else None
+
+
+def autocasts_open_at(node: Node, effects: EffectAnalysis) -> list[Node]:
+    """The markers of the autocast regions around a node, outermost first."""
+    return [marker for marker in effects.region_stack(node) if effects.of(marker).region is RegionKind.AUTOCAST]
 
 
 def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[Node, tuple[int, ...]]:
@@ -70,11 +91,10 @@ def _around_bodies(node: Node, autocast: Autocast | None) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
     owner = node.graph.owning_module
     if getattr(node.target, "_name", "") == "wrap_with_autocast":
-        device, dtype, enabled, cached, *_ = node.args
-        if enabled and cached and (ran := run_body(node)) is not None:
+        autocast = Autocast.of(node.args[: BODY_AT["wrap_with_autocast"]])
+        if autocast.cached and (ran := run_body(node)) is not None:
             return ran.inside
-        given = dtype if isinstance(dtype, torch.dtype) else torch.get_autocast_dtype(str(device))
-        autocast = Autocast(str(device), given, bool(enabled))
+        autocast = attrs.evolve(autocast, cached=False)
     held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
     most = max((_most_alive(body, autocast) for body in held if isinstance(body, GraphModule)), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:

@@ -1,8 +1,9 @@
 """Which operators of a graph must share a device, or lose nothing by it.
 
 What must: a tuple and what takes it apart; what touches a storage up to its last write; all users of state that the
-model writes; the inside of an autocast or grad-mode region. What loses nothing: views that are all that is used of a
-value, and together no larger, go where that value is made, and a view of a constant goes where its one user is.
+model writes; what runs between switches of torch's state that parts cannot set again. What loses nothing: views that
+are all that is used of a value, and together no larger, go where that value is made, and a view of a constant goes
+where its one user is.
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list
 
 def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
     """The groups of these that no placement may cut, whatever it costs."""
-    nodes = figures.dependencies.nodes
-    regions = [tuple(nodes[index] for index in group.members) for group in region_groups(figures.dependencies)]
-    return [group for group in (*_containers(figures), *_written(figures), *regions) if len(group) > 1]
+    groups = (*_containers(figures), *_written(figures), *_switched(figures))
+    return [group for group in groups if len(group) > 1]
 
 
 def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:
@@ -109,6 +109,16 @@ def _written(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
                     last[storage] = len(users[storage])
     for storage, nodes in users.items():
         yield tuple(nodes[: last.get(storage, 0)])
+
+
+def _switched(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
+    """What runs between switches of torch's state; autocast and grad modes, which parts enter again, are none."""
+    nodes, effects = figures.dependencies.nodes, figures.effects
+    for group in region_groups(figures.dependencies):
+        members = [nodes[index] for index in group.members if is_compute(nodes[index])]
+        kinds = (effects.of(node).region for node in members)
+        if any(kind is not None and kind.is_barrier for kind in kinds):
+            yield tuple(members)
 
 
 def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:

@@ -8,8 +8,11 @@ from torch.fx import Node
 
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, user_line
+from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
+from fxpasses.partitioners.placing.module_origins import has_body
+from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = [
@@ -64,10 +67,27 @@ def _too_large(node: Node, need: int, largest: float, *, in_training: bool) -> I
     return InfeasibleError(
         f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for {what}, "
         f"but the largest device that can run it has {format_bytes(largest)}"
-        + (f"; it comes from {line}." if line else "."),
+        + (f"; it comes from {line}." if line else ".")
+        + _why_uncut(node),
         node=node,
         missing_bytes=int(need - largest),
         reason=ONE_OPERATOR,
+    )
+
+
+def _why_uncut(node: Node) -> str:
+    """Why a node that holds operators is one operator, and what to do; "" for a node that holds none."""
+    if not has_body(node):
+        return ""
+    name = str(node.target)
+    if is_region(node) and is_worth_cutting(node):
+        return (
+            f" {name} is one operator because torch.export makes one of all that runs under autocast or a grad mode; "
+            "lower() and place() take it apart, and so does OpenRegions() before any other placement."
+        )
+    return (
+        f" {name} is one operator with all that its body runs, which is never cut: take layers out of the body, or "
+        "give it a device that holds all of it."
     )
 
 

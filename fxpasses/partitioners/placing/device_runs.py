@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError
+from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 
@@ -45,7 +46,7 @@ def runs_of(
     Returns:
         Parts named ``left``, ``left_1`` (the second run of ``left``), ...; O((n + m) log n).
     """
-    dependencies = dependencies or Dependencies.of(graph_module)
+    dependencies = dependencies or dependencies_of_parts(graph_module)
     try:
         whole = Assignment.of(graph_module, device_of, dependencies=dependencies)
         return Runs(whole, {str(part): str(part) for part in whole.order})
@@ -63,7 +64,7 @@ def runs_in_turns(
 
     The arguments are those of :func:`runs_of`.
     """
-    dependencies = dependencies or Dependencies.of(graph_module)
+    dependencies = dependencies or dependencies_of_parts(graph_module)
     names: dict[int, str] = {}
     homes: dict[str, str] = {}
     partition_of: dict[Node, str] = {}
@@ -88,7 +89,7 @@ def runs_by_schedule(
 
     The arguments are those of :func:`runs_of`. O((n + m) log n).
     """
-    dependencies = dependencies or Dependencies.of(graph_module)
+    dependencies = dependencies or dependencies_of_parts(graph_module)
     nodes, homes = dependencies.nodes, [device_of.get(node) for node in dependencies.nodes]
     begin = _starts(dependencies, start or {})
     part_at: dict[str, str] = {}  # the part that each device is at, while it is open

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.editing.submodules import get_attribute
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.support import module_paths
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["comes_from", "module_of", "runs_inside"]
+__all__ = ["comes_from", "has_body", "module_of", "runs_inside"]
 
 
 def module_of(node: Node) -> str:
@@ -42,6 +43,11 @@ def runs_inside(node: Node, module: str) -> bool:
     )
 
 
+def has_body(node: Node) -> bool:
+    """Whether a node runs a graph of its own: a region, a branch, a loop."""
+    return next(_bodies(node), None) is not None
+
+
 def _is_in(node: Node, module: str) -> bool:
     inside = f"{module}."  # a leaf module's own stack may leave its parents out
     return any(path == module or path.startswith(inside) for path in module_paths(node))
@@ -52,7 +58,7 @@ def _bodies(node: Node) -> Iterator[GraphModule]:
     if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
         return
     for used in node.all_input_nodes:
-        body = getattr(owner, str(used.target), None) if used.op == "get_attr" else None
+        body = get_attribute(owner, str(used.target), None) if used.op == "get_attr" else None
         if isinstance(body, GraphModule):
             yield body
 

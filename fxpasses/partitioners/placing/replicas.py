@@ -75,8 +75,9 @@ def why_not_replicable(node: Node, effects: EffectAnalysis) -> str:
     touched = {*does.reads, *effects.storages(node)}
     if not touched.isdisjoint(effects.written_storages):
         return "what it reads or gives is written in place"
-    if effects.region_stack(node):
-        return "it is inside a region that a marker opened"
+    inside = effects.region_stack(node)  # a replica stands before its first user, in the regions that are open there
+    if any(effects.region_stack(user) != inside for user in node.users if user.op != "output"):
+        return "it is used outside of the region that it is in"
     return ""
 
 

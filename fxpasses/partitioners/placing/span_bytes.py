@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
-from fxpasses.partitioners.costs.workspaces import workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, tensors_in
 
 __all__ = ["span_bytes"]
@@ -110,7 +109,7 @@ def _lives(figures: GraphFigures, place: Ints) -> list[tuple[int, int, int]]:
             life = found.setdefault(storage, [at, at, 0])
             life[0], life[1] = min(life[0], at), max(life[1], at, *users)
             life[2] = max(life[2], size)
-    inside = [(int(place[index]), workspace_bytes(node)) for index, node in enumerate(figures.nodes)]
+    inside = [(int(place[index]), size) for index, size in enumerate(figures.inside.tolist())]
     return [
         *((start, stop, size) for start, stop, size in found.values()),
         *((at, at, size) for at, size in inside if size),

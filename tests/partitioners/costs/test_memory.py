@@ -94,6 +94,22 @@ class CachedCasts(nn.Module):
         return x.float()
 
 
+class EntersARegion(nn.Module):
+    """A large value goes into a region and is used at its beginning: whoever enters the region holds it to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = torch.sin(x.repeat(16, 1))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layers[0](large[:8]).repeat(8, 1)
+            for layer in self.layers[1:]:
+                y = layer(y).relu()
+        return y
+
+
 class Expanding(nn.Module):
     """What is repeated by ``expand`` lies in memory once: few heads of keys, a mask, an index."""
 
@@ -134,6 +150,7 @@ MODELS = {
     "batch norm": training_batch_norm,
     "expanding": lambda: (Expanding(), (torch.randn(2, 16, 32), torch.rand(2, 16), torch.arange(32) % 8)),
     "cached casts": lambda: (CachedCasts(), (torch.randn(8, 64),)),
+    "entering a region": lambda: (EntersARegion(), (torch.randn(8, 64),)),
     "gated": lambda: (nn.GRU(16, 32, 2, bidirectional=True).eval(), (torch.randn(10, 4, 16),)),
     "bags": lambda: (nn.EmbeddingBag(50, 8, mode="max"), (torch.arange(60) % 50, torch.arange(0, 60, 5))),
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),

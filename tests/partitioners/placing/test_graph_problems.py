@@ -293,3 +293,44 @@ def test_cheap_nodes_may_be_computed_again_instead_of_sent() -> None:
             into.setdefault(device, []).append(node)
     homes = replicate(graph_module, assignment_of(graph_module, solution), into)
     torch.testing.assert_close(split(graph_module, Assignment.of(graph_module, homes)).graph_module(x), model(x))
+
+
+def _between(opener: Any, closer: Any, settings: tuple[Any, ...]) -> GraphModule:
+    """Two products between markers, and an operator behind them."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    opened = graph.call_function(opener, settings)
+    first = graph.call_function(torch.ops.aten.mm.default, (x, x))
+    second = graph.call_function(torch.ops.aten.mm.default, (first, x))
+    graph.call_function(closer, (opened,) if opened.target is not closer else settings)
+    graph.output(graph.call_function(torch.ops.aten.relu.default, (second,)))
+    graph_module = GraphModule(nn.Module(), graph)
+    for node in graph.nodes:
+        is_tensor = node.op == "placeholder" or isinstance(node.target, torch._ops.OpOverload)
+        node.meta["val"] = torch.empty(8, 8, device="meta") if is_tensor else None
+    return graph_module
+
+
+def test_parts_enter_autocast_by_themselves() -> None:
+    """Its markers are nowhere and hold nothing in place: a cut may fall inside."""
+    autocast = torch.amp.autocast_mode
+    graph_module = _between(autocast._enter_autocast, autocast._exit_autocast, ("cpu", torch.bfloat16, True, False))
+    figures = GraphFigures.of(graph_module)
+    first, second, third = figures.nodes
+    crossed = Assignment.of(graph_module, {first: "left", second: "right", third: "left_1"})
+    placement = place_by_device(graph_module, fake_devices(2), pinned={first: "device0", second: "device1"})
+
+    assert [] == kept_together(figures)
+    assert ("left", "right", "left_1") == crossed.order
+    assert {"device0", "device1"} == {device.name for device in placement.device_of.values()}
+    assert torch.equal(graph_module(torch.eye(8)), split(graph_module, crossed).graph_module(torch.eye(8)))
+
+
+def test_what_parts_cannot_switch_again_is_not_cut() -> None:
+    """Operators between other switches of torch's state share a device."""
+    deterministic = torch.use_deterministic_algorithms
+    graph_module = _between(deterministic, deterministic, (False,))
+    figures = GraphFigures.of(graph_module)
+    switch, first, second, _switched_back, _third = figures.nodes
+
+    assert any({switch, first, second} <= set(group) for group in kept_together(figures))
