@@ -10,10 +10,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from hash_seeds import printed_under_two_hash_seeds
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fxpasses.devices import Device
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.partitioners.solvers import solving
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, prefixes, unpack
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
@@ -144,6 +146,27 @@ def test_units_that_cost_nothing_follow_their_one_neighbour() -> None:
     units = reduce_problem(problem, tables_of(problem))
 
     assert ((0, 2), (1,)) == units.members
+
+
+def test_products_of_matrices_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numpy's threads wait for each other on a busy machine; after the search there are as many as before."""
+    seen = []
+
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    def watched(*args: Any) -> Any:
+        seen.append(threads())
+        return reduce_problem(*args)
+
+    monkeypatch.setattr(solving, "reduce_problem", watched)
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        solve_placement(PlacementProblem(layers(4), devices(2)))
+
+        assert threads() == before
+    assert seen
+    assert all(count == 1 for counts in seen for count in counts)
 
 
 def test_a_graph_without_nodes_is_placed() -> None:
