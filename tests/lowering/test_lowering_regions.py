@@ -302,3 +302,20 @@ def test_a_branch_that_is_too_large_says_that_it_is_one_operator() -> None:
 
     with pytest.raises(InfeasibleError, match="cond is one operator with all that its body runs"):
         lower(Branches(), (x(),), devices=three_devices())
+
+
+def test_a_region_may_write_and_give_nothing() -> None:
+    """It needs memory for itself and has no result to count."""
+
+    class Scales(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layers[0](x).clone()
+            flat = y.view(-1)
+            with lower_precision():
+                y.mul_((y * 2).mean())
+            return self.layers[1](flat.view(4, WIDTH))
+
+    model = Scales()
+    lowered = lower(copy.deepcopy(model), (x(),), devices=[Device("only")])
+
+    assert_alike(model, lowered)

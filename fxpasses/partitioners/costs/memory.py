@@ -282,9 +282,10 @@ def _keep_inputs(lives: Mapping[str, Mapping[int, Life]], devices: Mapping[str, 
     for name, there in lives.items():
         kind, _, index = devices[name].torch_device.partition(":")
         for life in there.values():
-            given = tensors_in(value_of(life.value))[0].device
-            if life.value.op == "placeholder" and (given.type, str(given.index or 0)) == (kind, index or "0"):
-                life.start, life.stop = 0, end
+            if life.value.op == "placeholder":
+                given = tensors_in(value_of(life.value))[0].device
+                if (given.type, str(given.index or 0)) == (kind, index or "0"):
+                    life.start, life.stop = 0, end
 
 
 def _stays(
