@@ -3,6 +3,7 @@
 from fxpasses.plan.checking import Violation, check_plan
 from fxpasses.plan.comparing import PlanDiff, diff
 from fxpasses.plan.keys import module_path, stable_keys
-from fxpasses.plan.plans import PartPlan, Plan
+from fxpasses.plan.parts import PartPlan
+from fxpasses.plan.plans import Plan
 
 __all__ = ["PartPlan", "Plan", "PlanDiff", "Violation", "check_plan", "diff", "module_path", "stable_keys"]

@@ -19,8 +19,13 @@ from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import with_replicas
-from fxpasses.plan.fitting import Fit, assignment_of, fit, guess_renames, hints, misfit, not_replicable, torn_apart
-from fxpasses.plan.keys import graph_of, listed, stable_keys
+from fxpasses.plan.applying import assignment_of
+from fxpasses.plan.explaining import hints, misfit
+from fxpasses.plan.faults import not_replicable, torn_apart
+from fxpasses.plan.fitting import Fit, fit
+from fxpasses.plan.keys import listed, path_in, stable_keys
+from fxpasses.plan.program_graphs import graph_of
+from fxpasses.plan.renaming import guess_renames
 from fxpasses.units import format_bytes
 
 if TYPE_CHECKING:
@@ -92,7 +97,7 @@ def check_plan(
         return [*found, *refused]
     try:
         places = {part.name: part.device for part in plan.parts}
-        graph_module, assignment = with_replicas(graph_module, assignment_of(plan, graph_module, given), places)
+        graph_module, assignment = with_replicas(graph_module, assignment_of(plan.parts, graph_module, given), places)
     except PartitionError as error:
         return [
             *found,
@@ -138,9 +143,9 @@ def _why_no_torch_device(device: Device, on_this_machine: bool) -> str:
 def _misfits(plan: Plan, given: Fit) -> list[Violation]:
     renames = guess_renames(plan.parts, given)
     if given.is_for_another_model and not renames:
-        return [Violation("another model", misfit(plan, given))]
+        return [Violation("another model", misfit(plan.model, plan.parts, given))]
     found = []
-    tips = "".join(f" ({tip})" for tip in hints(plan, given, renames))
+    tips = "".join(f" ({tip})" for tip in hints(plan.parts, given, renames))
     for module, keys in _homeless_by_module(given).items():
         count = f"{len(keys)} operators of {module or 'the model itself'} have" if len(keys) > 1 else f"{keys[0]} has"
         which = f" ({listed(keys)})" if len(keys) > 1 else ""
@@ -158,17 +163,13 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
 
 def _homeless_by_module(given: Fit) -> dict[str, list[str]]:
     """The operators without a part, by the outermost modules (not the model itself) none of whose operators has one."""
-    settled = {path for key in set(given.keys.values()).difference(given.homeless) for path in holders(_path(key))}
+    settled = {path for key in set(given.keys.values()).difference(given.homeless) for path in holders(path_in(key))}
     by_module: dict[str, list[str]] = {}
     for key in given.homeless:
-        path = _path(key)
+        path = path_in(key)
         outermost = next((step for step in reversed(holders(path)) if step and step not in settled), path)
         by_module.setdefault(outermost, []).append(key)
     return by_module
-
-
-def _path(key: str) -> str:
-    return key.rpartition("/")[0]
 
 
 def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping[str, Device]) -> list[Violation]:

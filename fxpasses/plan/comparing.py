@@ -10,7 +10,9 @@ import attrs
 
 from fxpasses.devices import Device
 from fxpasses.partitioners.placing.device_maps import holders
-from fxpasses.plan.keys import condensed, listed, module_homes, stable_keys
+from fxpasses.plan.condensing import condensed, module_homes
+from fxpasses.plan.keys import covering_entries, listed, path_in, stable_keys
+from fxpasses.plan.writing import device_facts
 from fxpasses.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -126,18 +128,15 @@ def _owners(plan: Plan) -> dict[str, str]:
 
 def _lookup(entry: str, owners: Mapping[str, str]) -> str | None:
     """The device of an entry in another plan, from the entry that counts for all of it."""
-    if entry in owners:
-        return owners[entry]
-    path = entry.rpartition("/")[0]
-    return next((owners[f"{step}/*"] for step in holders(path) if f"{step}/*" in owners), None)
+    return next((owners[each] for each in covering_entries(entry) if each in owners), None)
 
 
 def _is_cut_finer(entry: str, owners: Mapping[str, str]) -> bool:
     """Whether a plan has entries below one, so that these are compared instead."""
     if not entry.endswith("/*"):
         return False
-    path = entry.removesuffix("/*")
-    return any(path in holders(other.rpartition("/")[0]) for other in owners if other != entry)
+    path = path_in(entry)
+    return any(path in holders(path_in(other)) for other in owners if other != entry)
 
 
 def _moved_entries(first: Plan, second: Plan) -> Iterator[Move]:
@@ -175,10 +174,7 @@ def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:
 
 
 def _by_name(devices: tuple[Device, ...], what: str) -> dict[str, dict[str, Any]]:
-    return {
-        f"{what} {device.name}": attrs.asdict(device, filter=lambda attribute, _: attribute.name != "supports")
-        for device in devices
-    }
+    return {f"{what} {device.name}": device_facts(device) for device in devices}
 
 
 def _changed_objects(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.errors import InputError
-from fxpasses.outlining.opening import open_regions
+from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
-from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-__all__ = ["condensed", "graph_of", "listed", "module_homes", "module_path", "stable_keys"]
+__all__ = ["covering_entries", "listed", "module_path", "names_region", "path_in", "stable_keys"]
 
 
 _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
@@ -64,63 +58,27 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
     return keys
 
 
-def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
-    """The graph that plans are about: a program as a module that holds its state, its regions opened.
+def path_in(entry: str) -> str:
+    """The module path in a key, or in the entry of a plan that names a whole module.
 
-    Of a lowered module it is that of its program.
-
-    Raises:
-        InputError: it is neither.
+    >>> path_in("layers.0/linear#1"), path_in("layers.0/*"), path_in("/relu#0")
+    ('layers.0', 'layers.0', '')
     """
-    program = getattr(model, "program", model) if isinstance(model, GraphModule) else model
-    if not isinstance(program, GraphModule) and not callable(getattr(program, "module", None)):
-        raise InputError(
-            f"A plan is about a GraphModule or an ExportedProgram, not {type(model).__name__}; export the model first, "
-            "or take the program of what place() gives."
-        )
-    if isinstance(program, GraphModule):
-        return program
-    graph_module = program.module(check_guards=False)
-    open_regions(graph_module, is_worth_cutting)
-    return graph_module
+    return entry.rpartition("/")[0]
 
 
-def condensed(keys: Sequence[str], owner: Mapping[str, str], homes: Mapping[str, str | None]) -> list[str]:
-    """Write ``path/*`` for every largest module that belongs to one owner, but for single operators.
+def covering_entries(key: str) -> list[str]:
+    """All entries that would name an operator, the one that counts first.
 
-    Args:
-        keys: The operators of one owner.
-        owner: The owner of every operator of the graph.
-        homes: To whom each module belongs, as :func:`module_homes` says.
+    >>> covering_entries("a.b/linear#0")
+    ['a.b/linear#0', 'a.b/*', 'a/*', '/*']
     """
-    entries: dict[str, None] = {}
-    for key in keys:
-        paths = reversed(holders(key.rpartition("/")[0]))
-        whole = next((path for path in paths if homes[path] is not None), None)
-        is_whole = whole is not None and homes[whole] == owner[key]
-        entries[f"{whole}/*" if is_whole else key] = None
-    return list(entries)
+    return [key, *(f"{path}/*" for path in holders(path_in(key)))]
 
 
-def module_homes(owner: Mapping[str, str], *, strict: bool = False) -> dict[str, str | None]:
-    """To whom a module belongs: who has most of its own operators, and of those of each module inside; else None.
-
-    Args:
-        owner: The owner of every operator, by its key.
-        strict: Who has all of them, not only most.
-    """
-    counts: dict[str, dict[str, int]] = {}
-    for key, part in owner.items():
-        own = counts.setdefault(key.rpartition("/")[0], {})
-        own[part] = own.get(part, 0) + 1
-    homes: dict[str, str | None] = {}
-    for path, own in counts.items():
-        first = max(own, key=own.__getitem__)
-        total = sum(own.values())
-        most = first if own[first] == total or (2 * own[first] > total and not strict) else None
-        for holder in holders(path):
-            homes[holder] = most if homes.get(holder, most) == most else None
-    return homes
+def names_region(entry: str) -> bool:
+    """Whether an entry names a region of autocast or of a grad mode as one operator."""
+    return entry.rpartition("/")[2].partition("#")[0] in BODY_AT
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +18,18 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
-from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.partitioners.placing.device_maps import covering, map_of_operators
+from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas
-from fxpasses.plan.fitting import (
-    assignment_of,
-    fit,
-    misfit,
-    not_replicable,
-    refuse_unknown_module,
-    renamed,
-    torn_apart,
-)
-from fxpasses.plan.keys import condensed, graph_of, module_homes, stable_keys
+from fxpasses.plan.applying import apply_parts
+from fxpasses.plan.condensing import parts_of
+from fxpasses.plan.module_devices import devices_by_module
+from fxpasses.plan.parts import PartPlan
+from fxpasses.plan.program_graphs import graph_of
 from fxpasses.plan.reading import (
-    VERSION,
     read_copies,
     read_devices,
     read_links,
@@ -47,6 +40,8 @@ from fxpasses.plan.reading import (
     read_wishes,
     text,
 )
+from fxpasses.plan.renaming import refuse_unknown_module, renamed
+from fxpasses.plan.writing import plan_facts
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -55,7 +50,7 @@ if TYPE_CHECKING:
     from fxpasses.plan.comparing import PlanDiff
     from fxpasses.simulation import Detail, Overlap, Simulation
 
-__all__ = ["INSTEAD_OF_OFFLOADING", "PartPlan", "Plan"]
+__all__ = ["INSTEAD_OF_OFFLOADING", "Plan"]
 
 INSTEAD_OF_OFFLOADING = (
     "what a step loads, and the gradients that it sends back, are not predicted. Take more devices, a smaller batch or "
@@ -63,22 +58,6 @@ INSTEAD_OF_OFFLOADING = (
     "forward only."
 )
 """Why a training step is not planned with parameters in main memory, and what to do."""
-
-
-@attrs.frozen
-class PartPlan:
-    """One part: its name, its device, and the operators or whole modules in it.
-
-    With ``offload="cpu"`` its parameters stay in main memory and are loaded in each run, one part ahead. ``again``
-    names operators of other parts that it computes again, for itself and the later parts of its device, instead of
-    having their values sent.
-    """
-
-    name: str
-    device: str
-    ops: tuple[str, ...]
-    offload: str | None = None
-    again: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -134,22 +113,10 @@ class Plan:
         training: Training | None = None,
     ) -> Plan:
         """Write a proposal down; ``offloaded`` names the parts whose parameters stay in main memory."""
-        keys = stable_keys(assignment.graph)
-        owner = {key: str(assignment.partition_of.get(node, "")) for node, key in keys.items()}
-        homes = module_homes(owner)
-        parts = [
-            PartPlan(
-                str(name),
-                device_of[str(name)].name,
-                tuple(condensed([keys[node] for node in nodes], owner, homes)),
-                "cpu" if str(name) in offloaded else None,
-                _condensed_again([keys[node] for node in assignment.replicas.get(name, ())], keys.values()),
-            )
-            for name, nodes in assignment.partitions.items()
-        ]
+        parts = parts_of(assignment, device_of, offloaded)
         links, devices = topology.links, topology.devices
         facts: dict[str, Any] = {"pipeline": pipeline, "contiguity": contiguity, "training": training}
-        return cls(model, objective, devices, links, tuple(parts), **facts)
+        return cls(model, objective, devices, links, parts, **facts)
 
     @property
     def offloaded(self) -> tuple[str, ...]:
@@ -180,25 +147,7 @@ class Plan:
             PlanError: an operator has no part, or the plan names what is not there: the model changed; or a part must
                 not compute again what it shall.
         """
-        given = fit(self.parts, stable_keys(graph_module))
-        if not given.is_complete:
-            node = next((node for node, key in given.keys.items() if key in given.homeless), None)
-            raise PlanError(misfit(self, given), node=node)
-        device_of = {part.name: part.device for part in self.parts}
-        home = {node: device_of[part] for node, part in given.part_of.items()}
-        for torn in torn_apart(graph_module, home):
-            raise PlanError(
-                f"The plan for {self.model} puts {given.keys[torn.first]} on {home[torn.first]} and "
-                f"{given.keys[torn.second]} on {home[torn.second]}, but {torn.why}; keep them on one device.",
-                node=torn.second,
-            )
-        for refused in not_replicable(graph_module, given):
-            raise PlanError(
-                f"The plan for {self.model} lets {refused.part} compute {given.keys[refused.node]} again, but "
-                f"{refused.why}; take it out of `again`.",
-                node=refused.node,
-            )
-        return assignment_of(self, graph_module, given)
+        return apply_parts(self.model, self.parts, graph_module)
 
     def written(self, graph_module: GraphModule) -> tuple[GraphModule, Assignment]:
         """Apply the plan to a graph, and write what is computed again into a copy of it.
@@ -300,39 +249,11 @@ class Plan:
         Raises:
             PlanError: ``strict``, and there is such a module.
         """
-        return map_of_operators(self._places(), strict=strict)
-
-    def _places(self) -> Iterator[tuple[str, str]]:
-        """Module path and device of each entry; a module with exceptions counts once more than they are.
-
-        A region is where the module is that fills it, and needs no entry (:mod:`~.placing.module_origins`).
-        """
-        whole = {op.removesuffix("/*"): part.device for part in self.parts for op in part.ops if op.endswith("/*")}
-        for part in self.parts:
-            for entry in part.ops:
-                path, _, operator = entry.rpartition("/")
-                if operator.partition("#")[0] in BODY_AT:
-                    continue
-                around = covering(path, whole)
-                if not entry.endswith("/*") and around is not None and whole[around] != part.device:
-                    yield from [(path, whole[around])] * 2
-                yield path, part.device
+        return map_of_operators(devices_by_module(self.parts), strict=strict)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, in a stable order."""
-        return {
-            "version": VERSION,
-            "model": self.model,
-            "objective": self.objective,
-            "contiguity": self.contiguity,
-            "pipeline": self.pipeline,
-            **({} if self.training is None else {"training": _training_json(self.training)}),
-            "devices": [_device_json(device) for device in self.devices],
-            "links": [attrs.asdict(link) for link in self.links],
-            "parts": [_part_json(part) for part in self.parts],
-            "copies": [dict(each) for each in self.copies],
-            "predicted": dict(self.predicted),
-        }
+        return plan_facts(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -354,7 +275,7 @@ class Plan:
             objective,
             devices,
             links,
-            tuple(PartPlan(*facts) for facts in read_parts(data, devices)),
+            read_parts(data, devices),
             read_copies(data),
             read_predicted(data),
             pipeline=pipeline,
@@ -380,29 +301,3 @@ class Plan:
         except ValueError as error:
             raise PlanError(f"{str(path)!r} is not JSON: {error}.") from error
         return cls.from_json(data)
-
-
-def _training_json(training: Training) -> dict[str, float]:
-    return attrs.asdict(training, filter=lambda _attribute, value: value is not None)
-
-
-def _part_json(part: PartPlan) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": part.name, "device": part.device, "ops": list(part.ops)}
-    if part.offload is not None:
-        facts["offload"] = part.offload
-    if part.again:
-        facts["again"] = list(part.again)
-    return facts
-
-
-def _condensed_again(again: Sequence[str], keys: Iterable[str]) -> tuple[str, ...]:
-    """Whole modules as one line, as far as all of their operators are computed again."""
-    if not again:
-        return ()
-    chosen = set(again)
-    owner = {key: "again" if key in chosen else "" for key in keys}
-    return tuple(condensed(again, owner, module_homes(owner, strict=True)))
-
-
-def _device_json(device: Device) -> dict[str, Any]:
-    return attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports")

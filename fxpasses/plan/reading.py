@@ -10,6 +10,7 @@ import attrs
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, PlacementError, PlanError
 from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.plan.parts import PartPlan
 from fxpasses.units import parse_bytes
 
 __all__ = [
@@ -144,10 +145,8 @@ def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def read_parts(
-    data: Mapping[str, Any], devices: Sequence[Device]
-) -> list[tuple[str, str, tuple[str, ...], str | None, tuple[str, ...]]]:
-    """Read ``parts`` as name, device, operators, where its parameters stay, and what it computes again.
+def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> tuple[PartPlan, ...]:
+    """Read ``parts``.
 
     Raises:
         PlanError: an entry that is missing, misspelled, of another type, or names a device that is not there.
@@ -167,9 +166,9 @@ def read_parts(
         offload = entry.get("offload")
         if offload not in (None, "cpu"):
             raise PlanError(f'In this plan {where}.offload is {offload!r}; write "cpu", or leave it out.')
-        parts.append((name, device, ops, offload, again))
-    _refuse_twice([name for name, *_ in parts], "parts are called")
-    return parts
+        parts.append(PartPlan(name, device, ops, offload, again))
+    _refuse_twice([part.name for part in parts], "parts are called")
+    return tuple(parts)
 
 
 def _operators(value: Any, where: str) -> tuple[str, ...]:

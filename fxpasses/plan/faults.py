@@ -1,0 +1,75 @@
+"""What no plan may do, however complete it is: tear apart what belongs together, compute twice what has an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+from torch.fx import GraphModule, Node
+
+from fxpasses.effects import analyze_effects
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.colocation import must_share
+from fxpasses.partitioners.placing.replicas import why_not_replicable
+from fxpasses.plan.fitting import Fit
+
+__all__ = ["Refused", "Torn", "not_replicable", "torn_apart"]
+
+
+@attrs.frozen(eq=False)
+class Torn:
+    """Two operators that must share a device and do not, and why they must."""
+
+    first: Node
+    second: Node
+    why: str
+
+
+def torn_apart(graph_module: GraphModule, home: Mapping[Node, str]) -> list[Torn]:
+    """Find what a placement must not separate: a copy would get the writes, or a tuple would be sent whole.
+
+    Args:
+        graph_module: The graph.
+        home: The device of each operator.
+
+    Raises:
+        MissingMetadataError: a node has neither a value nor a cost.
+    """
+    figures = GraphFigures.of(graph_module)
+    torn = []
+    for first, *others in must_share(figures):
+        second = next((node for node in others if home[node] != home[first]), None)
+        if second is not None:
+            torn.append(Torn(first, second, _why_together((first, *others), second, figures)))
+    return torn
+
+
+def _why_together(group: Sequence[Node], second: Node, figures: GraphFigures) -> str:
+    if isinstance(group[0].meta.get("val"), (tuple, list)):
+        return f"{second.name} takes an element of the results of {group[0].name}"
+    writer = next((node for node in reversed(group) if figures.effects.of(node).writes), None)
+    if writer is not None:
+        return f"both use what {writer.name} writes to"
+    return "both run under one switch of torch's state"
+
+
+@attrs.frozen(eq=False)
+class Refused:
+    """An operator that a part shall compute again and must not, and why."""
+
+    node: Node
+    part: str
+    why: str
+
+
+def not_replicable(graph_module: GraphModule, given: Fit) -> list[Refused]:
+    """Find what parts must not compute again: what is random, has an effect, or reads what is written."""
+    if not given.again:
+        return []
+    effects = analyze_effects(graph_module)
+    return [
+        Refused(node, part, why)
+        for part, nodes in given.again.items()
+        for node in nodes
+        if (why := why_not_replicable(node, effects))
+    ]

@@ -1,0 +1,110 @@
+"""Follow modules that have another name now: rename them in the entries of a plan, and guess which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from fxpasses.errors import PlanError
+from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.plan.fitting import Fit, fit
+from fxpasses.plan.keys import path_in
+from fxpasses.plan.parts import PartPlan
+from fxpasses.plan.reading import nearest
+
+__all__ = ["guess_renames", "refuse_unknown_module", "renamed"]
+
+MOST_RENAMES = 8
+MOST_UNEXPLAINED = 0.2
+"""Share of the entries that may stay unexplained when a model all of whose names differ counts as renamed."""
+
+
+def renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
+    """The parts after a module was renamed; ``""`` stands for the model itself."""
+    return [
+        attrs.evolve(
+            part,
+            ops=tuple(_renamed_entry(op, old, new) for op in part.ops),
+            again=tuple(_renamed_entry(op, old, new) for op in part.again),
+        )
+        for part in parts
+    ]
+
+
+def _renamed_entry(entry: str, old: str, new: str) -> str:
+    path, _, rest = entry.rpartition("/")
+    if old not in holders(path):
+        return entry
+    steps = [step for step in (new, path[len(old) :].strip(".")) if step]
+    return f"{'.'.join(steps)}/{rest}"
+
+
+def refuse_unknown_module(parts: Sequence[PartPlan], path: str) -> None:
+    """Refuse to rename what no entry names.
+
+    Raises:
+        PlanError: no entry is in a module of that path.
+    """
+    known = dict.fromkeys(each for part in parts for op in (*part.ops, *part.again) for each in holders(path_in(op)))
+    if path not in known:
+        raise PlanError(f"The plan names nothing in {path or 'the model itself'!r}{nearest(path, list(known))}")
+
+
+def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
+    """Which modules seem to have another name now: renaming them lets more of the plan fit.
+
+    Args:
+        parts: The parts of the plan.
+        given: How they fit without renaming.
+
+    Returns:
+        New name by old name, the one that explains most first.
+    """
+    keys, nothing_fits = given.keys, given.fits_nothing
+    renames: dict[str, str] = {}
+    while len(renames) < MOST_RENAMES and given.homeless and given.unused:
+        before = len(given.homeless) + len(given.unused)
+        best = None
+        for old, new in _candidates(given):
+            tried = renamed(parts, old, new)
+            outcome = fit(tried, keys)
+            left = len(outcome.homeless) + len(outcome.unused)
+            if left < before:
+                best, before = (old, new, tried, outcome), left
+        if best is None:
+            break
+        old, new, parts, given = best
+        renames[old] = new
+    entries = sum(len(part.ops) for part in parts)
+    if nothing_fits and len(given.unused) > entries * MOST_UNEXPLAINED:
+        return {}  # another model, where a few names happen to be alike
+    return renames
+
+
+def _candidates(given: Fit, most: int = 6) -> list[tuple[str, str]]:
+    """Pairs of module paths that differ in one step, or by steps in front, ordered by how often they occur."""
+    votes: dict[tuple[str, str], int] = {}
+    gone = dict.fromkeys(path_in(entry) for entry, _part in given.unused)
+    come = dict.fromkeys(path for key in given.homeless for path in holders(path_in(key)))
+    for old in list(gone)[:60]:
+        for new in list(come)[:400]:
+            if (pair := _difference(old, new)) is not None:
+                votes[pair] = votes.get(pair, 0) + 1
+    return sorted(votes, key=lambda pair: (-votes[pair], pair))[:most]
+
+
+def _difference(old: str, new: str) -> tuple[str, str] | None:
+    """The prefixes that differ between two paths, if that is all that differs."""
+    if new.endswith(f".{old}") and old:
+        return "", new.removesuffix(f".{old}")
+    if old.endswith(f".{new}") and new:
+        return old.removesuffix(f".{new}"), ""
+    was, now = old.split("."), new.split(".")
+    differing = [index for index, (a, b) in enumerate(zip(was, now, strict=False)) if a != b]
+    if len(was) != len(now) or len(differing) != 1 or not old or not new:
+        return None
+    at = differing[0] + 1
+    if was[at - 1].isdigit() and now[at - 1].isdigit():
+        return None  # another layer, not a renamed one
+    return ".".join(was[:at]), ".".join(now[:at])

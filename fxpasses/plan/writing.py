@@ -1,0 +1,52 @@
+"""Write a plan as plain data, in a stable order: what :mod:`fxpasses.plan.reading` reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from fxpasses.devices import Device
+from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.plan.parts import PartPlan
+from fxpasses.plan.reading import VERSION
+
+if TYPE_CHECKING:
+    from fxpasses.plan.plans import Plan
+
+__all__ = ["device_facts", "plan_facts"]
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data."""
+    return {
+        "version": VERSION,
+        "model": plan.model,
+        "objective": plan.objective,
+        "contiguity": plan.contiguity,
+        "pipeline": plan.pipeline,
+        **({} if plan.training is None else {"training": _training_facts(plan.training)}),
+        "devices": [device_facts(device) for device in plan.devices],
+        "links": [attrs.asdict(link) for link in plan.links],
+        "parts": [_part_facts(part) for part in plan.parts],
+        "copies": [dict(each) for each in plan.copies],
+        "predicted": dict(plan.predicted),
+    }
+
+
+def device_facts(device: Device) -> dict[str, Any]:
+    """A device as plain data; what it supports is a function, and no data."""
+    return attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports")
+
+
+def _training_facts(training: Training) -> dict[str, float]:
+    return attrs.asdict(training, filter=lambda _attribute, value: value is not None)
+
+
+def _part_facts(part: PartPlan) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": part.name, "device": part.device, "ops": list(part.ops)}
+    if part.offload is not None:
+        facts["offload"] = part.offload
+    if part.again:
+        facts["again"] = list(part.again)
+    return facts
