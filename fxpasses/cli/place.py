@@ -18,7 +18,7 @@ from fxpasses.errors import InputError, PlanError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fxpasses.lowering.planning import Planned
+    from fxpasses.lowering.planned_models import Planned
     from fxpasses.plan import Plan, Violation
 
 __all__ = ["place_command"]

@@ -19,7 +19,6 @@ from torch.fx import GraphModule
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import map_of_operators
@@ -27,6 +26,7 @@ from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.applying import apply_parts
 from fxpasses.plan.condensing import parts_of
 from fxpasses.plan.module_devices import devices_by_module
+from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.program_graphs import graph_of
 from fxpasses.plan.reading import (
@@ -220,23 +220,16 @@ class Plan:
         Raises:
             PlanError: the plan does not fit the model.
         """
-        from fxpasses.simulation import simulate
-
         graph_module, assignment = self.written(graph_of(model))
-        device_of = self.device_of
-        uses = ParameterUses.of(graph_module, assignment, device_of)
-        step = TrainingStep.if_any(graph_module, self.training)
-        return simulate(
+        return run_on_paper(
             graph_module,
             assignment,
-            device_of,
             self.topology,
+            self.parts,
+            step=TrainingStep.if_any(graph_module, self.training),
             samples=samples,
             overlap=overlap,
             detail=detail,
-            course=uses.course_with(self.offloaded) if step is None else None,
-            loads=uses.loads(self.offloaded),
-            step=step,
         )
 
     def device_map(self, *, strict: bool = True) -> dict[str, str]:

@@ -1,0 +1,126 @@
+"""Make a plan of a prepared model and of what is asked for: by a search, by a device map, or after another plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+from torch.fx import GraphModule
+
+from fxpasses.devices import Topology
+from fxpasses.errors import InputError, PlanError
+from fxpasses.lowering.model_placement import propose
+from fxpasses.lowering.planned_models import Planned
+from fxpasses.lowering.preparing import Clock, Prepared
+from fxpasses.lowering.searching import Wishes
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.by_device import DevicePlacement
+from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.plan import Plan
+from fxpasses.report.facts import summarize, with_figures
+
+__all__ = ["followed_plan", "found_plan"]
+
+
+def followed_plan(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:
+    """What a plan that is given says about a model; refused where it cannot be kept."""
+    followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
+    written = followed.written(prepared.graph_module)
+    step = _step_of(written[0], plan.training)
+    planned = _planned(followed, prepared, *written, {}, clock, None, step)
+    _refuse_unkept(planned)
+    return planned
+
+
+def found_plan(
+    name: str,
+    topology: Topology,
+    prepared: Prepared,
+    wishes: Wishes,
+    clock: Clock,
+    *,
+    device_map: DeviceMap | None,
+    offload: str | None,
+) -> Planned:
+    """What a search finds, or what a device map says."""
+    step = _step_of(prepared.graph_module, wishes.training)
+    proposed = propose(
+        prepared.graph_module,
+        topology,
+        wishes.objective,
+        device_map=device_map,
+        modules=prepared.modules,
+        offload=offload,
+        options=wishes.options,
+        step=step,
+    )
+    placement = proposed.placement
+    made = Plan.of(
+        name,
+        wishes.objective,
+        topology,
+        placement.assignment,
+        placement.device_of,
+        offloaded=proposed.offloaded,
+        pipeline=prepared.pipeline,
+        contiguity=placement.contiguity,
+        training=wishes.training,
+    )
+    asked = wishes if device_map is None and not proposed.offloaded else None
+    places = {part: device.name for part, device in placement.device_of.items()}
+    written = with_replicas(prepared.graph_module, placement.assignment, places)
+    if written[0] is not prepared.graph_module:  # a copy with replicas
+        step = _step_of(written[0], wishes.training)
+    return _planned(made, prepared, *written, placement.reasons, clock, asked, step, placement)
+
+
+def _refuse_unkept(planned: Planned) -> None:
+    """Refuse a plan that passes a budget, or puts an operator on a device that cannot run it."""
+    devices = planned.plan.devices
+    if all(device.available_mem_bytes is None and device.supports is None for device in devices):
+        return
+    for violation in planned.plan.check(planned.prepared.graph_module):
+        if violation.kind in ("budget", "unsupported"):
+            raise PlanError(f"The plan for {planned.plan.model} cannot be followed: {violation}")
+
+
+def _planned(
+    plan: Plan,
+    prepared: Prepared,
+    graph_module: GraphModule,
+    assignment: Assignment,
+    reasons: Mapping[str, str],
+    clock: Clock,
+    wishes: Wishes | None,
+    step: TrainingStep | None,
+    placement: DevicePlacement | None = None,
+) -> Planned:
+    value = bound = None
+    if placement is not None and not math.isnan(placement.objective_value):
+        value, bound = placement.objective_value, placement.bound or None
+    summary = summarize(
+        attrs.evolve(plan, predicted={"objective_value": value, "bound": bound}),
+        graph_module,
+        assignment,
+        reasons=reasons,
+        steps=clock.rows,
+        passes=prepared.passes,
+        step=step,
+    )
+    written = with_figures(plan, summary, objective_value=value, bound=bound)
+    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes, step)
+
+
+def _step_of(graph_module: GraphModule, training: Training | None) -> TrainingStep | None:
+    """The training step of a graph; None where no training is asked for."""
+    step = TrainingStep.if_any(graph_module, training)
+    if step is not None and not step.trains:
+        raise InputError(
+            "There is nothing to train: no result of the model depends on a parameter that requires a gradient. Call "
+            "requires_grad_() on what is to be trained, without no_grad in its forward; or leave `training` out."
+        )
+    return step

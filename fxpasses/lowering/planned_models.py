@@ -1,0 +1,92 @@
+"""A model with a device for each operator, before anything moves: its plan, its report, its run on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import attrs
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxpasses.devices import Topology
+from fxpasses.lowering.preparing import Prepared
+from fxpasses.lowering.searching import Wishes
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.plan import Plan
+from fxpasses.plan.paper_runs import run_on_paper
+from fxpasses.report.summary import Summary
+from fxpasses.simulation import Detail, Overlap, Simulation
+from fxpasses.simulation.advice import Placed, what_helps
+
+__all__ = ["Planned"]
+
+
+@attrs.frozen(eq=False)
+class Planned:
+    """A model with a device for each operator; nothing has moved yet.
+
+    Args:
+        plan: Which operator runs where, with the predicted figures.
+        prepared: The graph that was placed.
+        graph_module: The same graph; where devices compute something again, a copy of it with the replicas.
+        assignment: The plan as an assignment of ``graph_module``.
+        reasons: For each part, why it is where it is.
+        summary: What a report says.
+        wishes: What was asked for; None where a plan or a device map was followed.
+        step: The training step of ``graph_module``, where the plan is for training.
+    """
+
+    plan: Plan
+    prepared: Prepared
+    graph_module: GraphModule
+    assignment: Assignment
+    reasons: Mapping[str, str]
+    summary: Summary
+    wishes: Wishes | None
+    step: TrainingStep | None = None
+
+    @property
+    def program(self) -> ExportedProgram:
+        """The program that the plan fits: after the passes."""
+        return self.prepared.program
+
+    def report(self, *, advice: bool = True) -> Summary:
+        """The report: devices, copies, the critical path, the bound.
+
+        Args:
+            advice: Also try what would help most, which places the graph again a few times.
+        """
+        if not advice:
+            return self.summary
+        found = what_helps(
+            self.graph_module,
+            self.assignment,
+            self.plan.device_of,
+            self.plan.topology,
+            objective=self.plan.objective,
+            replace=None if self.wishes is None else partial(self._placed_again, self.wishes),
+            step=self.step,
+        )
+        return attrs.evolve(self.summary, advice=tuple(found))
+
+    def _placed_again(self, wishes: Wishes, topology: Topology) -> Placed:
+        """The same wishes on other devices, without a search."""
+        placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
+        places = {part: device.name for part, device in placement.device_of.items()}
+        return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
+
+    def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
+        """Run the plan on paper, a training step where it is for training; see :func:`fxpasses.simulation.simulate`."""
+        return run_on_paper(
+            self.graph_module,
+            self.assignment,
+            self.plan.topology,
+            self.plan.parts,
+            step=self.step,
+            samples=samples,
+            overlap=overlap,
+            detail=detail,
+        )

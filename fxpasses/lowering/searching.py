@@ -1,0 +1,43 @@
+"""What a search for a placement is asked for, beside the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import attrs
+from torch.fx import GraphModule
+
+from fxpasses.devices import Topology
+from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_pins
+from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.solvers.problem import as_groups
+
+__all__ = ["Wishes"]
+
+
+@attrs.frozen(eq=False)
+class Wishes:
+    """What a search is asked for, beside devices; the fields are those of :func:`fxpasses.place`."""
+
+    objective: Objective = "latency"
+    contiguity: Contiguity | None = None
+    pinned: Mapping[Selector, str] | None = attrs.field(default=None, converter=as_pins)
+    forbidden: Mapping[Selector, Collection[str]] | None = attrs.field(default=None, converter=as_bans)
+    colocate: Iterable[Iterable[Selector]] = attrs.field(default=(), converter=as_groups)
+    time_budget: float = 0.5
+    seed: int = 0
+    replicate: Replicate = "cheaper"
+    training: Training | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :func:`~fxpasses.partitioners.by_device.place_by_device` takes beside devices and objective."""
+        return {field.name: getattr(self, field.name) for field in attrs.fields(Wishes) if field.name != "objective"}
+
+    def search(self, graph_module: GraphModule, topology: Topology, *, time_budget: float) -> DevicePlacement:
+        """Place a graph, with another budget of time."""
+        options = {**self.options, "time_budget": time_budget}
+        return place_by_device(graph_module, topology, objective=self.objective, **options)
