@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "MAIN_MEMORY",
     "Device",
     "Link",
     "Topology",
@@ -29,6 +30,9 @@ __all__ = [
     "parse_device",
     "parse_link",
 ]
+
+MAIN_MEMORY = "main memory"
+"""How copies, reports and simulations call where inputs, results and offloaded parameters are; no device is it."""
 
 DEFAULT_FLOPS = 100e9
 DEFAULT_BANDWIDTH = 20e9
@@ -185,7 +189,7 @@ class Topology:
     """A set of devices and the links between them; pairs that no link names use the default link.
 
     Raises:
-        InputError: no device, two devices of one name, or a link to a device that is not there.
+        InputError: no device, two of one name, one called "main memory", or a link to a device that is not there.
     """
 
     devices: tuple[Device, ...]
@@ -198,6 +202,11 @@ class Topology:
         for device in self.devices:
             if not isinstance(device, Device):
                 raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
+            if device.name == MAIN_MEMORY:
+                raise InputError(
+                    f"A device cannot be called {MAIN_MEMORY!r}: reports call so where inputs, results and offloaded "
+                    "parameters are; call it cpu, or host."
+                )
             if device.name in names:
                 raise InputError(f"Two devices are called {device.name!r}; give each its own name.")
             names[device.name] = device

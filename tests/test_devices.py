@@ -99,6 +99,11 @@ def test_a_negative_memory_is_refused() -> None:
             lambda: Topology(fake_devices(1), ("a:b",)),  # type: ignore[arg-type]
             "Links are fxpasses.Link objects, not str ('a:b').",
         ),
+        (
+            lambda: Topology.of([Device("a"), Device("main memory")]),
+            "A device cannot be called 'main memory': reports call so where inputs, results and offloaded parameters "
+            "are; call it cpu, or host.",
+        ),
         (lambda: Topology.of(Device("a")), "Devices come as a list; write [Device('a', ...)]."),
         (
             lambda: Topology.of(Topology(fake_devices(2)), [Link("device0", "device1")]),

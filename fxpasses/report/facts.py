@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device
+from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
@@ -163,11 +163,11 @@ def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan
         for user in node.users:
             if user in home and _crosses(node, home.get(node), home[user]):
                 users.setdefault(home[user].name, []).append(user)
-        source = home[node].name if node in home else "host"
+        source = home[node].name if node in home else MAIN_MEMORY
         for target, needing in users.items():
             rows.append(_copy_row(plan, node, source, target, _needed_by(needing, assignment, keys)))
         if node in home and any(user.op == "output" for user in node.users) and _crosses_back(node, home[node]):
-            rows.append(_copy_row(plan, node, source, "host", "the result is wanted there"))
+            rows.append(_copy_row(plan, node, source, MAIN_MEMORY, "the result is wanted there"))
     return rows
 
 

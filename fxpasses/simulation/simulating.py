@@ -138,7 +138,7 @@ def simulate(
         detail: Whether a span is a part or an operator.
         seconds: What each node takes where it is, in a forward, if that is known already.
         course: What is on each device over the schedule, if that is known already.
-        loads: The parameters that offloaded parts load. Each is a span on the link from the host: it begins when the
+        loads: The parameters that offloaded parts load. Each is a span on the link from main memory: it begins when the
             part before its own does, and is there when its part begins.
         step: For training: the backward follows the forward, mirrored, and memory is that of the whole step. What the
             optimizer computes takes no time here.

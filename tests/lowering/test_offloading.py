@@ -248,7 +248,7 @@ def test_loads_are_spans_on_a_lane_of_their_own() -> None:
     (row,) = planned.summary.devices
     for overlap in ("none", "devices", "copies"):
         timeline = planned.simulate(overlap=overlap).timeline
-        loads = timeline.on("host → small")
+        loads = timeline.on("main memory → small")
         parts = (
             timeline.on("small")
             if overlap == "copies"
@@ -274,7 +274,7 @@ def test_loads_count_in_the_load_of_their_device_in_the_makespan_and_in_the_repo
 
         assert pytest.approx(summary.estimated_ms / 1e3) == one.seconds
         assert pytest.approx(load) == {name: one.timeline.busy(name) for name in load}
-        assert pytest.approx(summary.devices[1].loading_ms / 1e3) == one.timeline.busy("host → right")
+        assert pytest.approx(summary.devices[1].loading_ms / 1e3) == one.timeline.busy("main memory → right")
         assert overlapping.seconds < one.seconds
         expected = overlapping.seconds if objective == "latency" else max(load.values())
         assert pytest.approx(expected) == summary.objective_value

@@ -50,12 +50,23 @@ def test_a_plan_is_what_lowering_makes(planned: Planned) -> None:
     assert lowered.report.devices == planned.summary.devices
 
 
+def test_a_device_called_host_is_not_main_memory() -> None:
+    """What comes from the caller and goes back to it is told apart from a device, whatever that is called."""
+    devices = [Device("host", torch_device="cuda:63"), Device("small", torch_device="cuda:62")]
+
+    planned = place(Mlp().eval(), ARGS, devices=devices, pinned={"layers.0": "host", "layers.3": "small"})
+
+    assert [("main memory", "host"), ("host", "small"), ("small", "main memory")] == [
+        (row.source, row.target) for row in planned.summary.copies
+    ]
+
+
 def test_a_plan_needs_no_device() -> None:
     far = fake_devices(2, memory=40 * KiB, torch_device="cuda:63")
 
     planned = place(Mlp().eval(), ARGS, devices=far)
 
-    assert [("host", "device0"), ("device0", "device1"), ("device1", "host")] == [
+    assert [("main memory", "device0"), ("device0", "device1"), ("device1", "main memory")] == [
         (row.source, row.target) for row in planned.summary.copies
     ]
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from examples import bert
 from fxpasses import Device, LoweredModule, PlacementError, lower
 from fxpasses.cli.demo_model import demo_llama
+from fxpasses.devices import MAIN_MEMORY
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import split
 from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of
@@ -304,7 +305,7 @@ def test_the_values_of_the_top_level_stand_where_it_says() -> None:
     lowered = lower(
         Views(), (torch.randn(2, 8), torch.zeros(2, 8)), devices=devices, device_map={"first": "right", "": "left"}
     )
-    kinds = {"left": "cpu", "right": "meta", "host": "cpu"}
+    kinds = {"left": "cpu", "right": "meta", MAIN_MEMORY: "cpu"}
 
     for node in lowered.graph.nodes:
         if COPY_OF.has(node):
@@ -329,7 +330,7 @@ def test_a_result_that_a_part_on_its_device_received_is_not_copied_again() -> No
     devices = [Device("left", torch_device="meta"), Device("right")]
     lowered = lower(Shares(), (torch.randn(2, 8),), devices=devices, device_map={"first": "left", "second": "right"})
 
-    assert [("host", "left"), ("left", "right")] == [(each.source, each.target) for each in copies_of(lowered)]
+    assert [(MAIN_MEMORY, "left"), ("left", "right")] == [(each.source, each.target) for each in copies_of(lowered)]
 
 
 def test_one_device_costs_nothing_for_each_module() -> None:

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Link
+from fxpasses.devices import MAIN_MEMORY, Device, Link
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
@@ -161,7 +161,7 @@ class ParameterUses:
     def _loads(self, constant: _Constant, device: str) -> list[ParameterLoad]:
         """Two parts of a device that follow each other share a load."""
         turn = {part: index for index, part in enumerate(p for p in self.order if self.device_of[p].name == device)}
-        seconds = Link("host", device).seconds(constant.size)
+        seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
         loads: list[ParameterLoad] = []
         previous = -2
         for part in sorted(constant.parts[device], key=turn.__getitem__):

@@ -3,7 +3,7 @@
 A copy keeps its link busy, one at a time in each direction, and both ends as well where copies do not run beside the
 work. A value that goes to several devices keeps the device that sends it busy once, for the slowest of these copies: so
 what a device is busy with is its load as the solvers count it. Parameters of offloaded parts come over a link of their
-own, from the host.
+own, from main memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from typing import Literal
 import attrs
 from torch.fx import Node
 
-from fxpasses.devices import Device, Topology
+from fxpasses.devices import MAIN_MEMORY, Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 
-__all__ = ["HOST", "Overlap", "Task", "TaskList", "run_as_soon_as_possible", "run_one_by_one", "tasks_of"]
+__all__ = ["Overlap", "Task", "TaskList", "run_as_soon_as_possible", "run_one_by_one", "tasks_of"]
 
 Overlap = Literal["none", "devices", "copies"]
 """What goes on at the same time: nothing; devices; devices and copies beside their work."""
-
-
-HOST = "host"
-"""Where offloaded parameters are."""
 
 
 @attrs.define
@@ -157,7 +153,7 @@ class _Writer:
         before = [(sample, parts[place - 2])] if place >= 2 else []
         before += turns[-3:-2]
         needs = dict.fromkeys(self.todo.computing[turn] for turn in before if turn in self.todo.computing)
-        link = f"{HOST} → {home}"
+        link = f"{MAIN_MEMORY} → {home}"
         for load in loads:
             task = Task(
                 str(load.value.target),

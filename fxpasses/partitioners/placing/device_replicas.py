@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Link, Topology
+from fxpasses.devices import MAIN_MEMORY, Device, Link, Topology
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.metadata import value_of
@@ -257,7 +257,7 @@ class _Prices:
                 return NEVER
             if attribute.kind == "constant" or all(_is_on(tensor, device) for tensor in tensors):
                 return 0
-        return self._price(Link("host", device.name).seconds(size), size)
+        return self._price(Link(MAIN_MEMORY, device.name).seconds(size), size)
 
 
 @attrs.frozen

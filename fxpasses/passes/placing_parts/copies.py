@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device
+from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.errors import PlacementError
 from fxpasses.metadata import MetaKey
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
@@ -43,7 +43,7 @@ class Copy:
 
     Args:
         value: Name of the node whose value is sent.
-        source: Where it comes from; ``"host"`` for what the caller passes in.
+        source: Where it comes from; ``"main memory"`` for what the caller passes in.
         target: The device that receives it.
         size: Bytes.
     """
@@ -205,7 +205,7 @@ def copy_node(graph_module: GraphModule, value: Node, device: Device, *, key: Me
     )
     node.meta.update({key: copy.copy(entry) for key, entry in value.meta.items() if key != COPY_OF.name})
     node.meta["val"] = fake_on(value.meta["val"], target, from_anywhere=True)
-    source = DEVICE.read(value) if DEVICE.has(value) else "host"
+    source = DEVICE.read(value) if DEVICE.has(value) else MAIN_MEMORY
     DEVICE.write(node, device.name)
     key.write(node, Copy(value.name, source, device.name, tensor_bytes(tensor)))
     return node
@@ -229,7 +229,7 @@ def return_results(graph_module: GraphModule, wanted: Mapping[Node, torch.device
             replica = _copy_there(graph_module, value, home)
             if replica is None:
                 with graph_module.graph.inserting_before(output):
-                    replica = copy_node(graph_module, value, Device("host", torch_device=str(home)))
+                    replica = copy_node(graph_module, value, Device(MAIN_MEMORY, torch_device=str(home)))
             output.replace_input_with(value, replica)
 
 

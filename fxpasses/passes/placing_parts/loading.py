@@ -16,16 +16,13 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device
+from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY, DEVICE, LOAD_OF, copy_node
 from fxpasses.passes.placing_parts.moving_parts import same_device
 
-__all__ = ["HOST", "call_loads", "insert_loads", "load", "loading_again", "note_load"]
-
-HOST = "host"
-"""Where offloaded parameters are, as :data:`~.copies.DEVICE` says it."""
+__all__ = ["call_loads", "insert_loads", "load", "loading_again", "note_load"]
 
 
 def insert_loads(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str]) -> None:
@@ -57,8 +54,8 @@ def _is_elsewhere(value: Node, device: Device) -> bool:
     tensors = tensors_in(value.meta.get("val"))
     if not tensors:
         return False
-    at_host = DEVICE.has(value) and DEVICE.read(value) == HOST
-    return at_host or not same_device(tensors[0].device, torch.device(device.torch_device))
+    is_offloaded = DEVICE.has(value) and DEVICE.read(value) == MAIN_MEMORY
+    return is_offloaded or not same_device(tensors[0].device, torch.device(device.torch_device))
 
 
 def _load_node(graph_module: GraphModule, value: Node, device: Device, anchor: Node) -> Node:

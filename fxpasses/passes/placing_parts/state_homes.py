@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device
+from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.passes.placing_parts.copies import DEVICE
-from fxpasses.passes.placing_parts.loading import HOST
 from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved, same_device
 from fxpasses.passes.placing_parts.streams import Streams
 
@@ -47,7 +46,7 @@ def bring_state_home(
         effects = effects or analyze_effects(graph_module)
         home = _home(node, value, parts, device_of, offloaded, effects)
         if home is None:
-            DEVICE.write(node, HOST)
+            DEVICE.write(node, MAIN_MEMORY)
         target = torch.device("cpu") if home is None else torch.device(home.torch_device)
         there = moved(value, target, memo)
         if home is None and streams is not None:
