@@ -27,9 +27,9 @@ from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split
@@ -85,7 +85,7 @@ def lower(
         plan: A plan to follow, with its devices unless others are given. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small: some parts then load
             theirs in each run, one part ahead. Nothing changes where the model fits.
-        pinned: The device of a module, by its path.
+        pinned: The device of a module, by its path ; ``""`` is the model itself.
         forbidden: Devices that a module must not be on.
         colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.

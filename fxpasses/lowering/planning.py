@@ -19,9 +19,9 @@ from fxpasses.lowering.searching import Wishes
 from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.placing.colocation import Selector
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.plan import Plan
 
 __all__ = ["place"]
@@ -68,7 +68,7 @@ def place(
         device_map: Which module runs where, as Hugging Face writes it. Nothing is searched then.
         plan: A plan to follow. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small.
-        pinned: The device of a module, by its path; the longest path that covers an operator counts.
+        pinned: The device of a module, by its path (``""`` is the model); the longest that covers an operator counts.
         forbidden: Devices that a module must not be on.
         colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.

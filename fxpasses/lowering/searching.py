@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from fxpasses.devices import Topology
 from fxpasses.partitioners.by_device import Contiguity, DevicePlacement, Objective, place_by_device
 from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.solvers.problem import as_groups
 
 __all__ = ["Wishes"]

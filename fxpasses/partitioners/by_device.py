@@ -19,7 +19,6 @@ from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
-from fxpasses.partitioners.placing.colocation import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.device_reasons import (
     TOO_LARGE_TOGETHER,
     alone_reason,
@@ -32,6 +31,7 @@ from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated,
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, search
 from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
+from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn

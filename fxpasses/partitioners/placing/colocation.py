@@ -8,65 +8,59 @@ where its one user is.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
+from networkx.utils import UnionFind
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.devices import Topology
-from fxpasses.errors import PlacementError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.grouping.keep_together import region_groups
 from fxpasses.partitioners.placing.joint_graphs import backward_by_number, backward_by_order
-from fxpasses.partitioners.placing.module_origins import comes_from, runs_inside
-from fxpasses.partitioners.support import module_paths
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = [
-    "Selector",
-    "as_bans",
-    "as_pins",
     "backward_partners",
-    "check_device",
     "kept_together",
     "must_share",
-    "select",
     "uncuttable",
 ]
 
-Selector = Node | str
-"""A compute node, or the path of a module: all operators that come from it."""
 
-
-def as_pins(pinned: Mapping[Selector, str] | None) -> dict[Selector, str]:
-    """The device of each of some nodes and modules; what is no mapping is refused."""
-    return _as_table("pinned", pinned)
-
-
-def as_bans(forbidden: Mapping[Selector, Collection[str]] | None) -> dict[Selector, Collection[str]]:
-    """The devices that each of some nodes and modules must not be on; what is no mapping is refused."""
-    return _as_table("forbidden", forbidden)
-
-
-def _as_table(option: str, given: Mapping[Selector, Any] | None) -> dict[Selector, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise PlacementError(f"`{option}` is a dict by nodes and module paths, not {given!r}.")
-    return dict(given or {})
-
-
-def kept_together(figures: GraphFigures, alone: Set[Node] = frozenset()) -> list[tuple[Node, ...]]:
+def kept_together(
+    figures: GraphFigures, alone: Set[Node] = frozenset(), pins: Mapping[Node, str] | None = None
+) -> list[tuple[Node, ...]]:
     """Groups of compute nodes that share a device; groups may overlap.
 
     Args:
         figures: The measured graph.
         alone: Nodes that need not be where their base or their user is: they are computed wherever they are used.
+        pins: The device of each pinned node; what would lose nothing by sharing a device is not kept from its pin.
     """
-    views = (group for group in _views(figures) if alone.isdisjoint(group)) if alone else _views(figures)
-    return [group for group in (*must_share(figures), *views) if len(group) > 1]
+    hard = must_share(figures)
+    views = [group for group in _views(figures) if alone.isdisjoint(group)]
+    return [group for group in (*hard, *_following_pins(views, hard, pins or {})) if len(group) > 1]
+
+
+def _following_pins(
+    groups: Iterable[tuple[Node, ...]], hard: Iterable[tuple[Node, ...]], pins: Mapping[Node, str]
+) -> Iterator[tuple[Node, ...]]:
+    """The groups that join no two nodes with different pins, all groups before taken together."""
+    if len(set(pins.values())) < 2:
+        yield from groups
+        return
+    together: UnionFind[Node] = UnionFind(pins)
+    for group in hard:
+        together.union(*group)
+    pin_of = {together[node]: pin for node, pin in pins.items()}
+    for group in groups:
+        found = dict.fromkeys(pin_of[together[node]] for node in group if together[node] in pin_of)
+        if len(found) < 2:
+            together.union(*group)
+            pin_of.update((together[group[0]], pin) for pin in found)
+            yield group
 
 
 def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
@@ -151,38 +145,3 @@ def backward_partners(figures: GraphFigures) -> dict[Node, Node]:
     if any("seq_nr" in node.meta for node in figures.nodes):
         return backward_by_number(figures.nodes)
     return backward_by_order(figures.nodes)
-
-
-def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]:
-    """The compute nodes that a caller means.
-
-    Raises:
-        PlacementError: a node of another graph or one that computes nothing, or a path of which nothing comes.
-    """
-    if isinstance(selector, Node):
-        if selector not in figures.position:
-            raise PlacementError(
-                f"`{option}` names {selector.name}, which is no operator of this graph; inputs, attributes and the "
-                "output follow the operators that use them.",
-                node=selector,
-            )
-        return [selector]
-    found = [node for node in figures.nodes if comes_from(node, selector)]
-    found = found or [node for node in figures.nodes if runs_inside(node, selector)]
-    if not found:
-        known = list(dict.fromkeys(path for node in figures.nodes for path in module_paths(node)))
-        near = difflib.get_close_matches(str(selector), known, n=3)
-        hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
-        raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
-    return found
-
-
-def check_device(topology: Topology, device: object, option: str) -> None:
-    """Refuse a name that is no device.
-
-    Raises:
-        PlacementError: it lists the devices there are.
-    """
-    names = [known.name for known in topology.devices]
-    if device not in names:
-        raise PlacementError(f"`{option}` names the device {device!r}; there are {', '.join(names)}.")

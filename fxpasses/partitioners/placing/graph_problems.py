@@ -18,14 +18,9 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
-from fxpasses.partitioners.placing.colocation import (
-    Selector,
-    backward_partners,
-    check_device,
-    kept_together,
-    select,
-)
+from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.problem import as_groups
 
@@ -87,9 +82,9 @@ def placement_problem(
     anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
     nx.set_node_attributes(graph, anywhere, "replicable")
     pinned = pinned or {}
-    pins: dict[Hashable, str] = {
-        node: pinned[key] for key in sorted(pinned, key=_depth) for node in select(figures, key, "pinned")
-    }
+    together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
+    pins = pins_of(figures, pinned, [*must_share(figures), *together])
+    kept = kept_together(figures, anywhere.keys(), pins)
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
@@ -98,24 +93,19 @@ def placement_problem(
         check_device(topology, name, "pinned")
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
-    together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
     return PlacementProblem(
         graph,
         topology.devices,
         topology.links,
         objective,
         contiguity=contiguity,
-        colocate=[*kept_together(figures, anywhere.keys()), *markers, *together],
-        pinned=pins,
+        colocate=[*kept, *markers, *together],
+        pinned=pins,  # type: ignore[arg-type]  # nodes are hashable
         forbidden={node: tuple(names) for node, names in bans.items()},
         time_budget=time_budget,
         seed=seed,
         effort=effort,
     )
-
-
-def _depth(selector: Selector) -> float:
-    return np.inf if isinstance(selector, Node) else str(selector).count(".")
 
 
 def _problem_graph(

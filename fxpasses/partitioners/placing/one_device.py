@@ -5,9 +5,9 @@ from __future__ import annotations
 from fxpasses.partitioners.costs.device_times import critical_path
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
-from fxpasses.partitioners.placing.colocation import select
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.device_search import Found, Wish
+from fxpasses.partitioners.placing.selectors import select
 
 __all__ = ["is_fastest_everywhere", "on_one_device"]
 

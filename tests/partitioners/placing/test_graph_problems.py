@@ -209,6 +209,38 @@ def test_the_longest_path_of_several_pins_counts_whatever_their_order() -> None:
         assert ("device0", "device2", "device1") == (found["linear"], found["relu"], found["linear_1"])
 
 
+def test_the_model_itself_can_be_pinned_like_in_a_device_map() -> None:
+    """``""`` is all that no longer path covers; what must share a device with a covered operator goes with it."""
+
+    class Chunks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cut, self.last = nn.Linear(8, 8), Halves(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            low, high = self.cut(self.first(x))
+            return self.last(low + high)
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.chunk(2, -1)
+
+    graph_module = torch.export.export(Chunks(), (torch.randn(2, 8),)).module()
+    placement = place_by_device(graph_module, fake_devices(2), pinned={"": "device0", "cut": "device1"})
+    forbidden = place_by_device(graph_module, fake_devices(2), forbidden={"": ["device0"]})
+    homes = {node.name: str(part)[:7] for node, part in placement.assignment.partition_of.items()}
+
+    assert {"device1"} == {homes[name] for name in homes if name.startswith(("chunk", "getitem"))}
+    assert {"device0"} == {homes[name] for name in homes if name.startswith(("linear", "add"))}
+    assert {"device1"} == {device.name for device in forbidden.device_of.values()}
+    apart = place_by_device(graph_module, fake_devices(2), pinned={"first": "device0", "cut": "device1"})
+    where = {node.name: str(part)[:7] for node, part in apart.assignment.partition_of.items()}
+
+    assert ("device0", "device1") == (where["linear"], where["chunk"])  # though a view loses nothing with its base
+    with pytest.raises(PlacementError, match="`pinned` names the device 'nowhere'"):
+        place_by_device(graph_module, fake_devices(2), pinned={"": "nowhere"})
+
+
 def test_an_input_cannot_be_pinned() -> None:
     graph_module = exported(Mlp(1), X)
     (x,) = graph_module.graph.find_nodes(op="placeholder")
