@@ -82,6 +82,8 @@ def placement_problem(
     anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
     nx.set_node_attributes(graph, anywhere, "replicable")
     pinned = pinned or {}
+    for name in pinned.values():
+        check_device(topology, name, "pinned")
     together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
     pins = pins_of(figures, pinned, [*must_share(figures), *together])
     kept = kept_together(figures, anywhere.keys(), pins)
@@ -89,8 +91,6 @@ def placement_problem(
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
             bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
-    for name in pinned.values():
-        check_device(topology, name, "pinned")
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
     return PlacementProblem(
