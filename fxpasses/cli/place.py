@@ -137,12 +137,9 @@ def _pins(texts: tuple[str, ...]) -> dict[Any, str]:
 
 
 def _read_map(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"There is no device map {str(path)!r}.") from error
-    except ValueError as error:
-        raise InputError(f"{str(path)!r} is not JSON: {error}.") from error
+    from fxpasses.plan.json_files import read_json
+
+    data = read_json(path, "device map")
     if not isinstance(data, dict):
         raise InputError(
             f'{str(path)!r} is no device map; write an object like {{"model.layers.0": "left", "": "right"}}.'

@@ -25,6 +25,7 @@ from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.applying import apply_parts
 from fxpasses.plan.condensing import parts_of
+from fxpasses.plan.json_files import read_json
 from fxpasses.plan.module_devices import devices_by_module
 from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.plan.parts import PartPlan
@@ -287,10 +288,4 @@ class Plan:
         Raises:
             PlanError: there is no such file, or it is no plan.
         """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"There is no plan file {str(path)!r}.") from error
-        except ValueError as error:
-            raise PlanError(f"{str(path)!r} is not JSON: {error}.") from error
-        return cls.from_json(data)
+        return cls.from_json(read_json(Path(path), "plan file", error=PlanError))

@@ -195,6 +195,7 @@ def read_copies(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return ()
     copies = []
     for where, entry in _objects(data, "copies"):
+        _refuse_unknown(entry, ("value", "source", "target", "size"), where)
         facts = {key: text(entry, key, f"{where}.") for key in ("value", "source", "target")}
         size = _entry(entry, "size", f"{where}.")
         if isinstance(size, bool) or not isinstance(size, int):

@@ -305,6 +305,7 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
         ([*TWO, "--device-map", "nowhere.json"], "error: There is no device map 'nowhere.json'."),
         ([*TWO, "--device-map", "LIST"], "is no device map; write an object like {"),
         ([*TWO, "--device-map", "BROKEN"], "is not JSON: "),
+        ([*TWO, "--device-map", "TWICE"], "has two entries 'layers.0' in one object; take one out."),
         (
             [*TWO, "--device-map", "WRONG"],
             "error: The device map names 'layer.0', which the model does not have; did",
@@ -326,6 +327,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     source: str, plan_file: Path, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     texts = {"LIST": "[]", "BROKEN": "{", "WRONG": '{"layer.0": "left", "": "right"}', "PLAN": plan_file.read_text()}
+    texts["TWICE"] = '{"layers.0": "left", "layers.0": "right", "": "right"}'
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
 

@@ -257,11 +257,44 @@ def test_a_file_that_is_no_plan_or_was_misspelled_is_refused_with_the_place(data
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{")
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not JSON: Expecting property name enclosed in double quotes: line 1, column 2."),
+        ("", "is not JSON: the file is empty."),
+        (
+            '{"model": "m",\n "parts": [],\n}',
+            "is not JSON: a comma stands before the '}' in line 3, column 1; take it out.",
+        ),
+        ('{"parts": []} x', "is not JSON: something stands behind its end, in line 1, column 15."),
+        ('{"parts": [{"name": "a", "name": "b"}]}', "has two entries 'name' in one object; take one out."),
+    ],
+)
+def test_a_slip_in_a_file_is_told_with_its_place(tmp_path: Path, text: str, sentence: str) -> None:
+    """What and where; of two entries of one name Python would silently take the last."""
+    file = tmp_path / "plan.json"
+    file.write_text(text)
 
-    with pytest.raises(PlanError, match=r"plan\.json' is not JSON: "):
+    with pytest.raises(PlanError) as caught:
+        Plan.load(file)
+    assert f"{str(file)!r} {sentence}" == str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    """JSON is UTF-8."""
+    (tmp_path / "plan.json").write_bytes(b'{"model": "\xff"}')
+
+    with pytest.raises(PlanError, match="is not JSON: 'utf-8' codec can't decode"):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_a_copy_with_an_entry_that_is_not_known_is_refused(plan: Plan) -> None:
+    """Like every other object of a plan."""
+    data = plan.to_json()
+    data["copies"] = [{"value": "x", "source": "left", "target": "right", "size": 4, "bytes": 4}]
+
+    with pytest.raises(PlanError, match=r"In this plan copies\[0\] has an entry 'bytes'; there are value, source,"):
+        Plan.from_json(data)
 
 
 def test_a_plan_of_the_first_version_is_read(plan: Plan) -> None:
