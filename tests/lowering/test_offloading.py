@@ -377,3 +377,19 @@ def test_an_unknown_place_is_refused() -> None:
         InputError, match=r"^Parameters can be offloaded to 'cpu', not to 'disk'; write offload=\"cpu\"\.$"
     ):
         lower(Mlp(), (torch.randn(2, 64),), devices=[Device("cpu")], offload="disk")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_offloaded_module_is_exported(strict: bool) -> None:
+    """By running and by bytecode: the program loads where the module does, and has the same gradients."""
+    model, x = Mlp(4), torch.randn(2, 64)
+    lowered = lower(copy.deepcopy(model), (x,), devices=[Device("small", 40 * KiB)], offload="cpu")
+
+    exported = torch.export.export(lowered, (x,), strict=strict).module()
+    exported(x).sum().backward()
+    model(x).sum().backward()
+
+    assert loads_of(lowered)
+    assert torch.equal(model(x), exported(x))
+    gradients = [parameter.grad for parameter in exported.parameters()]
+    assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], gradients))

@@ -76,7 +76,8 @@ def call_loads(graph_module: GraphModule) -> None:
 def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """In a graph: a copy of a parameter on a device, which the backward pass loads again."""
     loaded: torch.Tensor = COPY(value, device=device)
-    note_load(loaded, value)
+    if not torch.compiler.is_exporting():  # the exported program has no call that could remember it
+        note_load(loaded, value)
     return loaded
 
 
