@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
 from fxpasses.lowering.model_placement import module_paths
+from fxpasses.lowering.program_copies import copied_program, with_regions_closed
 from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
@@ -84,7 +85,9 @@ def prepare(
     strict: bool = False,
     clock: Clock | None = None,
 ) -> Prepared:
-    """Capture a model and clean it up; the arguments are those of :func:`fxpasses.lower`.
+    """Capture a model and clean it up; a program that is given stays as it is.
+
+    The arguments are those of :func:`fxpasses.lower`.
 
     Raises:
         InputError: missing or unfitting inputs.
@@ -98,7 +101,8 @@ def prepare(
         InputContract.of(captured).bind(tuple(args or ()), dict(kwargs or {}))
     with clock.step("passes"):
         manager = _manager(pipeline)
-        program, rows = run_passes(captured, manager)
+        own = copied_program(captured) if captured is model else captured
+        program, rows = run_passes(with_regions_closed(own), manager)
     text = pipeline if isinstance(pipeline, str) else _text_of(manager)
     return Prepared(captured, program, stateful(program), rows, text, tuple(module_paths(model, captured)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, LoweredModule, lower, place
 from fxpasses.errors import PlanError
+from fxpasses.lowering import load, save
 from fxpasses.outlining.regions import is_region, switches_regions
 from fxpasses.partitioners import place_by_device
 from fxpasses.partitioners.costs.training_course import Training
@@ -319,3 +321,29 @@ def test_a_region_may_write_and_give_nothing() -> None:
     lowered = lower(copy.deepcopy(model), (x(),), devices=[Device("only")])
 
     assert_alike(model, lowered)
+
+
+class BranchInside(Layers):
+    """A condition under autocast: torch then leaves the region open, between markers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with lower_precision():
+            x = self.layers[0](x)
+            x = torch.cond(x.sum() > 0, lambda x: self.layers[1](x).relu(), torch.sin, (x,))
+            for layer in self.layers[2:]:
+                x = layer(x)
+            return x
+
+
+def test_a_region_that_torch_left_open_is_shared_out_and_saved(tmp_path: Path) -> None:
+    """Torch cannot save its markers; the program of a lowered module has a body instead."""
+    model = BranchInside()
+    lowered = lower(copy.deepcopy(model), (x(),), devices=three_devices())
+    save(lowered, tmp_path / "lowered")
+
+    assert 1 < len(lowered.plan.parts)
+    assert not any(switches_regions(node) for node in lowered.program.graph.nodes)
+    assert [] == lowered.plan.check(lowered.program)
+    with torch.no_grad():  # torch's own cond warns of gradients
+        for each in (lowered, load(tmp_path / "lowered"), pickle.loads(pickle.dumps(lowered))):
+            assert torch.equal(model(x()), each(x()))

@@ -7,18 +7,17 @@ are is the caller's decision; here they are copied, and what must not be compute
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from fxpasses.editing import erase_nodes, insert_before
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PartitionError
 from fxpasses.metadata import MetaKey, running_pass
-from fxpasses.outlining.lazy_modules import lazy_graph_module
+from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import body_of_region, is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.node_costs import COST, SECONDS
@@ -160,7 +159,7 @@ def with_replicas(
     if not assignment.replicas:
         return graph_module, assignment
     _refuse_effects(assignment.replicas, analyze_effects(graph_module))
-    twin, nodes = _twin(graph_module)
+    twin, nodes = copy_graph_module(graph_module)
     homes: dict[Node, Hashable] = {nodes[node]: part for node, part in assignment.partition_of.items()}
     lane = {part: part if device_of is None else device_of[str(part)] for part in assignment.order}
     reached: dict[Hashable, set[Hashable]] = {}
@@ -224,27 +223,6 @@ def _refuse_effects(wanted: Mapping[Hashable, Iterable[Node]], effects: EffectAn
         for node in nodes:
             if reason := why_not_replicable(node, effects):
                 raise PartitionError(f"{node.name} cannot be computed again in part {part!r}: {reason}", node=node)
-
-
-def _twin(graph_module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
-    """A copy of a graph in a module that shares all tensors and submodules, and the copy of each node."""
-    source = graph_module.graph
-    graph = Graph(tracer_cls=source._tracer_cls)
-    nodes: dict[Node, Node] = {}
-    result = graph.graph_copy(source, nodes)
-    output = source.output_node()
-    nodes[output] = graph.output(result)
-    nodes[output].meta = copy.copy(output.meta)
-    graph._codegen = copy.copy(source._codegen)
-    twin = lazy_graph_module(graph, class_name=type(graph_module).__name__, training=graph_module.training)
-    for name, value in vars(graph_module).items():
-        if name in ("_parameters", "_buffers", "_modules"):
-            vars(twin)[name] = dict(value)
-        elif name == "_non_persistent_buffers_set":
-            vars(twin)[name] = set(value)
-        elif isinstance(value, torch.Tensor):
-            vars(twin)[name] = value
-    return twin, nodes
 
 
 def _copy_into(part: Hashable, nodes: Sequence[Node], homes: dict[Node, Hashable], used_in: set[Hashable]) -> None:

@@ -1,0 +1,40 @@
+"""A program that lowering may change: with a graph of its own, in the form that torch can save."""
+
+from __future__ import annotations
+
+import copy
+
+from torch.export import ExportedProgram
+
+from fxpasses.outlining.copying import copy_graph_module
+from fxpasses.outlining.regions import is_marker
+from fxpasses.passes.opening_regions import CloseRegions
+
+__all__ = ["copied_program", "with_regions_closed"]
+
+
+def copied_program(program: ExportedProgram) -> ExportedProgram:
+    """The same program with graphs of its own; tensors are shared. Linear in nodes."""
+    graph_module, _nodes = copy_graph_module(program.graph_module)
+    graph_module.meta.update(program.graph_module.meta)
+    return ExportedProgram(
+        root=graph_module,
+        graph=graph_module.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=copy.copy(program.state_dict),
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=list(program.module_call_graph),
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=program.verifiers,
+    )
+
+
+def with_regions_closed(program: ExportedProgram) -> ExportedProgram:
+    """The program with a body for each region that torch left open, as it does around a ``cond``; changed in place.
+
+    Torch cannot save the markers of an open region.
+    """
+    if not any(map(is_marker, program.graph.nodes)):
+        return program
+    return CloseRegions()(program).exported_program or program

@@ -1,0 +1,58 @@
+"""The program that a caller gives is left as it is; what lowering changes is a copy."""
+
+from __future__ import annotations
+
+import torch
+from lowering_models import Conditional, KeyValueCache, Mlp, Tied
+from torch import nn
+
+from fxpasses import Device, lower, place
+from fxpasses.lowering.program_copies import copied_program
+from fxpasses.programs import capture
+
+
+def texts(program: torch.export.ExportedProgram) -> list[str]:
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [str(program.graph_signature), *map(str, graphs)]
+
+
+def test_a_program_that_is_given_stays_as_it_is() -> None:
+    """Clean-up passes worked on the caller's own graph."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Identity(), nn.Linear(4, 4)).eval()
+    program = torch.export.export(model, (torch.randn(2, 4),))
+    before = texts(program)
+    lowered = lower(program, devices=[Device("only")], check=True)
+    place(program, devices=[Device("only")])
+
+    assert before == texts(program)
+    assert len(lowered.program.graph.nodes) < len(program.graph.nodes)
+    assert lowered.report.check is not None
+    assert lowered.report.check.exact
+
+
+def test_a_copy_has_the_same_names_and_tensors() -> None:
+    """Graphs, bodies and signature are its own; parameters, buffers and constants are shared."""
+    cache = KeyValueCache(), (torch.randn(1, 1, 16), torch.tensor([2]))
+    for model, args in ((Mlp(width=8), (torch.randn(2, 8),)), (Tied(), (torch.tensor([[1, 2]]),)), cache):
+        program = capture(model, args)
+        copied = copied_program(program)
+
+        assert texts(program) == texts(copied)
+        assert program.graph is not copied.graph
+        assert [*program.state_dict] == [*copied.state_dict]
+        assert all(program.state_dict[name] is copied.state_dict[name] for name in program.state_dict)
+        assert model(*args).shape == copied.module()(*args).shape
+
+
+def test_bodies_are_copied() -> None:
+    """A branch of the copy is changed without the original."""
+    program = capture(Conditional(), (torch.randn(2, 16),))
+    copied = copied_program(program)
+    before = texts(program)
+    for module in copied.graph_module.children():
+        if isinstance(module, torch.fx.GraphModule):
+            with module.graph.inserting_before(module.graph.output_node()):
+                module.graph.call_function(torch.rand, (2,))
+
+    assert before == texts(program)
+    assert before != texts(copied)
