@@ -279,6 +279,55 @@ def test_gradient_mode_is_put_back_after_an_error() -> None:
     assert "linear" in "".join(traceback.format_tb(caught.tb))
 
 
+class MixedPrecision(nn.Module):
+    """Layers under autocast, one of them without it and without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.second(self.first(x).relu())
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            scale = self.third(x.float()).abs().mean()
+        return x * scale
+
+
+@pytest.mark.parametrize("device_map", [{"second": "right", "": "left"}, {"": "left"}])
+def test_autocast_is_written_out(device_map: dict[str, str]) -> None:
+    """Its body is part of the function, and nothing of it is called as a module or as an operator with a body."""
+    model, x = MixedPrecision(), torch.randn(2, 8)
+    lowered = lower(copy.deepcopy(model), (x,), devices=cpu_pair(), device_map=device_map)
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    want, found = model(given[0]), lowered(given[1])
+    for result in (want, found):
+        result.float().sum().backward()
+
+    assert lowered.direct_code is not None
+    assert "with k_autocast" in lowered.direct_code
+    assert "wrap_with" not in lowered.direct_code
+    assert (want.dtype, want.requires_grad) == (found.dtype, found.requires_grad)
+    assert torch.equal(want, found)
+    assert given[0].grad is not None
+    assert given[1].grad is not None
+    assert torch.equal(given[0].grad, given[1].grad)
+
+
+def test_autocast_is_off_after_an_error() -> None:
+    """Whatever happens inside."""
+    model, x = MixedPrecision(), torch.randn(2, 8)
+    lowered = lower(model, (x,), devices=cpu_pair(), device_map={"": "left"})
+    lowered(x)
+
+    next(lowered.children()).first.weight = nn.Parameter(torch.zeros(8, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        lowered(x)
+
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+
+
 def test_inputs_are_checked_in_words() -> None:
     _, x, lowered = mlp()
 

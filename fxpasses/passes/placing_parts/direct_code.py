@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import torch
@@ -26,16 +26,16 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
-from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
+from fxpasses.outlining.regions import BODY_AT
 from fxpasses.passes.assertions import is_proven_assertion
 from fxpasses.passes.placing_parts.bindings import binding_of
 from fxpasses.passes.placing_parts.copies import COPY, COPY_OF
 from fxpasses.passes.placing_parts.moving_parts import same_device
+from fxpasses.passes.placing_parts.state_reads import StateReads
 
 __all__ = ["DirectCode", "Unwritable", "can_be_written_out", "write_direct_code"]
 
-_SET_GRAD = "wrap_with_set_grad_enabled"
 _LAST = 2**63 - 1  # what exported slices write for an open end
 _PLAIN = (bool, int, str, type(None), type(Ellipsis))
 
@@ -113,58 +113,6 @@ class _Line:
 
 
 @attrs.define(eq=False)
-class _State:
-    """The statements that read parameters, buffers, constants and submodules out of the modules that hold them."""
-
-    root: GraphModule
-    names: dict[str, Any]
-    lines: list[str] = attrs.field(factory=list)
-    tables: dict[str, str] = attrs.field(factory=lambda: {"": "self"})
-    read: dict[str, str] = attrs.field(factory=dict)
-    dtypes: list[str] = attrs.field(factory=list)
-
-    def module(self, path: str) -> str:
-        """The variable of a module."""
-        steps = path.split(".") if path else []
-        for index in range(len(steps)):
-            here = ".".join(steps[: index + 1])
-            if here not in self.tables:
-                self.tables[here] = f"m{len(self.tables)}"
-                above = self.tables[".".join(steps[:index])]
-                self.lines.append(f"{self.tables[here]} = {above}._modules[{steps[index]!r}]")
-        return self.tables[path]
-
-    def attribute(self, path: str) -> str:
-        """The variable of what a module holds under a name."""
-        if path not in self.read:
-            kind, (above, _, name) = find_attribute(self.root, path).kind, path.rpartition(".")
-            holder = self.module(above)
-            if kind == "module":
-                self.read[path] = self.module(path)
-                return self.read[path]
-            table = {"parameter": "_parameters", "buffer": "_buffers"}.get(kind, "__dict__")
-            self.read[path] = f"p{len(self.read)}"
-            self.lines.append(f"{self.read[path]} = {holder}.{table}[{name!r}]")
-            self._expect_dtype(path)
-        return self.read[path]
-
-    def _expect_dtype(self, path: str) -> None:
-        value = find_attribute(self.root, path).value
-        if isinstance(value, torch.Tensor):
-            name = f"k_{value.dtype}".replace(".", "_")
-            self.names[name] = value.dtype
-            self.dtypes.append(f"{self.read[path]}.dtype is not {name}")
-
-    def text(self) -> list[str]:
-        """All of it; a module that is put together in another way is left to its own code."""
-        lines = [" try:", *(f"  {line}" for line in self.lines), " except (KeyError, AttributeError):"]
-        text = [*lines, "  return otherwise"] if self.lines else []
-        if self.dtypes:
-            text += [f" if {' or '.join(self.dtypes)}:", "  return otherwise"]
-        return text
-
-
-@attrs.define(eq=False)
 class _Writer:
     """Writes graphs into one function."""
 
@@ -172,13 +120,13 @@ class _Writer:
     names: dict[str, Any] = attrs.field(factory=dict)
     written_out: dict[str, GraphModule] = attrs.field(factory=dict)
     lines: list[_Line] = attrs.field(factory=list)
-    state: _State = attrs.field(init=False)
+    state: StateReads = attrs.field(init=False)
     depth: int = 1
     _known: dict[int, str] = attrs.field(factory=dict)
     _variables: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.state = _State(self.root, self.names)
+        self.state = StateReads(self.root, self.names)
 
     def say(self, text: str, *, made: str | None = None, uses: Sequence[str] = ()) -> None:
         """Add a statement."""
@@ -229,8 +177,8 @@ class _Writer:
             return values[first][node.args[1]]
         if _is_no_copy(node) or is_proven_assertion(node):
             return values[first]  # type: ignore[index]  # both take a tensor first
-        if isinstance(node.target, HigherOrderOperator) and node.target.__name__ == _SET_GRAD:
-            return self._in_gradient_mode(path, node, values)
+        if isinstance(node.target, HigherOrderOperator) and node.target.__name__ in BODY_AT:
+            return self._in_region(path, node, values)
         if (index := _slice_of(node)) is not None:
             return self._call(node, "", f"{values[first]}[{self.constant(index, 'slice')}]")  # type: ignore[index]
         target = binding_of(node)
@@ -251,16 +199,37 @@ class _Writer:
     def _structure_of(self, argument: Any, values: Mapping[Node, Written]) -> Written:
         return values[argument] if isinstance(argument, Node) else self._expression(argument, values)
 
-    def _in_gradient_mode(self, above: str, node: Node, values: Mapping[Node, Written]) -> Written:
-        """A region of another gradient mode; the mode is put back whatever happens."""
-        is_enabled, body, *arguments = node.args
-        if node.kwargs or not isinstance(is_enabled, bool) or not isinstance(body, Node) or body.op != "get_attr":
+    def _in_region(self, above: str, node: Node, values: Mapping[Node, Written]) -> Written:
+        """A region of autocast or of a gradient mode, in which its body is written out."""
+        name = node.target.__name__  # type: ignore[union-attr]  # an operator
+        at = BODY_AT[name]
+        settings, body, arguments = node.args[:at], node.args[at], node.args[at + 1 :]
+        if node.kwargs or any(isinstance(each, Node) for each in settings) or not _is_attribute(body):
             raise Unwritable(f"{node} is called in its own way")
         path = _joined(above, str(body.target))
+        if name == "wrap_with_autocast":
+            return self._in_autocast(settings, path, node, arguments, values)
+        return self._in_gradient_mode(settings[0], path, node, arguments, values)
+
+    def _in_autocast(
+        self, settings: Sequence[Any], path: str, node: Node, arguments: Sequence[Any], values: Mapping[Node, Written]
+    ) -> Written:
+        given = ", ".join([self._expression(each, values) for each in settings])
+        self.say(f"with {self.constant(torch.autocast, 'autocast')}({given}):")
+        self.depth += 1
+        self.say("pass")
+        result = self._module(path, node, arguments, values)
+        self.depth -= 1
+        return result
+
+    def _in_gradient_mode(
+        self, is_enabled: Any, path: str, node: Node, arguments: Sequence[Any], values: Mapping[Node, Written]
+    ) -> Written:
+        """The mode is put back whatever happens."""
         before = self._variable("grad")
         set_to = self.constant(torch._C._set_grad_enabled, "set_grad")
         self.say(f"{before} = {self.constant(torch.is_grad_enabled, 'grad')}()")
-        self.say(f"{set_to}({is_enabled})")
+        self.say(f"{set_to}({bool(is_enabled)})")
         self.say("try:")
         self.depth += 1
         self.say("pass")
@@ -315,6 +284,10 @@ class _Writer:
             freed = "" if line.text.startswith("return") or not last else f"; {' = '.join(last)} = None"
             text.append(" " * line.depth + line.text + freed)
         return text[::-1]
+
+
+def _is_attribute(body: Any) -> TypeGuard[Node]:
+    return isinstance(body, Node) and body.op == "get_attr"
 
 
 def _joined(path: str, name: str) -> str:
