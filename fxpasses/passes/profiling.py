@@ -6,6 +6,7 @@ counts. Nothing of the model runs on its own tensors, so no state changes and th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ from fxpasses.partitioners.costs.node_costs import SECONDS, cost_of, require_val
 from fxpasses.partitioners.tensor_sizes import concrete_value
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.seeding import seeded
+from fxpasses.values.evaluation import open_autocasts
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]
 
@@ -74,6 +76,8 @@ def _key(node: Node) -> str:
     leaves, structure = pytree.tree_flatten(_arguments(node))
     what = str(node.target) if module is None else _describe(module)
     text = f"{node.op} {what} {structure} {[_describe(leaf) for leaf in leaves]}"
+    if regions := open_autocasts(node):
+        text += f" {regions}"
     label = type(module).__name__ if module is not None else str(node.target)
     return f"{label} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
@@ -146,7 +150,9 @@ def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int
         PlacementError: The device cannot run the node on inputs of these shapes.
     """
     device = torch.device(torch_device)
-    with torch.no_grad(), seeded():
+    with torch.no_grad(), seeded(), contextlib.ExitStack() as regions:
+        for _device, *given in open_autocasts(node):
+            regions.enter_context(torch.autocast(device.type, *given))
         try:
             return _seconds(_call(node, device), device, warmup, repeats)
         except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:

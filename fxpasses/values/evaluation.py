@@ -24,6 +24,7 @@ __all__ = [
     "Evaluation",
     "attribute_of",
     "bind_symbols",
+    "open_autocasts",
     "own_symbols",
     "try_compute",
 ]
@@ -149,7 +150,8 @@ def _apart_from(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _detached(value) if isinstance(value, (list, tuple, dict)) else value
 
 
-def _open_autocasts(node: Node) -> list[tuple[Any, ...]]:
+def open_autocasts(node: Node) -> list[tuple[Any, ...]]:
+    """What the autocast regions around a node say, as ``torch.autocast`` takes it, outermost first."""
     enter = torch.amp.autocast_mode._enter_autocast
     opened = node.graph.find_nodes(op="call_function", target=enter)
     found: list[tuple[Any, ...]] = list(enclosing_autocasts(node.graph))
@@ -235,7 +237,7 @@ class Evaluation:
             args, kwargs = _detached(args), _detached(kwargs)
         try:
             with self.session(), contextlib.ExitStack() as regions:
-                for arguments in _open_autocasts(node):
+                for arguments in open_autocasts(node):
                     regions.enter_context(torch.autocast(*arguments))
                 return _apart_from(self._run(node, target, args, kwargs), args, kwargs)
         except FakeValueError:

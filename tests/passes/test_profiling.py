@@ -16,7 +16,7 @@ from fxpasses import Device, PassManager
 from fxpasses.devices import detect
 from fxpasses.errors import InputError, PassError, PlacementError
 from fxpasses.partitioners import SECONDS, seconds_of
-from fxpasses.passes import MeasureCosts, Measurements, ProfileCosts, profile_node
+from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node, profiling
 
 CPU = Device("cpu")
 
@@ -211,3 +211,32 @@ def test_measured_seconds_are_plain_json(tmp_path: Path) -> None:
 def test_a_device_that_is_not_here_cannot_be_measured() -> None:
     with pytest.raises(PlacementError, match="'gpu' is the torch device cuda:99, and this machine has none to"):
         ProfileCosts(Device("gpu", torch_device="cuda:99"))(exported())
+
+
+def test_what_stands_between_markers_is_measured_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that casts its operands there, and the same one outside, are two things to measure."""
+    seen = []
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.layers[1](self.layers[0](x))
+            return self.layers[2](x) + y
+
+    graph_module = OpenRegions()(torch.export.export(Twice(), (torch.randn(2, 4),)).module()).graph_module
+
+    def note(call: Any, *_rest: Any) -> float:
+        seen.append((torch.is_autocast_enabled("cpu"), call().dtype))
+        return 1e-6
+
+    monkeypatch.setattr(profiling, "_seconds", note)
+    ProfileCosts([Device("cpu")])(graph_module)
+
+    assert (True, torch.bfloat16) in seen
+    assert (False, torch.float32) in seen
+    assert 4 == len(seen)
+    assert not torch.is_autocast_enabled("cpu")

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from fxpasses.devices import Device
 from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
+from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.costs.dry_runs import makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of, taken_apart, within_module
 from fxpasses.partitioners.costs.traffic import (
@@ -145,12 +146,14 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     """Count what one node does, from the fake values of its arguments and its result.
 
     Args:
-        node: Any node; placeholders, attributes and outputs cost nothing.
+        node: Any node; placeholders, attributes, outputs and markers of regions cost nothing.
         sizes: How symbolic sizes count.
 
     Returns:
         The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
+    if switches_regions(node):
+        return NodeCost()
     output = concrete_value(value_of(node), sizes)
     written = sum(map(tensor_bytes, tensors_in(output)))
     if node.op in ("placeholder", "get_attr", "output"):

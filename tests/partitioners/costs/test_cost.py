@@ -337,3 +337,19 @@ def test_what_asks_for_a_shape_costs_no_device_anything() -> None:
 
     assert 2 <= len(asking)
     assert all(0.0 == seconds_on(measure_node(node), Device("a")) for node in asking)
+
+
+def test_markers_of_regions_cost_nothing_and_are_not_run() -> None:
+    """To count what an operator does torch runs it on tensors without data; a marker would switch autocast on."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    opened = graph.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", torch.bfloat16, True, None))
+    graph.call_function(torch.amp.autocast_mode._exit_autocast, (opened,))
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    graph.output(x)
+    x.meta["val"] = torch.empty(2, device="meta")
+    costs = [measure_node(node) for node in graph.nodes if node.op == "call_function"]
+
+    assert [NodeCost()] * 3 == costs
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
