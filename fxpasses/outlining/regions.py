@@ -54,7 +54,10 @@ def is_marker(node: Node) -> bool:
 
 def switches_regions(node: Node) -> bool:
     """Whether a node is there for regions only: a marker, or the question which grad mode to go back to."""
-    return is_marker(node) or _asks_for_mode(node)
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", None)
+    return name in _NAMES or (name == "is_grad_enabled" and _asks_for_mode(node))
 
 
 def is_region(node: Node) -> bool:

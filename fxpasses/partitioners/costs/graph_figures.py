@@ -16,6 +16,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
+from fxpasses.partitioners.costs.dry_runs import Autocast
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
@@ -131,8 +132,13 @@ class GraphFigures:
     @cached_property
     def inside(self) -> NDArray[np.int64]:
         """Bytes that each node needs for itself while it runs."""
-        needed = [workspace_bytes(node, autocast_around(node, self.effects)) for node in self.nodes]
+        needed = [workspace_bytes(node, around) for node, around in zip(self.nodes, self.autocasts, strict=True)]
         return np.array(needed, dtype=np.int64)
+
+    @cached_property
+    def autocasts(self) -> Sequence[Autocast | None]:
+        """Under which autocast region that a marker opened each node runs."""
+        return [autocast_around(node, self.effects) for node in self.nodes]
 
     @cached_property
     def live(self) -> NDArray[np.int64]:
@@ -169,9 +175,9 @@ class GraphFigures:
     @cached_property
     def casts(self) -> Sequence[int]:
         """Bytes of parameters in another type that each node leaves behind for the rest of an autocast region."""
-        if self.trained:  # they are saved for the backward anyway
+        if self.trained or not any(self.autocasts):  # in training they are saved for the backward anyway
             return [0] * len(self.nodes)
-        return [kept_cast_bytes(node, autocast_around(node, self.effects)) for node in self.nodes]
+        return [kept_cast_bytes(node, around) for node, around in zip(self.nodes, self.autocasts, strict=True)]
 
     def bytes_needed(self, index: int) -> int:
         """Bytes that a device must have to run one node at all: its constants, what it reads and what it makes."""

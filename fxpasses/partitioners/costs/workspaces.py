@@ -47,6 +47,8 @@ def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
 
 def autocast_around(node: Node, effects: EffectAnalysis) -> Autocast | None:
     """What a node runs under: the innermost autocast region that a marker has opened around it."""
+    if not effects.region_stack(node):
+        return None
     opened = autocasts_open_at(node, effects)
     return Autocast.of(opened[-1].args) if opened else None
 
