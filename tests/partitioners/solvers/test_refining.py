@@ -14,6 +14,7 @@ from fuzz import examples
 from random_placements import EveryPlacement, assert_solved_as_by_brute_force, every_placement, random_problem
 
 from fxpasses.devices import Device, Link, fake_devices
+from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
 from fxpasses.partitioners.solvers.contiguous import certifying, refining
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
@@ -63,12 +64,14 @@ def cuts(problem: PlacementProblem, search: Search, every: EveryPlacement, row: 
     return found
 
 
+@pytest.mark.parametrize("listed", [0.0, math.inf])
 @pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(
-    seed: int, first: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, first: int, listed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For thresholds just above the optimum and far above it, over all assignments; units join the core one by one."""
+    monkeypatch.setattr(refining, "LISTED", listed)
     monkeypatch.setattr(refining, "FIRST", first)
     monkeypatch.setattr(refining, "GROWTH", 1.01)
     problem = sending_problem(seed)
@@ -87,6 +90,27 @@ def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(
         rows = np.flatnonzero(every.legal & every.pipeline & (load < below))[:200]
         for row in rows.tolist():
             assert cuts(problem, search, every, row) <= kept
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_lists_and_tables_of_pairs_leave_the_same_ideals(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the optimum itself, where one pair more than need be would leave more."""
+    monkeypatch.setattr(refining, "FIRST", 4)
+    problem = sending_problem(seed)
+    values = every_placement(problem).values(problem)
+    if not len(values):  # without a pipeline there are no prices
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+    found = []
+    for listed in (0.0, math.inf):
+        monkeypatch.setattr(refining, "LISTED", listed)
+        for share in (1 - 1e-9, 1 + 1e-9, 1.5):
+            words = search_of(problem).refined(values[0] * share, math.inf, 100_000).words
+            assert words is not None
+            found.append(set(map(tuple, words.tolist())))
+
+    assert found[:3] == found[3:]
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))

@@ -33,7 +33,7 @@ ENOUGH, NEARER = 0.002, 0.0001
 QUICK, DECIDING, SHARE = 0.65, 0.65, 0.5
 """How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
 they are few)."""
-ALONE = 1.3
+ALONE = 1.25
 """The same where little time and many states leave nothing else to try: it may take a little more than there is."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""

@@ -16,11 +16,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
+from fxpasses.partitioners.solvers.contiguous.arc_tables import ArcTables
 from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest_first
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import Payment, Spare
+from fxpasses.partitioners.solvers.contiguous.spare import Arcs, Payment, Question, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -39,6 +41,8 @@ FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
 ENDING = 1.5
 """How many times its steps it may take where ever fewer ideals are left: it ends soon."""
+LISTED = 1.3
+"""States that an ideal may be in, in the mean, from which on pairs are listed."""
 PREPARING = 5
 """Steps that it takes to prepare an ideal, for each unit."""
 SLACK = 1e-9
@@ -67,6 +71,14 @@ class _Level:
     allowed: Bools
     arcs: csr_array[np.int8] | None
     parent: Ints
+
+    @property
+    def work(self) -> float:
+        """How many pairs of ideals and states may have to be looked at: pairs come from those of the core before."""
+        if self.arcs is None:
+            return 0.0
+        children = len(self.words) / self.arcs.shape[0]
+        return float(self.arcs.nnz) * children**2 * float(self.allowed.sum()) / len(self.words)
 
 
 @attrs.frozen(eq=False)
@@ -97,18 +109,19 @@ class Refining:
 
     def ideals(self, pays: Payment, below: float, steps: float, limit: int) -> Refined:
         """All ideals that a pipeline under a threshold may be cut at, and perhaps some more."""
-        taken, pace, left_out = 0.0, 0.0, list(self._left_out)
+        taken, spent, work, left_out = 0.0, 0.0, 0.0, list(self._left_out)
         chosen = np.ones(self.units.size, dtype=bool)
         chosen[left_out] = False
         level = self._row(chosen)
         most, before = steps, 0
         while True:
             level = self._split(level, chosen, left_out)
-            if len(level.words) > limit or len(level.words) * pace > most - taken:
+            expected = spent * level.work / work if work else 0.0
+            if len(level.words) > limit or expected > most - taken:
                 return Refined(None, taken)
+            work = level.work
             possible, spent = self._possible(level, chosen, pays, below, most - taken)
             taken += spent
-            pace = spent / len(level.words)  # it takes no less in the next core
             if possible is None:
                 return Refined(None, taken)
             if not left_out or not len(possible.words):
@@ -147,26 +160,47 @@ class Refining:
         words = pack(unpack(level.words, self.units.size)[:, chosen])
         order = by_weight(words, weight)
         family = CutFamily.of(words[order], weight)
-        question = Spare(
+        question = Question(
             Spans.of(core.units, family, core.classes),
             self.states,
             pays,
             below,
+            self._slack,
+            level.arcs,
+            level.parent[order],
+        )
+        allowed = level.allowed[:, order]
+        begun = PREPARING * float(family.count) * self.units.size
+        arcs, spent = self._arcs(question, allowed, steps)
+        if arcs is None:
+            return None, begun + spent
+        spare = Spare(
+            arcs,
+            self.states,
+            pays.room,
             needed=self.weight[~chosen] @ (core.after @ family.inside > 0),
             ready=self.weight[~chosen] @ (core.before @ ~family.inside == 0),
             total=float(self.weight[~chosen].sum()),
-            slack=SLACK * float(self.weight.sum()),
-            coarse=level.arcs,
-            parent=level.parent[order],
-            steps=PREPARING * float(family.count) * self.units.size,
+            slack=self._slack,
         )
-        allowed = level.allowed[:, order]
-        taken = question.taken(allowed, steps)
-        left = None if taken is None else question.left(taken, steps)
+        taken = spare.taken(allowed, steps)
+        left = None if taken is None else spare.left(taken, steps)
         if taken is None or left is None:
-            return None, question.steps
-        allowed = taken + left >= question.total - question.slack
+            return None, begun + arcs.steps
+        allowed = taken + left >= spare.total - self._slack
         some: Bools = np.logical_or.reduce(allowed, axis=0)
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
-        found = _Level(level.words[order[some]], allowed[:, some], question.arcs(some), np.arange(int(some.sum())))
-        return found, question.steps
+        numbers = np.arange(int(some.sum()))
+        return _Level(level.words[order[some]], allowed[:, some], arcs.between(some), numbers), begun + arcs.steps
+
+    @staticmethod
+    def _arcs(question: Question, allowed: Bools, steps: float) -> tuple[Arcs | None, float]:
+        """As lists where many states go along the same pairs; with the steps that it took."""
+        if allowed.sum() > LISTED * allowed.shape[1]:
+            return ArcLists.of(question, steps)
+        return ArcTables(question), 0.0
+
+    @property
+    def _slack(self) -> float:
+        """What sums of weights may be off by."""
+        return SLACK * float(self.weight.sum())

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, Forced
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.pairs import Pairs
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -93,9 +94,21 @@ class Spans:
             forced,
         )
 
+    def nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
+        """Whether the second ideal holds the first and is not the same, for each pair."""
+        first, second = self._numbers(rows), self._numbers(columns)
+        larger: Bools = first[:, None] < second[None, :]
+        if self.family.is_nested:
+            return larger
+        held = self.family.inside[:, rows]
+        units = np.flatnonzero(held.any(axis=1) & ~self._held_by_all(columns))
+        missing = ~_cells(self.family.inside, units, columns)
+        larger &= held[units].astype(np.float32).T @ missing.astype(np.float32) == 0
+        return larger
+
     def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
         """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal."""
-        nested = self._nested(rows, columns)
+        nested = self.nested(rows, columns)
         if self.credit is not None:
             return self._by_bytes(rows, columns, nested, self.credit, below)
         found = []
@@ -112,16 +125,17 @@ class Spans:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
         if self.is_tight:
-            size = self.sizes(rows, columns, np.logical_or.reduce([np.isfinite(load) for load in found]))
+            pairs = Pairs.where(np.logical_or.reduce([np.isfinite(load) for load in found]))
+            size = self.sizes(rows, columns, pairs)
             for load, group in zip(found, self.classes, strict=True):
-                load[size > group.memory] = np.inf
+                load.ravel()[pairs.cells[size > group.memory]] = np.inf
         return found
 
     def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:
         """For each class, which pairs are legal and stay under a threshold (up to rounding): less work than loads."""
         if self.credit is not None:
             return [np.isfinite(load) for load in self.loads(rows, columns, below)]
-        nested, found = self._nested(rows, columns), []
+        nested, found = self.nested(rows, columns), []
         passing = self._passing(rows, columns)
         crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
@@ -134,9 +148,10 @@ class Spans:
                 fine &= banned[columns][None, :] == banned[rows][:, None]
             found.append(fine)
         if self.is_tight:
-            size = self.sizes(rows, columns, np.logical_or.reduce(found))
+            pairs = Pairs.where(np.logical_or.reduce(found))
+            size = self.sizes(rows, columns, pairs)
             for fine, group in zip(found, self.classes, strict=True):
-                fine &= size <= group.memory
+                fine.ravel()[pairs.cells[size > group.memory]] = False
         return found
 
     @cached_property
@@ -153,7 +168,9 @@ class Spans:
     def _by_bytes(
         self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
     ) -> list[Floats]:
-        size = self._bytes(rows, columns, nested, -1.0, below + max(credit))
+        pairs = Pairs.where(nested)
+        size = np.zeros(nested.shape)
+        size.ravel()[pairs.cells] = self._bytes(rows, columns, pairs, -1.0, below + max(credit))
         found = []
         for kind, group in enumerate(self.classes):
             load = np.maximum(size - credit[kind], 0.0)
@@ -162,19 +179,6 @@ class Spans:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
         return found
-
-    def _nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
-        """Whether the second ideal holds the first and is not the same."""
-        first, second = self._numbers(rows), self._numbers(columns)
-        held = first[:, None] < second[None, :]
-        if self.family.is_nested:
-            return held
-        small, large = self.family.words[rows], ~self.family.words[columns]
-        for word in np.flatnonzero(small.any(axis=0)).tolist():
-            bits = np.bitwise_or.reduce(small[:, word]) & np.bitwise_or.reduce(large[:, word])
-            if bits:
-                held &= (small[:, word][:, None] & large[:, word][None, :]) == 0
-        return held
 
     def _numbers(self, chosen: slice | Ints) -> Ints:
         """The numbers of some ideals."""
@@ -219,12 +223,30 @@ class Spans:
             found.append(rest)
         return found
 
-    def sizes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, *, is_exact: bool = False) -> Floats:
-        """The bytes of each pair where needed; unless exact, small ones may be too large, but fit everywhere."""
-        memory = [group.memory for group in self.classes]
-        return self._bytes(rows, columns, needed, -1.0 if is_exact else min(memory), max(memory))
+    def seconds(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs) -> list[Floats]:
+        """The load of one device of each class for some nested pairs, ``(n,)``; ``inf`` where it cannot run a unit.
 
-    def _held_by_all(self, columns: Ints) -> Bools:
+        Bytes are not looked at, nor which values pass a class by.
+        """
+        found = []
+        saved: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in saved:
+                saved[group.charges] = pairs.of(self._saved(kind, rows, columns))
+            load = (self.weight[kind][columns] + self.ends[kind][columns])[pairs.last]
+            load -= pairs.by_first(self.weight[kind][rows] - self.starts[kind][rows])
+            load -= saved[group.charges]
+            if (banned := self.banned[kind]) is not None:
+                load[banned[columns][pairs.last] != pairs.by_first(banned[rows])] = np.inf
+            found.append(load)
+        return found
+
+    def sizes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs, *, is_exact: bool = False) -> Floats:
+        """The bytes of some nested pairs, ``(n,)``; unless exact, small ones may be too large, but fit everywhere."""
+        memory = [group.memory for group in self.classes]
+        return self._bytes(rows, columns, pairs, -1.0 if is_exact else min(memory), max(memory))
+
+    def _held_by_all(self, columns: slice | Ints) -> Bools:
         """The units that all of some ideals hold."""
         common = np.bitwise_and.reduce(self.family.words[columns], axis=0)
         held: Bools = unpack(common[None], self.units.size)[0]
@@ -232,13 +254,17 @@ class Spans:
 
     def _crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
         """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
+        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
+        return charged - self._saved(kind, rows, columns)
+
+    def _saved(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
+        """What is not charged of the values open at either ideal, for each pair, ``(rows, columns)``."""
         left, right = self._passed_on(kind, rows, columns)
         saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
-        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
-        return charged - saved
+        return saved
 
     def _passed_on(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> tuple[list[Floats], list[Bools]]:
-        """What is not charged of the values open at either ideal of a pair, as products ``(rows, ·) (·, columns)``."""
+        """The same as products ``(rows, ·) (·, columns)``."""
         group, values = self.classes[kind], self.values
         leaving, entering = group.leaving, group.entering
         opened = self.open[:, rows]
@@ -294,28 +320,29 @@ class Spans:
         left.append(((_cells(values.count, chosen, rows) == held[:, None]) & back[chosen]).T * group.entering[chosen])
         right.append((_cells(values.count, chosen, columns) == held[:, None]) & ~_cells(values.made, chosen, columns))
 
-    def _bytes(self, rows: slice | Ints, columns: slice | Ints, needed: Bools, least: float, largest: float) -> Floats:
-        """Bytes of each pair; only right about ``least`` and ``largest`` and between them, where needed."""
-        size: Floats = self.kept[columns][None, :] - self.kept[rows][:, None]
+    def _bytes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs, least: float, largest: float) -> Floats:
+        """Bytes of some pairs, ``(n,)``; only right about ``least`` and ``largest`` and between them."""
+        last = pairs.last
+        size: Floats = self.kept[columns][last] - pairs.by_first(self.kept[rows])
         if len(self.units.shared):
             shared, each = self.shared, self.units.shared.astype(np.float64)
             opened = shared.open[:, rows]
             value, held = _counts(shared.count[:, rows], opened)
             left = ((_cells(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
             right = (_cells(shared.count, value, columns) == held[:, None]).astype(np.float64)
-            size = size + (each @ opened)[:, None] - left @ right
+            size += pairs.by_first(each @ opened) - pairs.of(left @ right)
         if self.by_live is None:
             return size
-        before, after = self.before[columns][None, :], self.after[rows][:, None]
+        before, after = self.before[columns][last], pairs.by_first(self.after[rows])
         live = np.minimum(before, after)
-        exact = (before > self.before[rows][:, None]) | (after > self.after[columns][None, :])
-        open_ends = needed & ~exact & (size + live > least) & (size <= largest)
-        first, second = np.nonzero(open_ends)
-        own_rows, own_columns = self._numbers(rows), self._numbers(columns)
-        for start in range(0, len(first), CHUNK):
+        exact = (before > pairs.by_first(self.before[rows])) | (after > self.after[columns][last])
+        open_ends = np.flatnonzero(~exact & (size + live > least) & (size <= largest))
+        own_rows = pairs.by_first(self._numbers(rows))[open_ends]
+        own_columns = self._numbers(columns)[last[open_ends]]
+        for start in range(0, len(open_ends), CHUNK):
             part = slice(start, start + CHUNK)
-            own = self.by_live[own_columns[second[part]]] & ~self.by_live[own_rows[first[part]]]
-            live[first[part], second[part]] = self.live[own.argmax(axis=1)]
+            own = self.by_live[own_columns[part]] & ~self.by_live[own_rows[part]]
+            live[open_ends[part]] = self.live[own.argmax(axis=1)]
         return size + live
 
 
