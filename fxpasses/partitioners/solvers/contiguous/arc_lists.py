@@ -89,7 +89,7 @@ class ArcLists:
         """Find them, and how many steps that took; None where it takes too many, or too many pairs are found."""
         spans, classes = question.spans, len(question.spans.classes)
         ends, found = [np.zeros((2, 0), dtype=np.int64)], [np.zeros((classes, 0))]
-        pair, taken, kept = PAIR * (BACK if spans.flows_back else 1), 0.0, 0
+        pair, taken, kept = PAIR * (BACK if spans.transfers.flows_back else 1), 0.0, 0
         for block, columns, pairs in _candidates(question):
             spare = _spare(question, block, columns, pairs)
             ends.append(np.stack([pairs.by_first(block), columns[pairs.last]]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["Crossings", "Forced"]
+__all__ = ["Crossings", "Forced", "cells_of", "counts_of"]
 
 Bools = NDArray[np.bool_]
 
@@ -66,3 +68,18 @@ class Forced:
             used[value] += ready[user]
         alone = last.sum(axis=0) == 1
         return cls(opened & (used == ready.sum(axis=0)), opened & last[units.source] & alone)
+
+
+def cells_of(table: NDArray[Any], rows: Ints, columns: slice | Ints) -> NDArray[Any]:
+    """Some rows and columns of a table, without a copy of whole rows."""
+    cells: NDArray[Any] = table[:, columns][rows] if isinstance(columns, slice) else table[rows[:, None], columns]
+    return cells
+
+
+def counts_of(count: NDArray[np.int16], chosen: Bools) -> tuple[Ints, NDArray[np.int16]]:
+    """Each pair (value, count) that occurs where chosen, once."""
+    if not len(count):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int16)
+    wide = int(count.max(initial=0)) + 1
+    codes = np.unique((np.arange(len(count))[:, None] * wide + count)[chosen])
+    return codes // wide, (codes % wide).astype(np.int16)

@@ -187,7 +187,7 @@ class Decision:
         taken = 0.0
         charges = len({group.charges for group in self.classes})
         pair = PAIR + CLASS * len(self.classes) + CHARGED * (charges - 1) + TIGHT * spans.is_tight
-        pair *= BACK if spans.flows_back else 1
+        pair *= BACK if spans.transfers.flows_back else 1
         reach = float(self.measures[0].room.max()) + SLACK * float(family.position[-1])
         for block in blocks_of(family, rows, BLOCK):
             if taken > steps:

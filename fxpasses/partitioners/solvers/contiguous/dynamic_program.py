@@ -136,10 +136,10 @@ class PipelineSearch:
 
     def _table(self, spans: Spans, low: Floats, high: Floats) -> _Table:
         """Empty values; ``nan`` never wins, and marks what the memory of the devices rules out."""
-        position, kept = spans.family.position, spans.kept
+        position, kept = spans.family.position, spans.bytes.kept
         start, stop = np.searchsorted(position, low), np.searchsorted(position, high, side="right")
         memory = np.array([group.memory for group in self.classes])
-        size = Measure(spans.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
+        size = Measure(self.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
         best = []
         for first, last, least, most in zip(start.tolist(), stop.tolist(), *size, strict=True):
             own = kept[first:last]
