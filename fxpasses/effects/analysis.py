@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.effects.bodies import BodySummary, higher_order_effects, module_effects
 from fxpasses.effects.calls import PLAIN, CallEffects, Registry, Rule, flat_nodes, name_of, opaque
-from fxpasses.effects.order import open_regions, order_edges
+from fxpasses.effects.order import enclosing_regions, order_edges
 from fxpasses.effects.purity import rule_for_target
 from fxpasses.effects.storages import NodeEffects, PlacedGraph, flat_value, place, resolve
 
@@ -331,7 +331,7 @@ class EffectAnalysis:
     def region_stack(self, node: Node) -> tuple[Node, ...]:
         """The markers of the regions that are open at ``node``, outermost first; a marker is inside what it opens."""
         if self._open is None:
-            self._open = open_regions(self._placed)
+            self._open = enclosing_regions(self._placed)
         return self._open.get(node, ())
 
     def why_ordered(self, earlier: Node, later: Node) -> str:

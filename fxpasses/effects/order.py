@@ -15,7 +15,7 @@ from fxpasses.effects.aliasing import NO_STORAGE, Storages
 from fxpasses.effects.calls import CallEffects, RegionKind, name_of
 from fxpasses.effects.storages import PlacedGraph, flat_value
 
-__all__ = ["open_regions", "order_edges"]
+__all__ = ["enclosing_regions", "order_edges"]
 
 _RANDOM, _WORLD = -2, -3
 """The random number generator and the world, as storages that every random op and every side effect writes."""
@@ -176,7 +176,7 @@ class _Symbols:
 # --- regions --------------------------------------------------------------------------------------------------------
 
 
-def open_regions(graph: PlacedGraph) -> dict[Node, tuple[Node, ...]]:
+def enclosing_regions(graph: PlacedGraph) -> dict[Node, tuple[Node, ...]]:
     """For each node the markers of the regions that are open there, outermost first; empty if there are no markers."""
     if not any(_is_barrier(call) for call in graph.impure.values()):
         return {}
