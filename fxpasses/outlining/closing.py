@@ -6,8 +6,9 @@ which the state around is put back whatever happens inside.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def close_regions(graph_module: GraphModule) -> int:
         How many regions were closed.
     """
     open_markers: list[tuple[Node, Node]] = []  # what closes a region names, and what opens it
+    names = _free_names(graph_module)
     closed = 0
     for node in list(graph_module.graph.nodes):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
@@ -51,7 +53,7 @@ def close_regions(graph_module: GraphModule) -> int:
             open_markers.append((_question_before(node), node))
         elif open_markers and given is open_markers[-1][0] and switches_regions(node):
             _, opener = open_markers.pop()
-            closed += _close(graph_module, opener, node)
+            closed += _close(graph_module, opener, node, names)
         elif switches_regions(node) and node.target is not torch.is_grad_enabled:
             open_markers.clear()  # regions that overlap are none of ours
     return closed
@@ -63,7 +65,7 @@ def _question_before(setter: Node) -> Node:
     return before if before.target is torch.is_grad_enabled and REENTERED in before.meta else setter
 
 
-def _close(graph_module: GraphModule, opener: Node, closer: Node) -> bool:
+def _close(graph_module: GraphModule, opener: Node, closer: Node, free_names: Iterator[str]) -> bool:
     graph = graph_module.graph
     between = _between(opener, closer)
     if any(node.op == "call_module" for node in between):
@@ -78,7 +80,7 @@ def _close(graph_module: GraphModule, opener: Node, closer: Node) -> bool:
     results = [node for node in inside if any(user not in inside for user in node.users)]
     picked: list[Node] = []
     if inside:
-        path = _free_name(graph_module)
+        path = next(free_names)
         graph_module.add_module(path, _body(graph_module, bodies, operands, inside, results))
         with graph.inserting_before(opener):
             picked = _write_call(graph_module, opener, path, operands, inside, results)
@@ -108,11 +110,9 @@ def _is_body(graph_module: GraphModule, node: Node) -> bool:
     return find_attribute(graph_module, str(node.target)).kind == "module"
 
 
-def _free_name(graph_module: GraphModule) -> str:
-    number = 0
-    while hasattr(graph_module, f"region_{number}"):
-        number += 1
-    return f"region_{number}"
+def _free_names(graph_module: GraphModule) -> Iterator[str]:
+    names = (f"region_{number}" for number in itertools.count())
+    return (name for name in names if not hasattr(graph_module, name))
 
 
 def _body(

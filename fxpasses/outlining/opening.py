@@ -8,11 +8,13 @@ of what is left in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Target
 
 from fxpasses.editing.submodules import inline_submodule
 from fxpasses.outlining.regions import BODY_AT, REENTERED, body_of_region, is_region
@@ -31,27 +33,38 @@ def open_regions(graph_module: GraphModule, wanted: Callable[[Node], bool] = is_
         How many regions were opened. A body that several nodes run stays closed.
     """
     waiting = [node for node in graph_module.graph.nodes if is_region(node)]
+    runs = _runs(graph_module.graph.find_nodes(op="get_attr"))
     opened = 0
     while waiting:
         node = waiting.pop()
-        if not wanted(node) or body_of_region(node) is None or _is_shared(node):
+        if not wanted(node) or body_of_region(node) is None or runs[_body(node).target] > 1:
             continue
-        waiting.extend(made for made in _open(node) if is_region(made))
+        made = _open(node)
+        runs += _runs(made)
+        waiting.extend(each for each in made if is_region(each))
         opened += 1
     return opened
 
 
-def _is_shared(node: Node) -> bool:
-    body = node.args[BODY_AT[node.target.__name__]]  # type: ignore[union-attr]
-    same = [each for each in node.graph.find_nodes(op="get_attr") if each.target == body.target]  # type: ignore[union-attr]
-    return sum(len(each.users) for each in same) > 1
+def _body(node: Node) -> Node:
+    body: Node = node.args[BODY_AT[node.target.__name__]]  # type: ignore[union-attr,assignment]
+    return body
+
+
+def _runs(nodes: Iterable[Node]) -> Counter[Target]:
+    """How many nodes use what each attribute holds."""
+    found: Counter[Target] = Counter()
+    for node in nodes:
+        if node.op == "get_attr":
+            found[node.target] += len(node.users)
+    return found
 
 
 def _open(node: Node) -> list[Node]:
     """Write the markers, and the body between them."""
     graph = node.graph
     at = BODY_AT[node.target.__name__]  # type: ignore[union-attr]
-    body: Node = node.args[at]  # type: ignore[assignment]
+    body = _body(node)
     with graph.inserting_before(node):
         if at == 1:  # the mode to go back to is the caller's
             opened = _marker(graph.call_function(torch.is_grad_enabled), node.name)
