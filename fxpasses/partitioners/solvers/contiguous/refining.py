@@ -171,6 +171,7 @@ class Refining:
         )
         allowed = level.allowed[:, order]
         begun = PREPARING * float(family.count) * self.units.size
+        steps -= begun
         arcs, spent = self._arcs(question, allowed, steps)
         if arcs is None:
             return None, begun + spent
