@@ -122,6 +122,16 @@ def test_the_first_answer_on_devices_that_are_all_different_is_the_best() -> Non
     assert pytest.approx(0.015270377164190474) == solution.objective_value
 
 
+@pytest.mark.parametrize("memory", [None, 1.3], ids=["loose", "tight"])
+def test_the_first_answer_cuts_a_grid_of_cells_along_staircases(memory: float | None) -> None:
+    """A recurrent net on eight speeds: with prefixes of orders alone the default has no time left for the proof."""
+    speeds, _memory = DEVICES["8 different"]
+
+    solution = solve_placement(mixed(recurrent(5, 12), speeds, memory=memory))
+
+    assert solution.is_optimal
+
+
 def on_islands(graph: Graph, count: int) -> PlacementProblem:
     """Devices alike, fast links inside of each half of them, slow ones between the halves."""
     problem = place(graph, count, time_budget=5)

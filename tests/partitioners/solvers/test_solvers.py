@@ -17,7 +17,7 @@ from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.solvers import solving
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, prefixes, unpack
+from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, crossed, prefixes, unpack
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -343,6 +343,32 @@ def test_linear_orders_are_topological_and_their_prefixes_ideals() -> None:
         place = {unit: index for index, unit in enumerate(order)}
         assert all(place[a] < place[b] for b in place for a in units.predecessors[b])
     assert units.size + 1 == len(prefixes([list(range(units.size))]))
+
+
+def test_what_two_orders_make_together_are_ideals_among_them_staircases_of_no_order() -> None:
+    """On a grid of 4 x 4 cells: rows first and columns first make {two rows of two columns, one row of all}."""
+    graph = nx.DiGraph(sorted(nx.grid_2d_graph(4, 4).edges))
+    nx.set_node_attributes(graph, 1.0, "seconds")
+    nx.set_node_attributes(graph, 0.1, "output_seconds")
+    problem = PlacementProblem(graph, devices(2))
+    units = reduce_problem(problem, tables_of(problem))
+    unit = dict(zip(graph, units.unit_of.tolist(), strict=True))
+    cells = sorted(unit, key=lambda cell: unit[cell])
+    rows = [unit[cell] for cell in sorted(cells)]
+    columns = [unit[cell] for cell in sorted(cells, key=lambda cell: cell[::-1])]
+    every = all_ideals(units, 1000)
+
+    found = crossed([rows, columns], np.ones(16), 4, 4)
+
+    assert every is not None
+    assert len(every) == 70
+    known = {row.tobytes() for row in every}
+    assert all(row.tobytes() in known for row in found)
+    assert len(np.unique(found, axis=0)) == len(found) > 20
+    sets = [{cells[unit] for unit in np.flatnonzero(row)} for row in unpack(found, units.size)]
+    assert {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)} in sets
+    along = {row.tobytes() for row in prefixes([rows, columns])}
+    assert sum(row.tobytes() not in along for row in found) > 10
 
 
 def test_the_search_stops_when_its_steps_are_spent() -> None:

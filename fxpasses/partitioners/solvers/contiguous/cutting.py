@@ -6,6 +6,7 @@ pipeline can run. A family is all ideals, or the prefixes of linear orders, or w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -21,6 +22,7 @@ __all__ = [
     "Words",
     "all_ideals",
     "by_weight",
+    "crossed",
     "ideals_near",
     "masks",
     "pack",
@@ -215,12 +217,31 @@ def _bits(mask: int) -> list[int]:
 
 def prefixes(orders: Iterable[Sequence[int]]) -> Words:
     """All prefixes of each order, each once."""
-    rows = []
-    for order in orders:
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
-        rows.append(pack(rank[None, :] < np.arange(len(order) + 1)[:, None]))
+    rows = [_prefixes(order, np.arange(len(order) + 1)) for order in orders]
     return np.unique(np.concatenate(rows), axis=0)
+
+
+def crossed(orders: Sequence[Sequence[int]], weight: Floats, coarse: int, fine: int) -> Words:
+    """What prefixes of two orders make together: a prefix of one, and what a longer one and one of the other share.
+
+    Unions and intersections of ideals are ideals. On a grid of cells they are staircases of two steps, which no order
+    between rows and columns has. Each order is cut in ``coarse`` parts beside others that are cut in ``fine`` ones.
+    """
+    found = []
+    for one, other in itertools.permutations(orders, 2):
+        few, many = (
+            _prefixes(order, stops_of(np.asarray(order), weight, parts, 1))
+            for order, parts in ((one, coarse), (other, fine))
+        )
+        shared = few[:, None] & many
+        found += [(shared[:, place:] | many[place]).reshape(-1, many.shape[1]) for place in range(len(many))]
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _prefixes(order: Sequence[int], stops: Ints) -> Words:
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
+    return pack(rank < stops[:, None])
 
 
 def stops_of(order: Ints, weight: Floats, count: int, devices: int) -> Ints:

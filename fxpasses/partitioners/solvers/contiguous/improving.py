@@ -5,10 +5,10 @@ from __future__ import annotations
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
 
-__all__ = ["improved", "improved_far"]
+__all__ = ["NEAREST", "improved", "improved_far"]
 
-NEAR = (300, 2000)
-"""Ideals that are looked at around each cut of an answer."""
+NEAR, FAR, NEAREST = 300, 2000, 80
+"""Ideals that are looked at around each cut of an answer, in a longer search, and where there are many states."""
 ALL_NEAR = 20_000
 FIRST_SHARE, LAST_SHARE = 0.02, 0.001
 """How much better an answer is asked for around the cuts of one."""
@@ -16,10 +16,10 @@ CALL = 10e6
 """Steps that it takes to prepare such a question."""
 
 
-def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND) -> Answer:
-    """Look at the ideals around the cuts of an answer as long as that helps."""
+def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND, near: int = NEAR) -> Answer:
+    """Look at some ideals around each cut of an answer as long as that helps."""
     while steps > 0:
-        words = _near_cuts(search, best, NEAR[0])
+        words = _near_cuts(search, best, near)
         outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
         steps -= outcome.steps
         found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
@@ -37,7 +37,7 @@ def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bo
     """
     share, finished = FIRST_SHARE, True
     while steps > 0:
-        words = _near_cuts(search, best, NEAR[1])
+        words = _near_cuts(search, best, FAR)
         outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
         steps -= outcome.steps + CALL
         finished = outcome.finished

@@ -129,6 +129,11 @@ class Search:
         return 0.0 if self.rooms is None else self.rooms.bound() * BETTER
 
     @property
+    def has_many_states(self) -> bool:
+        """Whether questions about many ideals take long."""
+        return self.given is None and self.order is None and States.count(self.classes) > SOME_STATES
+
+    @property
     def can_refine(self) -> bool:
         """Whether ideals can be found from a coarse problem on: for links and states of one kind only."""
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"

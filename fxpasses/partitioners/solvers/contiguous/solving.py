@@ -11,10 +11,10 @@ import numpy as np
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import MAX_UNITS, every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, crossed, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
-from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
+from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
@@ -37,10 +37,12 @@ ORDERS, BASIC = 12, 4
 LADDER = (2, 6, 30)
 """How many orders are cut at a time; the answer along a few of them is the threshold that prunes the next search."""
 BETWEEN = (0.25, 0.5, 0.75)
+CROSSED = (6, 13), (9, 17)
+"""In how many parts orders are cut that make ideals together: for a first answer, and where nothing is proven."""
 PREFIXES = 10_000
 """How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
 FEWEST = 6
-FIRST_STEPS = STEPS_A_SECOND / 2
+FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -86,6 +88,8 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
             first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
         best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
         bound = max(bound, proven)
+        if search.has_many_states and best.rank[0] > bound and units.size <= LONG:
+            best = _crossed(search, best, CROSSED[1], CROSSED_STEPS * min(1.0, problem.time_budget))
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)
@@ -98,18 +102,32 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
     if search.units.size > LONG:
         return _long_answer(search, bound) or tight_answer(search)
-    orders = _many_orders(search)
-    best, steps = None, FIRST_STEPS
+    best, steps, orders = None, FIRST_STEPS, _many_orders(search)
     for count in LADDER:
-        words = prefixes(orders[:count])
         if best is None:
-            best = next(_answers(search, words, bound), None)
+            best = next(_answers(search, prefixes(orders[:count]), bound), None)
         elif best.rank[0] > bound and steps > 0:
-            outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
-            steps -= outcome.steps
-            found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
-            best = best if found is None else min(best, found, key=Answer.by_rank)
-    return tight_answer(search) if best is None else improved(search, best)
+            best, taken = _better(search, best, prefixes(orders[:count]), steps)
+            steps -= taken
+    if best is None:
+        return tight_answer(search)
+    return _crossed(search, best, CROSSED[0], CROSSED_STEPS) if search.has_many_states else improved(search, best)
+
+
+def _crossed(search: Search, best: Answer, parts: tuple[int, int], steps: float) -> Answer:
+    """Cut what two orders make together, then look around the cuts."""
+    orders = _many_orders(search)
+    words = np.concatenate([prefixes(orders[:FEWEST]), crossed(orders[:BASIC], search.prices.weight, *parts)])
+    best, _taken = _better(search, best, np.unique(words, axis=0), steps)
+    return improved(search, best, steps, NEAREST)
+
+
+def _better(search: Search, best: Answer, words: Words, steps: float) -> tuple[Answer, float]:
+    """A better answer that cuts at some ideals, if there is one, and the steps that it took to look for it."""
+    outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
+    if outcome.pipeline is None:
+        return best, outcome.steps
+    return min(best, Answer.of(search, outcome.pipeline), key=Answer.by_rank), outcome.steps
 
 
 def _many_orders(search: Search) -> list[list[int]]:
