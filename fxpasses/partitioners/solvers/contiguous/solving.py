@@ -37,12 +37,14 @@ ORDERS, BASIC = 12, 4
 LADDER = (2, 6, 30)
 """How many orders are cut at a time; the answer along a few of them is the threshold that prunes the next search."""
 BETWEEN = (0.25, 0.5, 0.75)
-CROSSED = (6, 13), (9, 17)
-"""In how many parts orders are cut that make ideals together: for a first answer, and where nothing is proven."""
+CROSSED, FURTHER = (6, 13), (9, 17)
+"""In how many parts two orders are cut that make ideals together: for a first answer, and where nothing is proven."""
 PREFIXES = 10_000
 """How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
 FEWEST = 6
 FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
+ALL_STEPS = 1.8 * STEPS_A_SECOND
+"""All that a problem with many states may take in the end, where a second was given."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -88,8 +90,9 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
             first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
         best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
         bound = max(bound, proven)
-        if search.has_many_states and best.rank[0] > bound and units.size <= LONG:
-            best = _crossed(search, best, CROSSED[1], CROSSED_STEPS * min(1.0, problem.time_budget))
+        left = ALL_STEPS * min(1.0, problem.time_budget) - search.account.spent
+        if search.has_many_states and best.rank[0] > bound and left > 0 and units.size <= LONG:
+            best = _crossed(search, best, FURTHER, left)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)
@@ -107,19 +110,21 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
         if best is None:
             best = next(_answers(search, prefixes(orders[:count]), bound), None)
         elif best.rank[0] > bound and steps > 0:
+            if search.has_many_states:
+                best = improved(search, best, steps, NEAREST)  # a lower threshold saves more than that takes
             best, taken = _better(search, best, prefixes(orders[:count]), steps)
             steps -= taken
     if best is None:
         return tight_answer(search)
-    return _crossed(search, best, CROSSED[0], CROSSED_STEPS) if search.has_many_states else improved(search, best)
+    return _crossed(search, best, CROSSED, CROSSED_STEPS) if search.has_many_states else improved(search, best)
 
 
 def _crossed(search: Search, best: Answer, parts: tuple[int, int], steps: float) -> Answer:
     """Cut what two orders make together, then look around the cuts."""
     orders = _many_orders(search)
     words = np.concatenate([prefixes(orders[:FEWEST]), crossed(orders[:BASIC], search.prices.weight, *parts)])
-    best, _taken = _better(search, best, np.unique(words, axis=0), steps)
-    return improved(search, best, steps, NEAREST)
+    best, taken = _better(search, best, np.unique(words, axis=0), steps)
+    return improved(search, best, steps - taken, NEAREST)
 
 
 def _better(search: Search, best: Answer, words: Words, steps: float) -> tuple[Answer, float]:
