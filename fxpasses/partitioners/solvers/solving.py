@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import attrs
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.explaining import first_over
@@ -16,6 +12,7 @@ from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
+from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -29,17 +26,7 @@ MOST_TOLD = 4
 """Nodes of which an error tells where they may run."""
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Products of matrices on one thread: they are small, and threads that wait take more than they save.
-
-    So a busy machine takes no longer than an idle one, and sums are the same whatever the number of cores.
-    """
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield
-
-
-@_one_thread()
+@one_thread()
 def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     """Place each node on a device, and say how far from the best that can be.
 
@@ -66,7 +53,7 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     return _solution(problem, tables, _solved(problem, tables, units))
 
 
-@_one_thread()
+@one_thread()
 def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
     """Find the pipeline for which compute and transfers of one sample add up to the least.
 

@@ -21,6 +21,7 @@ from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, crossed
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
@@ -148,25 +149,43 @@ def test_units_that_cost_nothing_follow_their_one_neighbour() -> None:
     assert ((0, 2), (1,)) == units.members
 
 
+def blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
 def test_products_of_matrices_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy's threads wait for each other on a busy machine; after the search there are as many as before."""
     seen = []
 
-    def threads() -> list[int]:
-        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-
     def watched(*args: Any) -> Any:
-        seen.append(threads())
+        seen.append(blas_threads())
         return reduce_problem(*args)
 
+    solve_placement(PlacementProblem(layers(4), devices(2)))  # loads all libraries that have threads
     monkeypatch.setattr(solving, "reduce_problem", watched)
     with threadpool_limits(limits=2, user_api="blas"):
-        before = threads()
+        before = blas_threads()
         solve_placement(PlacementProblem(layers(4), devices(2)))
 
-        assert threads() == before
+        assert blas_threads() == before
     assert seen
     assert all(count == 1 for counts in seen for count in counts)
+
+
+def test_searches_that_overlap_share_the_one_thread_and_the_last_gives_it_back() -> None:
+    """The first one ends while the second still runs: products stay on one thread until that has ended, too."""
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        first, second = one_thread(), one_thread()
+        first.__enter__()
+        second.__enter__()
+
+        first.__exit__(None, None, None)
+        assert set(blas_threads()) == {1}
+        second.__exit__(None, None, None)
+
+        assert before == blas_threads()
+    assert 2 in before
 
 
 def test_a_graph_without_nodes_is_placed() -> None:
