@@ -227,18 +227,16 @@ def crossed(orders: Sequence[Sequence[int]], weight: Floats, coarse: int, fine: 
     Unions and intersections of ideals are ideals. On a grid of cells they are staircases of two steps, which no order
     between rows and columns has. Each order is cut in ``coarse`` parts beside others that are cut in ``fine`` ones.
     """
+    rows = [np.asarray(order, dtype=np.int64) for order in orders]
+    few, many = ([_prefixes(row, stops_of(row, weight, parts, 1)) for row in rows] for parts in (coarse, fine))
     found = []
-    for one, other in itertools.permutations(orders, 2):
-        few, many = (
-            _prefixes(order, stops_of(np.asarray(order), weight, parts, 1))
-            for order, parts in ((one, coarse), (other, fine))
-        )
-        shared = few[:, None] & many
-        found += [(shared[:, place:] | many[place]).reshape(-1, many.shape[1]) for place in range(len(many))]
+    for one, other in itertools.permutations(range(len(rows)), 2):
+        shared = few[one][:, None] & many[other]
+        found += [(shared[:, place:] | cut).reshape(-1, len(cut)) for place, cut in enumerate(many[other])]
     return np.unique(np.concatenate(found), axis=0)
 
 
-def _prefixes(order: Sequence[int], stops: Ints) -> Words:
+def _prefixes(order: Sequence[int] | Ints, stops: Ints) -> Words:
     rank = np.empty(len(order), dtype=np.int64)
     rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
     return pack(rank < stops[:, None])

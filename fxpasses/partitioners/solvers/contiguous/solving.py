@@ -44,7 +44,7 @@ PREFIXES = 10_000
 FEWEST = 6
 FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
 ALL_STEPS = 1.8 * STEPS_A_SECOND
-"""All that a problem with many states may take in the end, where a second was given."""
+"""What a problem with many states may have taken when more cuts are tried, where a second was given."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -116,13 +116,15 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
             steps -= taken
     if best is None:
         return tight_answer(search)
+    if best.rank[0] <= bound:
+        return best
     return _crossed(search, best, CROSSED, CROSSED_STEPS) if search.has_many_states else improved(search, best)
 
 
 def _crossed(search: Search, best: Answer, parts: tuple[int, int], steps: float) -> Answer:
     """Cut what two orders make together, then look around the cuts."""
-    orders = _many_orders(search)
-    words = np.concatenate([prefixes(orders[:FEWEST]), crossed(orders[:BASIC], search.prices.weight, *parts)])
+    orders = linear_orders(search.units, FEWEST, search.problem.seed)
+    words = np.concatenate([prefixes(orders), crossed(orders[:BASIC], search.prices.weight, *parts)])
     best, taken = _better(search, best, np.unique(words, axis=0), steps)
     return improved(search, best, steps - taken, NEAREST)
 
