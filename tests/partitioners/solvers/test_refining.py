@@ -13,6 +13,8 @@ import pytest
 from fuzz import examples
 from random_placements import EveryPlacement, assert_solved_as_by_brute_force, every_placement, random_problem
 
+from benchmarks.placement_problems import recurrent
+from benchmarks.placement_workloads import mixed
 from fxpasses.devices import Device, Link, fake_devices
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
@@ -194,6 +196,33 @@ def test_few_ideals_are_left_where_branches_are_cut_for_nothing() -> None:
     assert left is not None
     assert 0 < len(left) < len(plain) / 20
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize(
+    ("speeds", "shares"),
+    [((1.0, 0.7, 0.5), (0.3, 0.8)), ((1.0, 1.0, 1.0, 1.0), (0.8, 0.9))],
+    ids=["different", "equal"],
+)
+def test_few_steps_lower_the_threshold_and_lose_nothing_under_it(
+    speeds: tuple[float, ...], shares: tuple[float, ...]
+) -> None:
+    """A recurrent net of five layers: what is left is what enough steps leave under the threshold that is reached."""
+    problem = mixed(recurrent(5, 12), speeds)
+    search, optimum = search_of(problem), solve_placement(problem).objective_value
+    goal, least = 1.03 * optimum, 0.7 * optimum
+    enough = search.refined(goal, math.inf, 100_000)
+    assert enough.below == goal
+
+    for share in shares:
+        few = search.refined(goal, share * enough.steps, 100_000, least)
+        assert least < few.below < goal
+        assert few.steps < 1.4 * share * enough.steps
+        assert few.words is not None
+        plain = search.refined(few.below, math.inf, 100_000).words
+        assert plain is not None
+        assert set(map(tuple, plain.tolist())) <= set(map(tuple, few.words.tolist()))
+        assert (few.below <= optimum) == (len(few.words) == 0)
+        assert search.refined(goal, share * enough.steps, 100_000).words is None
 
 
 def test_a_unit_left_out_stands_in_for_one_value_only() -> None:

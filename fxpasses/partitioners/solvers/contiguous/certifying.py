@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Outcome
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
@@ -28,18 +28,21 @@ MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
 FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
+NEXT = 0.4
+"""Where the next threshold lies between what is proven and the goal: above the best value it takes much more."""
 ENOUGH, NEARER = 0.002, 0.0001
 """How near the thresholds come to each other that are and are not ruled out; nearer where the goal takes too much."""
-QUICK, DECIDING, SHARE = 0.65, 0.65, 0.5
-"""How much of the steps goes into refining at first, of the others into all ideals, then into each threshold (all where
-they are few)."""
+QUICK, DECIDING = 0.65, 0.75
+"""How much of the steps goes into refining at first, and of the others into all ideals."""
+SHARE, AFTERWARDS = 0.5, 0.8
+"""How much of what is left then goes into each threshold, and once that did not reach; all where steps are few."""
 ALONE = 1.25
 """The same where little time and many states leave nothing else to try: it may take a little more than there is."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 """Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
-AT_FIRST = (STEPS_A_SECOND, 5 * STEPS_A_SECOND)
+AT_FIRST, AGAIN = STEPS_A_SECOND, 5 * STEPS_A_SECOND
 """The most steps of the first attempts to refine; there is one where steps are few."""
 LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are only refined."""
@@ -78,58 +81,76 @@ def smallest(
     return None, proven
 
 
+@attrs.define
+class _Gap:
+    """The best answer so far, what a better one is below, and what none is below."""
+
+    search: Search
+    best: Answer | None
+    goal: float
+    proven: float
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is left between the two."""
+        return self.proven >= self.goal * BETTER
+
+    def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
+        """Ask for something better under a threshold; if it ``lowers``, a lower one where the steps do not reach.
+
+        Not where the bound is near.
+        """
+        lowers = lowers and self.goal - self.proven > ENOUGH * self.proven
+        refined = self.search.refined(below, steps, limit, self.proven if lowers else below)
+        if refined.words is None:
+            return
+        outcome = self.search.run(refined.words, self.goal, steps=max(steps - refined.steps, refined.steps / 2))
+        if not outcome.finished:
+            return
+        if outcome.pipeline is not None:
+            self.best = Answer.of(self.search, outcome.pipeline)
+            self.goal = self.best.by_value() * BETTER
+        self.proven = max(self.proven, min(self.goal, refined.below))
+
+
 def _refined_and_decided(
     search: Search, bound: float, goal: float, budget: tuple[float, int], best: Answer | None
 ) -> tuple[Answer | None, float]:
     """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick."""
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    bound = max(bound, search.least)
-    is_alone = _only_refined(search, steps)
-    for most in AT_FIRST if steps > MUCH else AT_FIRST[:1]:
-        outcome = _under(search, goal, ALONE * steps if is_alone else min(QUICK * steps, most), limit)
-        if outcome is not None:
-            found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
-            return found, goal if found is None else found.by_value() * BETTER
-    left = steps - (search.account.spent - begun)
-    best, proven = _decided(search, bound, goal, (DECIDING * left, limit), best)
-    goal = goal if best is None else min(goal, best.by_value() * BETTER)
-    left = steps - (search.account.spent - begun)
-    if proven >= goal * BETTER or left <= 0:
-        return best, proven
-    found, refined = _refined(search, proven, goal, (left, limit))
-    return found or best, max(proven, refined)
+    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
+    gap.refine(goal, ALONE * steps if is_alone else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    if steps > MUCH and not gap.is_closed:
+        gap.refine(gap.goal, min(QUICK * steps, AGAIN), limit, lowers=False)
+    if not gap.is_closed:
+        left = steps - (search.account.spent - begun)
+        gap.best, gap.proven = _decided(search, gap.proven, gap.goal, (DECIDING * left, limit), gap.best)
+        gap.goal = gap.goal if gap.best is None else min(gap.goal, gap.best.by_value() * BETTER)
+        _close(gap, steps - (search.account.spent - begun), limit)
+    return gap.best, gap.proven
 
 
-def _refined(search: Search, low: float, goal: float, budget: tuple[float, int]) -> tuple[Answer | None, float]:
-    """The best under a threshold by refining, and what none is below: thresholds halfway to the goal, then the goal."""
-    (steps, limit), begun, high, enough = budget, search.account.spent, goal, ENOUGH
-    while low < goal and (left := steps - (search.account.spent - begun)) > 0:
-        is_near = high - low <= enough * low
-        if is_near and (high < goal or enough < ENOUGH):
+def _close(gap: _Gap, steps: float, limit: int) -> None:
+    """Refine between the bound and the goal; the goal itself once that is near."""
+    account, high, enough, share = gap.search.account, gap.goal, ENOUGH, SHARE
+    begun = account.spent
+    while not gap.is_closed and (left := steps - (account.spent - begun)) > 0:
+        high, known = min(high, gap.goal), gap.proven
+        is_near = high - known <= enough * known
+        if is_near and (high < gap.goal or enough < ENOUGH):
             break
-        below = goal if is_near else (low + high) / 2
-        outcome = _under(search, below, SHARE * left if steps > MUCH else left, limit)
-        if outcome is not None and outcome.pipeline is not None:
-            return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
-        if outcome is not None:
-            low = below
-        elif steps <= MUCH:
+        below = gap.goal if is_near else known + NEXT * (high - known)
+        gap.refine(below, share * left if steps > MUCH else left, limit, lowers=steps <= MUCH)
+        if gap.proven >= min(below, gap.goal):
+            continue
+        if steps <= MUCH and gap.proven <= known:
             break
-        elif is_near:
+        share = AFTERWARDS
+        if is_near:
             enough = NEARER
         else:
             high = below
-    return None, low
-
-
-def _under(search: Search, below: float, steps: float, limit: int) -> Outcome | None:
-    """The best pipeline under a threshold by refining, or None where that takes too much."""
-    refined = search.refined(below, steps, limit)
-    if refined.words is None:
-        return None
-    outcome = search.run(refined.words, below, steps=max(steps - refined.steps, refined.steps / 2))
-    return outcome if outcome.finished else None
 
 
 def _decided(

@@ -9,6 +9,8 @@ again, until all units are in the core, or no ideal is left (coarse-to-fine dyna
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import Arcs, Payment, Question, Spare
+from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Arcs, Payment, Question, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -37,10 +39,14 @@ FIRST = 250
 """Ideals of the first core."""
 GROWTH = 2
 """How many times as many ideals the next core has, at least, before the question is put."""
-FUTILE, MANY = 0.95, 3000
-"""Share of so many ideals of a core that are left where it does not help to go on."""
 ENDING = 1.5
 """How many times its steps it may take where ever fewer ideals are left: it ends soon."""
+FUTILE, MANY = 0.95, 3000
+"""Share of so many ideals of a core that are left where it does not help to go on."""
+RESERVE, REACH = 0.1, 0.4
+"""Share of the steps that there still is once the threshold is lowered, and of these what one core may then take."""
+KEPT = 0.6
+"""Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
 LISTED = 1.3
 """States that an ideal may be in, in the mean, from which on pairs are listed."""
 PREPARING = 5
@@ -50,10 +56,17 @@ SLACK = 1e-9
 
 @attrs.frozen
 class Refined:
-    """The ideals that are left (None: there were too many, or too few steps), and the steps that it took."""
+    """What is known of the ideals at which a pipeline can be cut.
+
+    Args:
+        words: Those that are left; None: there were too many, or too few steps.
+        steps: What it took.
+        below: The threshold: the given one, or a lower one where the steps did not reach.
+    """
 
     words: Words | None
     steps: float
+    below: float
 
 
 @attrs.frozen(eq=False)
@@ -61,14 +74,20 @@ class _Level:
     """The ideals of a core that are left.
 
     Args:
-        words: They, as bits of all units, ``(f, w)``.
+        chosen: The units of the core, ``(m,)``.
+        left_out: The others, the next one to join it last.
+        words: The ideals, as bits of all units, ``(f, w)``.
         allowed: In which states each may be, ``(states, f)``.
+        spare: What the devices can take along at most beside all that is left out, by way of each, ``(f,)``.
         arcs: Between which ideals of the core before a device can run, ``(g, g)``; None: between all.
         parent: The ideal of that core that each comes from, ``(f,)``.
     """
 
+    chosen: Bools
+    left_out: tuple[int, ...]
     words: Words
     allowed: Bools
+    spare: Floats
     arcs: csr_array[np.int8] | None
     parent: Ints
 
@@ -79,6 +98,15 @@ class _Level:
             return 0.0
         children = len(self.words) / self.arcs.shape[0]
         return float(self.arcs.nnz) * children**2 * float(self.allowed.sum()) / len(self.words)
+
+
+@attrs.frozen(eq=False)
+class _Asked:
+    """What was left of a core, and the work with the steps that its pairs took."""
+
+    work: float
+    left: _Level
+    spent: float
 
 
 @attrs.frozen(eq=False)
@@ -107,41 +135,66 @@ class Refining:
         """Those that are not in the first core, the last one to join it first."""
         return widest_first(self._held, self.weight)
 
-    def ideals(self, pays: Payment, below: float, steps: float, limit: int) -> Refined:
-        """All ideals that a pipeline under a threshold may be cut at, and perhaps some more."""
-        taken, spent, work, left_out = 0.0, 0.0, 0.0, list(self._left_out)
-        chosen = np.ones(self.units.size, dtype=bool)
-        chosen[left_out] = False
-        level = self._row(chosen)
-        most, before = steps, 0
-        while True:
-            level = self._split(level, chosen, left_out)
-            expected = spent * level.work / work if work else 0.0
-            if len(level.words) > limit or expected > most - taken:
-                return Refined(None, taken)
-            work = level.work
-            possible, spent = self._possible(level, chosen, pays, below, most - taken)
-            taken += spent
-            if possible is None:
-                return Refined(None, taken)
-            if not left_out or not len(possible.words):
-                return Refined(possible.words, taken)
-            most, before = steps * (ENDING if len(possible.words) < before else 1.0), len(possible.words)
-            if MANY < len(level.words) * FUTILE < len(possible.words) and len(possible.words) << len(left_out) > limit:
-                return Refined(None, taken)
-            level = possible
+    def ideals(self, pays: Callable[[float], Payment], below: float, steps: float, limit: int, least: float) -> Refined:
+        """All ideals that a pipeline under a threshold may be cut at, and perhaps some more.
 
-    def _row(self, chosen: Bools) -> _Level:
+        ``pays`` is what devices pay under a threshold. Where the steps do not reach, it is lowered, but not to
+        ``least``, and a core is asked again that did not take much.
+        """
+        level, asked = self._split(self._row()), list[_Asked]()
+        taken, most, reach, kept = 0.0, steps, 1.0, 1.0
+        while True:
+            found = None
+            if len(level.words) <= limit and self._expected(asked, level) <= reach * (most - taken):
+                found, spent = self._possible(level, pays(below), below, most - taken)
+                taken += spent
+            if found is not None and not (found.left_out and len(found.words)):
+                return Refined(found.words, taken, below)
+            if found is not None and not _is_futile(level, found, limit):
+                if asked and reach == 1.0:
+                    most = steps * (ENDING if len(found.words) < len(asked[-1].left.words) else 1.0)
+                asked.append(_Asked(level.work, found, spent - self._preparing(level)))
+                level = self._split(found)
+                continue
+            if reach == 1.0:
+                most, reach = max(most, taken + RESERVE * steps), REACH
+            while asked and asked[-1].spent + self._preparing(asked[-1].left) > reach * (most - taken):
+                asked.pop()
+            if below <= least or not asked:
+                return Refined(None, taken, below)
+            level, kept = asked.pop().left, kept * KEPT
+            below = self._lower(level, pays(below).load, below, least, 1 - kept)
+
+    def _expected(self, asked: list[_Asked], level: _Level) -> float:
+        """The steps that a core may take, by what the one before it took for its pairs."""
+        if not asked or not asked[-1].work:
+            return 0.0
+        return self._preparing(level) + asked[-1].spent * level.work / asked[-1].work
+
+    def _preparing(self, level: _Level) -> float:
+        return PREPARING * float(len(level.words)) * self.units.size
+
+    def _lower(self, level: _Level, load: Floats, below: float, least: float, gone: float) -> float:
+        """The threshold at which a share of the ideals that are left would be gone, or halfway to the least."""
+        paid = float((self.states.used.max(axis=0) * load).sum())
+        lower = below - float(np.quantile(level.spare, gone)) / paid if paid > 0 else -math.inf
+        return max(lower, (below + least) / 2)
+
+    def _row(self) -> _Level:
         """The ideals of units that stand in a row."""
+        chosen = np.ones(self.units.size, dtype=bool)
+        chosen[self._left_out] = False
         rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
         for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
             rows[count + 1 :, unit] = True
-        return _Level(pack(rows), np.ones((len(self.states.moves), len(rows)), dtype=bool), None, np.arange(len(rows)))
+        allowed = np.ones((len(self.states.moves), len(rows)), dtype=bool)
+        numbers = np.arange(len(rows))
+        return _Level(chosen, tuple(self._left_out), pack(rows), allowed, np.zeros(len(rows)), None, numbers)
 
-    def _split(self, level: _Level, chosen: Bools, left_out: list[int]) -> _Level:
+    def _split(self, level: _Level) -> _Level:
         """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
         enough, words = max(FIRST, GROWTH * len(level.words)), level.words
-        origin = np.arange(len(words))
+        chosen, left_out, origin = level.chosen.copy(), list(level.left_out), np.arange(len(words))
         while left_out and len(words) < enough:
             unit, core = left_out.pop(), pack(chosen[None])
             may = ~(pack(self._held[:, unit][None]) & core & ~words).any(axis=1)
@@ -150,14 +203,13 @@ class Refining:
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
             chosen[unit] = True
-        return _Level(words, level.allowed[:, origin], level.arcs, level.parent[origin])
+        allowed, spare, parent = level.allowed[:, origin], level.spare[origin], level.parent[origin]
+        return _Level(chosen, tuple(left_out), words, allowed, spare, level.arcs, parent)
 
-    def _possible(
-        self, level: _Level, chosen: Bools, pays: Payment, below: float, steps: float
-    ) -> tuple[_Level | None, float]:
+    def _possible(self, level: _Level, pays: Payment, below: float, steps: float) -> tuple[_Level | None, float]:
         """The ideals between which pipelines of the core stay under the threshold, and the steps that it took."""
-        core, weight = Core.of(self.units, self.classes, chosen), self.weight[chosen]
-        words = pack(unpack(level.words, self.units.size)[:, chosen])
+        core, weight, rest = self._core(level.chosen)
+        words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
         family = CutFamily.of(words[order], weight)
         question = Question(
@@ -170,7 +222,7 @@ class Refining:
             level.parent[order],
         )
         allowed = level.allowed[:, order]
-        begun = PREPARING * float(family.count) * self.units.size
+        begun = self._preparing(level)
         steps -= begun
         arcs, spent = self._arcs(question, allowed, steps)
         if arcs is None:
@@ -179,20 +231,33 @@ class Refining:
             arcs,
             self.states,
             pays.room,
-            needed=self.weight[~chosen] @ (core.after @ family.inside > 0),
-            ready=self.weight[~chosen] @ (core.before @ ~family.inside == 0),
-            total=float(self.weight[~chosen].sum()),
+            needed=rest @ (core.after @ family.inside > 0),
+            ready=rest @ (core.before @ ~family.inside == 0),
+            total=float(rest.sum()),
             slack=self._slack,
         )
         taken = spare.taken(allowed, steps)
         left = None if taken is None else spare.left(taken, steps)
         if taken is None or left is None:
             return None, begun + arcs.steps
-        allowed = taken + left >= spare.total - self._slack
+        more = taken + left - spare.total
+        allowed = more >= -self._slack
         some: Bools = np.logical_or.reduce(allowed, axis=0)
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
-        numbers = np.arange(int(some.sum()))
-        return _Level(level.words[order[some]], allowed[:, some], arcs.between(some), numbers), begun + arcs.steps
+        possible = _Level(
+            level.chosen,
+            level.left_out,
+            level.words[order[some]],
+            allowed[:, some],
+            more[:, some].max(axis=0, initial=NOTHING),
+            arcs.between(some),
+            np.arange(int(some.sum())),
+        )
+        return possible, begun + arcs.steps
+
+    def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
+        """The core of some units, what they weigh, and what the others do."""
+        return Core.of(self.units, self.classes, chosen), self.weight[chosen], self.weight[~chosen]
 
     @staticmethod
     def _arcs(question: Question, allowed: Bools, steps: float) -> tuple[Arcs | None, float]:
@@ -205,3 +270,9 @@ class Refining:
     def _slack(self) -> float:
         """What sums of weights may be off by."""
         return SLACK * float(self.weight.sum())
+
+
+def _is_futile(level: _Level, found: _Level, limit: int) -> bool:
+    """Whether nearly all ideals of a core are left, and units left out may split them beyond the limit."""
+    is_left = MANY < len(level.words) * FUTILE < len(found.words)
+    return is_left and len(found.words) << len(found.left_out) > limit

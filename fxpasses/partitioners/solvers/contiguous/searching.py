@@ -139,13 +139,18 @@ class Search:
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"
         return is_simple and States.count(self.classes) <= FEW_STATES and self.units.size <= 2 * LONG
 
-    def refined(self, below: float, steps: float, limit: int) -> Refined:
-        """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on."""
-        first = np.array([group.devices[0] for group in self.classes])
-        pays = Payment(self.measure(below).room, self.prices.load[first], self.prices.byte[first])
-        refined = self._refining.ideals(pays, below, steps, limit)
+    def refined(self, below: float, steps: float, limit: int, least: float = math.inf) -> Refined:
+        """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on.
+
+        Where the steps do not reach, the threshold is lowered, but not to ``least``.
+        """
+        refined = self._refining.ideals(self._payment, below, steps, limit, least)
         self.account.spent += refined.steps
         return refined
+
+    def _payment(self, below: float) -> Payment:
+        first = np.array([group.devices[0] for group in self.classes])
+        return Payment(self.measure(below).room, self.prices.load[first], self.prices.byte[first])
 
     @cached_property
     def in_order(self) -> Units:
