@@ -43,8 +43,9 @@ ENDING = 1.5
 """How many times its steps it may take where ever fewer ideals are left: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
-RESERVE, REACH = 0.1, 0.4
-"""Share of the steps that there still is once the threshold is lowered, and of these what one core may then take."""
+RESERVE, AGAIN, REACH = 0.1, 6, 0.4
+"""Share of the steps that there still is once the threshold is lowered, or how many times what the first core took, and
+what one core may then take of that."""
 KEPT = 0.6
 """Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
 LISTED = 1.3
@@ -102,11 +103,11 @@ class _Level:
 
 @attrs.frozen(eq=False)
 class _Asked:
-    """What was left of a core, and the work with the steps that its pairs took."""
+    """What was left of a core, the steps that it took, and those that a pair of its ideals took."""
 
-    work: float
     left: _Level
     spent: float
+    pair: float
 
 
 @attrs.frozen(eq=False)
@@ -153,12 +154,12 @@ class Refining:
             if found is not None and not _is_futile(level, found, limit):
                 if asked and reach == 1.0:
                     most = steps * (ENDING if len(found.words) < len(asked[-1].left.words) else 1.0)
-                asked.append(_Asked(level.work, found, spent - self._preparing(level)))
+                asked.append(_Asked(found, spent, (spent - self._preparing(level)) / level.work if level.work else 0.0))
                 level = self._split(found)
                 continue
-            if reach == 1.0:
-                most, reach = max(most, taken + RESERVE * steps), REACH
-            while asked and asked[-1].spent + self._preparing(asked[-1].left) > reach * (most - taken):
+            if reach == 1.0 and asked:
+                most, reach = max(most, taken + RESERVE * steps, taken + AGAIN * asked[0].spent), REACH
+            while asked and asked[-1].spent > reach * (most - taken):
                 asked.pop()
             if below <= least or not asked:
                 return Refined(None, taken, below)
@@ -167,9 +168,7 @@ class Refining:
 
     def _expected(self, asked: list[_Asked], level: _Level) -> float:
         """The steps that a core may take, by what the one before it took for its pairs."""
-        if not asked or not asked[-1].work:
-            return 0.0
-        return self._preparing(level) + asked[-1].spent * level.work / asked[-1].work
+        return self._preparing(level) + asked[-1].pair * level.work if asked else 0.0
 
     def _preparing(self, level: _Level) -> float:
         return PREPARING * float(len(level.words)) * self.units.size

@@ -43,7 +43,7 @@ PREFIXES = 10_000
 """How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
 FEWEST = 6
 FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
-ALL_STEPS = 1.9 * STEPS_A_SECOND
+ALL_STEPS = 2.0 * STEPS_A_SECOND
 """What a problem with many states may have taken when more cuts are tried, where a second was given."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
