@@ -143,28 +143,28 @@ class Refining:
         ``least``, and a core is asked again that did not take much.
         """
         level, asked = self._split(self._row()), list[_Asked]()
-        taken, most, reach, kept = 0.0, steps, 1.0, 1.0
+        taken, most, kept, is_lowered = 0.0, steps, 1.0, False
         while True:
-            found = None
+            found, reach = None, REACH if is_lowered else 1.0
             if len(level.words) <= limit and self._expected(asked, level) <= reach * (most - taken):
                 found, spent = self._possible(level, pays(below), below, most - taken)
                 taken += spent
-            if found is not None and not (found.left_out and len(found.words)):
-                return Refined(found.words, taken, below)
-            if found is not None and not _is_futile(level, found, limit):
-                if asked and reach == 1.0:
+            if found is None or _is_futile(level, found, limit):
+                if not is_lowered and asked:
+                    most, is_lowered = max(most, taken + RESERVE * steps, taken + AGAIN * asked[0].spent), True
+                while asked and asked[-1].spent > REACH * (most - taken):
+                    asked.pop()
+                if below <= least or not asked:
+                    return Refined(None, taken, below)
+                level, kept = asked.pop().left, kept * KEPT
+                below = self._lower(level, pays(below).load, below, least, 1 - kept)
+            elif found.left_out and len(found.words):
+                if asked and not is_lowered:
                     most = steps * (ENDING if len(found.words) < len(asked[-1].left.words) else 1.0)
                 asked.append(_Asked(found, spent, (spent - self._preparing(level)) / level.work if level.work else 0.0))
                 level = self._split(found)
-                continue
-            if reach == 1.0 and asked:
-                most, reach = max(most, taken + RESERVE * steps, taken + AGAIN * asked[0].spent), REACH
-            while asked and asked[-1].spent > reach * (most - taken):
-                asked.pop()
-            if below <= least or not asked:
-                return Refined(None, taken, below)
-            level, kept = asked.pop().left, kept * KEPT
-            below = self._lower(level, pays(below).load, below, least, 1 - kept)
+            else:
+                return Refined(found.words, taken, below)
 
     def _expected(self, asked: list[_Asked], level: _Level) -> float:
         """The steps that a core may take, by what the one before it took for its pairs."""
