@@ -225,6 +225,15 @@ def test_few_steps_lower_the_threshold_and_lose_nothing_under_it(
         assert search.refined(goal, share * enough.steps, 100_000).words is None
 
 
+def test_the_next_threshold_takes_the_steps_that_are_there() -> None:
+    """Ten times the steps for each unit of the threshold; no guess where they did not grow."""
+    assert certifying.within([(1.0, 10.0), (2.0, 100.0)], 1000.0) == pytest.approx(3.0)
+    assert certifying.within([(0.0, 1.0), (1.0, 10.0), (2.0, 1000.0)], 10_000.0) == pytest.approx(2.5)
+    assert certifying.within([(1.0, 10.0), (2.0, 1000.0)], 100.0) == math.inf
+    assert certifying.within([(1.0, 10.0)], 1000.0) == math.inf
+    assert certifying.within([(1.0, 10.0), (2.0, 10.0)], 1000.0) == math.inf
+
+
 def test_a_unit_left_out_stands_in_for_one_value_only() -> None:
     """Two values go through one operator: where it runs before the cut, only its own output crosses."""
     graph: Any = nx.DiGraph([("a", "both"), ("b", "both"), ("both", "end"), ("a", "b")])

@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.contiguous.searching import (
 )
 from fxpasses.partitioners.solvers.contiguous.states import States
 
-__all__ = ["MAX_UNITS", "every_ideal", "smallest"]
+__all__ = ["MAX_UNITS", "every_ideal", "smallest", "within"]
 
 MAX_UNITS = 8000
 """Units up to which all ideals are asked for."""
@@ -134,15 +134,17 @@ def _refined_and_decided(
 def _close(gap: _Gap, steps: float, limit: int) -> None:
     """Refine between the bound and the goal; the goal itself once that is near."""
     account, high, enough, share = gap.search.account, gap.goal, ENOUGH, SHARE
-    begun = account.spent
+    begun, took = account.spent, list[tuple[float, float]]()
     while not gap.is_closed and (left := steps - (account.spent - begun)) > 0:
         high, known = min(high, gap.goal), gap.proven
         is_near = high - known <= enough * known
         if is_near and (high < gap.goal or enough < ENOUGH):
             break
-        below = gap.goal if is_near else known + NEXT * (high - known)
-        gap.refine(below, share * left if steps > MUCH else left, limit, lowers=steps <= MUCH)
+        few, before = share * left if steps > MUCH else left, account.spent
+        below = gap.goal if is_near else min(known + NEXT * (high - known), within(took, few))
+        gap.refine(below, few, limit, lowers=steps <= MUCH)
         if gap.proven >= min(below, gap.goal):
+            took.append((below, account.spent - before))
             continue
         if steps <= MUCH and gap.proven <= known:
             break
@@ -151,6 +153,17 @@ def _close(gap: _Gap, steps: float, limit: int) -> None:
             enough = NEARER
         else:
             high = below
+
+
+def within(took: list[tuple[float, float]], steps: float) -> float:
+    """The threshold that takes some steps, if they grow by as many times for each step up as between the last two.
+
+    ``took`` are thresholds with the steps that they took. Anything goes where that says nothing.
+    """
+    if len(took) < 2 or not 0 < took[-2][1] < took[-1][1] < steps:
+        return math.inf
+    (first, less), (second, more) = took[-2:]
+    return second + (second - first) * math.log(steps / more) / math.log(more / less)
 
 
 def _decided(
