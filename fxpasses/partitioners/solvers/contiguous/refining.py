@@ -79,7 +79,6 @@ class _Level:
         left_out: The others, the next one to join it last.
         words: The ideals, as bits of all units, ``(f, w)``.
         allowed: In which states each may be, ``(states, f)``.
-        spare: What the devices can take along at most beside all that is left out, by way of each, ``(f,)``.
         arcs: Between which ideals of the core before a device can run, ``(g, g)``; None: between all.
         parent: The ideal of that core that each comes from, ``(f,)``.
     """
@@ -88,7 +87,6 @@ class _Level:
     left_out: tuple[int, ...]
     words: Words
     allowed: Bools
-    spare: Floats
     arcs: csr_array[np.int8] | None
     parent: Ints
 
@@ -103,9 +101,17 @@ class _Level:
 
 @attrs.frozen(eq=False)
 class _Asked:
-    """What was left of a core, the steps that it took, and those that a pair of its ideals took."""
+    """What was left of a core, and what it took to find out.
+
+    Args:
+        left: The ideals that are left.
+        spare: What the devices can take along at most beside all that is left out, by way of each, ``(f,)``.
+        spent: The steps.
+        pair: Those of them for a pair of ideals.
+    """
 
     left: _Level
+    spare: Floats
     spent: float
     pair: float
 
@@ -147,7 +153,7 @@ class Refining:
         while True:
             found, reach = None, REACH if is_lowered else 1.0
             if len(level.words) <= limit and self._expected(asked, level) <= reach * (most - taken):
-                found, spent = self._possible(level, pays(below), below, most - taken)
+                found, spare, spent = self._possible(level, pays(below), below, most - taken)
                 taken += spent
             if found is None or _is_futile(level, found, limit):
                 if not is_lowered and asked:
@@ -156,12 +162,14 @@ class Refining:
                     asked.pop()
                 if below <= least or not asked:
                     return Refined(None, taken, below)
-                level, kept = asked.pop().left, kept * KEPT
-                below = self._lower(level, pays(below).load, below, least, 1 - kept)
+                again, kept = asked.pop(), kept * KEPT
+                below = self._lower(float(np.quantile(again.spare, 1 - kept)), pays(below).load, below, least)
+                level = again.left
             elif found.left_out and len(found.words):
                 if asked and not is_lowered:
                     most = steps * (ENDING if len(found.words) < len(asked[-1].left.words) else 1.0)
-                asked.append(_Asked(found, spent, (spent - self._preparing(level)) / level.work if level.work else 0.0))
+                pair = (spent - self._preparing(level)) / level.work if level.work else 0.0
+                asked.append(_Asked(found, spare, spent, pair))
                 level = self._split(found)
             else:
                 return Refined(found.words, taken, below)
@@ -173,11 +181,10 @@ class Refining:
     def _preparing(self, level: _Level) -> float:
         return PREPARING * float(len(level.words)) * self.units.size
 
-    def _lower(self, level: _Level, load: Floats, below: float, least: float, gone: float) -> float:
-        """The threshold at which a share of the ideals that are left would be gone, or halfway to the least."""
+    def _lower(self, spare: float, load: Floats, below: float, least: float) -> float:
+        """The threshold at which the devices could take so much less along, or halfway to the least."""
         paid = float((self.states.used.max(axis=0) * load).sum())
-        lower = below - float(np.quantile(level.spare, gone)) / paid if paid > 0 else -math.inf
-        return max(lower, (below + least) / 2)
+        return max(below - spare / paid if paid > 0 else -math.inf, (below + least) / 2)
 
     def _row(self) -> _Level:
         """The ideals of units that stand in a row."""
@@ -188,7 +195,7 @@ class Refining:
             rows[count + 1 :, unit] = True
         allowed = np.ones((len(self.states.moves), len(rows)), dtype=bool)
         numbers = np.arange(len(rows))
-        return _Level(chosen, tuple(self._left_out), pack(rows), allowed, np.zeros(len(rows)), None, numbers)
+        return _Level(chosen, tuple(self._left_out), pack(rows), allowed, None, numbers)
 
     def _split(self, level: _Level) -> _Level:
         """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
@@ -202,11 +209,12 @@ class Refining:
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
             chosen[unit] = True
-        allowed, spare, parent = level.allowed[:, origin], level.spare[origin], level.parent[origin]
-        return _Level(chosen, tuple(left_out), words, allowed, spare, level.arcs, parent)
+        return _Level(chosen, tuple(left_out), words, level.allowed[:, origin], level.arcs, level.parent[origin])
 
-    def _possible(self, level: _Level, pays: Payment, below: float, steps: float) -> tuple[_Level | None, float]:
-        """The ideals between which pipelines of the core stay under the threshold, and the steps that it took."""
+    def _possible(
+        self, level: _Level, pays: Payment, below: float, steps: float
+    ) -> tuple[_Level | None, Floats, float]:
+        """The ideals between which pipelines of the core stay under the threshold, what is to spare, the steps."""
         core, weight, rest = self._core(level.chosen)
         words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
@@ -225,7 +233,7 @@ class Refining:
         steps -= begun
         arcs, spent = self._arcs(question, allowed, steps)
         if arcs is None:
-            return None, begun + spent
+            return None, np.zeros(0), begun + spent
         spare = Spare(
             arcs,
             self.states,
@@ -238,7 +246,7 @@ class Refining:
         taken = spare.taken(allowed, steps)
         left = None if taken is None else spare.left(taken, steps)
         if taken is None or left is None:
-            return None, begun + arcs.steps
+            return None, np.zeros(0), begun + arcs.steps
         more = taken + left - spare.total
         allowed = more >= -self._slack
         some: Bools = np.logical_or.reduce(allowed, axis=0)
@@ -248,11 +256,10 @@ class Refining:
             level.left_out,
             level.words[order[some]],
             allowed[:, some],
-            more[:, some].max(axis=0, initial=NOTHING),
             arcs.between(some),
             np.arange(int(some.sum())),
         )
-        return possible, begun + arcs.steps
+        return possible, more[:, some].max(axis=0, initial=NOTHING), begun + arcs.steps
 
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do."""
