@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import GraphError
@@ -20,6 +21,7 @@ from fxpasses.errors import GraphError
 __all__ = [
     "drop_user_input",
     "drop_user_output",
+    "give_plain_outputs",
     "insert_user_input",
     "insert_user_output",
     "rename_user_input",
@@ -31,6 +33,8 @@ __all__ = [
 _LEAF = pytree.tree_structure(0)
 _SEQUENCES = (tuple, list)
 _MAPPINGS = (dict, OrderedDict)
+_THAWED = {immutable_list: list, immutable_dict: dict}
+"""What a graph of torch.fx keeps in the place of lists and dicts, and what its code gives."""
 
 
 def root_signature(program: ExportedProgram) -> Any:
@@ -166,6 +170,12 @@ def rename_user_output(program: ExportedProgram, index: int, name: str) -> None:
     signature.out_spec = _replaced(signature.out_spec, path[:-1], _spec(parent.type, keys, parent.children()))
 
 
+def give_plain_outputs(program: ExportedProgram) -> None:
+    """Let the program return lists and dicts where it was captured from a graph, which keeps them frozen."""
+    signature = root_signature(program)
+    signature.out_spec = _thawed(signature.out_spec)
+
+
 # --- trees -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +211,12 @@ def _replaced(spec: Any, path: Sequence[int], by: Any) -> Any:
         children[path[depth]] = by
         by = _spec(parent.type, parent.context, children)
     return by
+
+
+def _thawed(spec: Any) -> Any:
+    if spec.is_leaf():
+        return spec
+    return _spec(_THAWED.get(spec.type, spec.type), spec.context, [_thawed(child) for child in spec.children()])
 
 
 def _without(spec: Any, path: Sequence[int]) -> Any:

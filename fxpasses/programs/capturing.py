@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from fxpasses.errors import CaptureError, InputError
+from fxpasses.programs.calling_convention import give_plain_outputs
 from fxpasses.programs.unseen_state import unchanged
 
 __all__ = ["capture", "load_program", "own_line"]
@@ -105,7 +106,7 @@ def _export(
     try:
         with warnings.catch_warnings(), unchanged(model):
             warnings.simplefilter("ignore")
-            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
         line = own_line(error)
         raise CaptureError(
@@ -114,6 +115,8 @@ def _export(
             + ", or hand over a program that is exported already.",
             reason=_first_line(error),
         ) from error
+    give_plain_outputs(program)
+    return program
 
 
 def _told(error: BaseException) -> str:

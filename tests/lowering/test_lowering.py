@@ -285,6 +285,19 @@ def test_every_flavour_of_graph_is_taken(flavour: str) -> None:
     assert torch.equal(model(x), lowered(x))
 
 
+def test_results_of_a_traced_model_are_plain_lists_and_dicts() -> None:
+    """A graph of torch.fx keeps its results frozen; the model and the traced module give what can be written to."""
+    model = KeywordsAndDicts().eval()
+    batch = {"x": torch.randn(3, 8), "y": torch.randn(3, 8)}
+    scale = torch.tensor(2.0)
+
+    lowered = lowered_pair(torch.fx.symbolic_trace(model), (batch,), {"scale": scale}, budget=6 * KiB)
+
+    assert_same(model(batch, scale=scale), lowered(batch, scale=scale))
+    assert dict is type(lowered(batch, scale=scale))
+    assert list is type(lowered(batch, scale=scale)["extra"][1])
+
+
 def test_the_check_says_bit_by_bit() -> None:
     model = Mlp().eval()
 
