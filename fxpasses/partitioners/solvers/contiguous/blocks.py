@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.crossings import cells_of
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -18,15 +19,17 @@ def blocks_of(family: CutFamily, ideals: Ints, most: int) -> list[Ints]:
 
     Time O(ideals × units × log ideals) where they can be halved.
     """
-    found, waiting = [], [ideals] if len(ideals) else []
+    found, waiting = [], [(ideals, np.arange(len(family.inside)))] if len(ideals) else []
     while waiting:
-        own = waiting.pop()
+        own, units = waiting.pop()
         if len(own) <= most:
             found.append(own)
             continue
-        inside = family.inside[:, own]
-        unit = int(np.argmin(np.abs(2 * inside.sum(axis=1) - len(own))))
-        waiting += [own[inside[unit]], own[~inside[unit]]]
+        inside = cells_of(family.inside, units, own)
+        held = np.count_nonzero(inside, axis=1)
+        middle = int(np.argmin(np.abs(2 * held - len(own))))
+        units = units[(held > 0) & (held < len(own))]  # what all of them hold, or none, tells no part of them apart
+        waiting += [(own[inside[middle]], units), (own[~inside[middle]], units)]
     return found
 
 

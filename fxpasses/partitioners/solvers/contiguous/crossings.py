@@ -71,8 +71,9 @@ class Forced:
 
 
 def cells_of(table: NDArray[Any], rows: Ints, columns: slice | Ints) -> NDArray[Any]:
-    """Some rows and columns of a table, without a copy of whole rows."""
-    cells: NDArray[Any] = table[:, columns][rows] if isinstance(columns, slice) else table[rows[:, None], columns]
+    """Some rows and columns of a table, without a copy of whole rows. Time O(cells)."""
+    is_slice = isinstance(columns, slice)
+    cells: NDArray[Any] = table[:, columns][rows] if is_slice else table.take(rows[:, None] * table.shape[1] + columns)
     return cells
 
 

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -51,7 +52,7 @@ def by_weight(words: Words, weight: Floats) -> Ints:
     """The order of ideals by the weight of their units, then by size."""
     inside = unpack(words, len(weight))
     exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0)))  # whole numbers: their sums do not round
-    order: Ints = np.lexsort((inside.sum(axis=1), inside @ exact))
+    order: Ints = np.lexsort((inside.sum(axis=1), weighed(exact, inside.T)))
     return order
 
 
@@ -77,7 +78,7 @@ class CutFamily:
         words = np.ascontiguousarray(words[by_weight(words, weight)])
         is_nested = bool(((words[1:] & words[:-1]) == words[:-1]).all())
         inside = np.ascontiguousarray(unpack(words, len(weight)).T)
-        return cls(inside, words, weight @ inside, is_nested)
+        return cls(inside, words, weighed(weight, inside), is_nested)
 
     @property
     def count(self) -> int:
@@ -168,51 +169,50 @@ def ideals_near(units: Units, cuts: Iterable[Sequence[int]], limit: int) -> Word
 
     Each is reached by adding a unit that is ready, or by removing one that no other needs.
     """
-    needs = [sum(1 << before for before in predecessors) for predecessors in units.predecessors]
-    users = [0] * units.size
-    for unit, predecessors in enumerate(units.predecessors):
-        for before in predecessors:
-            users[before] |= 1 << unit
-    everything: dict[int, None] = {0: None, (1 << units.size) - 1: None}
+    neighbours = _Neighbours(
+        [_mask(own) for own in units.predecessors],
+        [_mask(own) for own in units.successors],
+        [(*before, *after) for before, after in zip(units.predecessors, units.successors, strict=True)],
+    )
+    found = dict.fromkeys([0, (1 << units.size) - 1])
     for cut in cuts:
-        everything.update(dict.fromkeys(_near(sum(1 << unit for unit in cut), needs, users, limit)))
+        found.update(neighbours.near(_mask(cut), limit))
     size = -(-units.size // 64) * 8 or 8
-    rows = np.frombuffer(b"".join(ideal.to_bytes(size, "little") for ideal in everything), dtype=np.uint64)
-    return rows.reshape(len(everything), -1)
+    rows = np.frombuffer(b"".join(ideal.to_bytes(size, "little") for ideal in found), dtype=np.uint64)
+    return rows.reshape(len(found), -1)
 
 
-def _near(ideal: int, needs: Sequence[int], users: Sequence[int], limit: int) -> list[int]:
-    size = len(needs)
-    ready = [unit for unit in range(size) if not ideal >> unit & 1 and not needs[unit] & ~ideal]
-    last = [unit for unit in range(size) if ideal >> unit & 1 and not users[unit] & ideal]
-    movable = {ideal: tuple(ready + last)}
-    waiting = [ideal]
-    for here in waiting:
-        for unit in movable[here]:
-            bit = 1 << unit
-            there = here ^ bit
-            if there in movable:
-                continue
-            around = [other for other in _bits(needs[unit] | users[unit]) if _moves(other, there, needs, users)]
-            kept = [other for other in movable[here] if _moves(other, there, needs, users)]
-            movable[there] = tuple(dict.fromkeys([*kept, *around]))
-            waiting.append(there)
-            if len(waiting) >= limit:
-                return waiting
-    return waiting
+def _mask(units: Iterable[int]) -> int:
+    return sum(1 << unit for unit in units)
 
 
-def _moves(unit: int, ideal: int, needs: Sequence[int], users: Sequence[int]) -> bool:
-    return not (users[unit] & ideal if ideal >> unit & 1 else needs[unit] & ~ideal)
+@attrs.frozen
+class _Neighbours:
+    """What each unit needs, which units need it, both as bits, and all of them in order."""
 
+    needs: list[int]
+    users: list[int]
+    beside: list[tuple[int, ...]]
 
-def _bits(mask: int) -> list[int]:
-    found = []
-    while mask:
-        bit = mask & -mask
-        found.append(bit.bit_length() - 1)
-        mask ^= bit
-    return found
+    def near(self, ideal: int, limit: int) -> dict[int, None]:
+        """The ideals near one, nearest first."""
+        found = {ideal: None}
+        units: Sequence[int] = sorted(range(len(self.needs)), key=lambda unit: ideal >> unit & 1)
+        waiting = [(ideal, units, units)]
+        for here, movable, changed in waiting:  # most are never gone on from, so what moves there is asked only now
+            held = {unit for unit in changed if not self._moves(unit, here)}
+            movable = [unit for unit in dict.fromkeys([*movable, *changed]) if unit not in held]
+            for unit in movable:
+                there = here ^ 1 << unit
+                if there not in found:
+                    found[there] = None
+                    waiting.append((there, movable, self.beside[unit]))
+                    if len(found) >= limit:
+                        return found
+        return found
+
+    def _moves(self, unit: int, ideal: int) -> bool:
+        return not (self.users[unit] & ideal if ideal >> unit & 1 else self.needs[unit] & ~ideal)
 
 
 def prefixes(orders: Iterable[Sequence[int]]) -> Words:

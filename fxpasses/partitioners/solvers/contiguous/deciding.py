@@ -20,6 +20,7 @@ from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -113,7 +114,7 @@ class Decision:
         """Which ideals each state may have run by all measures."""
         allowed = [np.ones(family.count, dtype=bool) for _state in self.states.moves]
         for measure in self.measures:
-            place = measure.weight @ family.inside
+            place = weighed(measure.weight, family.inside)
             low, high = measure.window(self.states, float(place[-1]))
             for state, own in enumerate(allowed):
                 own &= (place >= low[state]) & (place <= high[state])

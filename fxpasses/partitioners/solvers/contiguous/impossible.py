@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -68,7 +69,7 @@ class Fits:
         size = pair_bytes(units, family)
         legal = []
         for group in classes:
-            banned = group.banned[chosen].astype(np.float64) @ family.inside
+            banned = weighed(group.banned[chosen].astype(np.float64), family.inside)
             legal.append(banned[None, :] == banned[:, None] if group.banned[chosen].any() else None)
         left = np.append(size[:-1, -1], 0.0)
         return cls(size, tuple(legal), left, classes, family, chosen, len(chosen) == count)

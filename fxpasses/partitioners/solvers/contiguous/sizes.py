@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, cells_of, counts_of
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.pairs import Pairs
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -49,7 +50,7 @@ class Sizes:
         live = units.live[falling].astype(np.float64)
         rows = np.ascontiguousarray(family.inside[falling].T) if units.live.any() else None
         return cls(
-            units.kept.astype(np.float64) @ family.inside,
+            weighed(units.kept.astype(np.float64), family.inside),
             Crossings.of(everywhere, units.shares, family.inside),
             units.shared.astype(np.float64),
             rows,

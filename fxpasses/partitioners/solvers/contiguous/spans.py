@@ -18,6 +18,7 @@ from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.pairs import Pairs
 from fxpasses.partitioners.solvers.contiguous.sizes import Sizes
 from fxpasses.partitioners.solvers.contiguous.transfers import Transfers
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -59,15 +60,15 @@ class Spans:
         credit: tuple[float, ...] | None = None,
     ) -> Spans:
         """Sum up what each ideal holds. Time O((units × classes + uses) × ideals)."""
-        inside = family.inside
+        inside, banned = family.inside, [group.banned.astype(np.float64) for group in classes]
         return cls(
             family,
             classes,
             credit,
             Transfers.of(units, inside, classes),
             Sizes.of(units, family),
-            tuple(group.weight @ inside for group in classes),
-            tuple(group.banned.astype(np.float64) @ inside if group.banned.any() else None for group in classes),
+            tuple(weighed(np.stack([group.weight for group in classes]), inside)),
+            tuple(weighed(own, inside) if own.any() else None for own in banned),
         )
 
     def nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, Forced, cells_of, counts_of
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -149,13 +150,13 @@ def _charges(
     for group in classes:
         key = group.charges
         if key not in known:
-            end, start = group.leaving @ opened, group.entering @ opened
+            end, start = weighed(np.stack([group.leaving, group.entering]), opened)
             if back.any():
-                end = end + group.entering @ back
+                end = end + weighed(group.entering, back)
             if forced is not None and group.to_next is not None:
-                end = end + group.to_next @ forced.ahead
+                end = end + weighed(group.to_next, forced.ahead)
             if forced is not None and group.from_last is not None:
-                start = start + group.from_last @ forced.behind
+                start = start + weighed(group.from_last, forced.behind)
             known[key] = end, start
         found.append(known[key])
     return tuple(end for end, _start in found), tuple(start for _end, start in found)
