@@ -6,6 +6,7 @@ A :class:`Device` is a description, not a handle: planning works without the har
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "BACKENDS",
     "MAIN_MEMORY",
     "Device",
     "Link",
@@ -33,6 +35,9 @@ __all__ = [
 
 MAIN_MEMORY = "main memory"
 """How copies, reports and simulations call where inputs, results and offloaded parameters are; no device is it."""
+
+BACKENDS = ("eager", "inductor", "onnxruntime", "openvino")
+"""What may compile a device's parts; :mod:`fxpasses.backends` has them."""
 
 DEFAULT_FLOPS = 100e9
 DEFAULT_BANDWIDTH = 20e9
@@ -50,14 +55,21 @@ def _no_limit(size: float | str | None) -> int | None:
     if size is None:
         return None
     number = parse_bytes(size) if isinstance(size, str) else size
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0 or number % 1 != 0:
+    if not _is_float(number) or number < 0 or number % 1 != 0:
         raise InputError(f"A device's memory is a number of bytes, not {size!r}; leave it out for 'no limit'.")
     return int(number)
 
 
+def _is_float(value: Any) -> bool:
+    """Whether costs can be computed with a value: a number that a float can hold."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
 def _positive(what: str, whose: str = "device") -> Callable[[object, attrs.Attribute[Any], Any], None]:
     def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not (isinstance(value, (int, float)) and value > 0):
+        if not (_is_float(value) and value > 0):
             raise InputError(f"A {whose}'s {what} must be a positive number, not {value!r}.")
 
     return check
@@ -65,7 +77,7 @@ def _positive(what: str, whose: str = "device") -> Callable[[object, attrs.Attri
 
 def _seconds(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
     def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        if not _is_float(value) or not 0 <= value < math.inf:
             raise InputError(f"{what} is a number of seconds from 0 on, not {value!r}.")
 
     return check
@@ -104,6 +116,11 @@ def _known_rates(instance: object, attribute: attrs.Attribute[Any], rates: Mappi
         _positive(f"flops in {dtype}")(instance, attribute, rate)
 
 
+def _backend_name(_instance: object, _attribute: attrs.Attribute[Any], name: Any) -> None:
+    if not isinstance(name, str):
+        raise InputError(f"A device's backend is the name of one, such as {', '.join(BACKENDS)}, not {name!r}.")
+
+
 def _answers(_device: Any, _field: Any, supports: Any) -> None:
     if supports is not None and not callable(getattr(supports, "is_node_supported", supports)):
         raise InputError(f"supports is called as supports(submodules, node), and {supports!r} cannot be called.")
@@ -136,7 +153,7 @@ class Device:
     flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, validator=_positive("flops"))
     bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
     overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True, validator=_seconds("A device's overhead"))
-    backend: str = attrs.field(default="eager", kw_only=True)
+    backend: str = attrs.field(default="eager", kw_only=True, validator=_backend_name)
     supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False, validator=_answers)
     flops_by_dtype: Mapping[str, float] = attrs.field(
         factory=dict, kw_only=True, converter=_rates, validator=_known_rates, hash=False
@@ -281,6 +298,7 @@ def parse_device(text: str) -> Device:
         raise InputError(f"--device {text!r} does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB.")
     facts: dict[str, Any] = {"torch_device": _real_device(torch_device.strip(), text)}
     memory: int | None = None
+    given: set[str] = set()
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         known, _, dtype = key.partition(".")
@@ -288,6 +306,9 @@ def parse_device(text: str) -> Device:
             raise InputError(
                 f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)} and flops.DTYPE."
             )
+        if key in given:
+            raise InputError(f"--device {text!r} gives {key} twice; take one out.")
+        given.add(key)
         if key == "memory":
             memory = parse_bytes(value)
         elif dtype:
@@ -311,7 +332,7 @@ def _real_device(torch_device: str, text: str) -> str:
     except RuntimeError:
         raise InputError(
             f"--device {text!r} asks for the torch device {torch_device!r}, which torch does not know; "
-            "write cpu, cuda:0, mps, meta, ..."
+            "write cpu, cuda:0, mps, ..."
         ) from None
 
 
@@ -325,7 +346,7 @@ def check_torch_devices(devices: Iterable[Device]) -> None:
         if not is_known(device.torch_device):
             raise InputError(
                 f"The device {device.name!r} is on the torch device {device.torch_device!r}, which torch does not "
-                "know; write cpu, cuda:0, mps, meta, ..."
+                "know; write cpu, cuda:0, mps, ..."
             )
 
 

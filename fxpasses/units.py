@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from fxpasses.errors import InputError
@@ -40,6 +41,13 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     return float(found.group(1)), found.group(2).lower()
 
 
+def _scaled(number: float, factor: float, text: str, what: str, example: str) -> float:
+    """A number in its unit, which may be too large to be one."""
+    if math.isinf(scaled := number * factor):
+        raise InputError(f"{text!r} is not {what}: it is too large for a number; write it like {example}.")
+    return scaled
+
+
 def parse_bytes(text: str | int) -> int:
     """Read a number of bytes; binary (``KiB``) and decimal (``KB``) units.
 
@@ -54,7 +62,7 @@ def parse_bytes(text: str | int) -> int:
     number, unit = _split(text, "a size in bytes", "40MiB or 2GB")
     if unit not in _BYTES:
         raise InputError(f"{text!r} is not a size in bytes: there is no unit {unit!r}; write it like 40MiB or 2GB.")
-    return round(number * _BYTES[unit])
+    return round(_scaled(number, _BYTES[unit], text, "a size in bytes", "40MiB or 2GB"))
 
 
 def parse_rate(text: str | float) -> float:
@@ -84,7 +92,7 @@ def parse_count(text: str | float, what: str = "a number") -> float:
     number, unit = _split(body, what, "2.5T")
     if unit not in _COUNTS:
         raise InputError(f"{text!r} is not {what}: there is no prefix {unit!r}; write it like 2.5T.")
-    return number * _COUNTS[unit]
+    return _scaled(number, _COUNTS[unit], text, what, "2.5T")
 
 
 def parse_seconds(text: str | float) -> float:
@@ -98,7 +106,7 @@ def parse_seconds(text: str | float) -> float:
     number, unit = _split(text, "a time", "5us")
     if unit not in _PER_SECOND:
         raise InputError(f"{text!r} is not a time: there is no unit {unit!r}; write it like 5us or 2ms.")
-    return number / _PER_SECOND[unit]  # division keeps 5us at 5e-06
+    return _scaled(number, 1.0, text, "a time", "5us or 2ms") / _PER_SECOND[unit]  # division keeps 5us at 5e-06
 
 
 def format_bytes(size: float) -> str:

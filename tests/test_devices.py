@@ -44,7 +44,16 @@ def test_a_link_is_read_from_the_command_line() -> None:
         (
             "a=toaster",
             "--device 'a=toaster' asks for the torch device 'toaster', which torch does not know; write cpu, cuda:0, "
-            "mps, meta, ...",
+            "mps, ...",
+        ),
+        ("a=cpu,memory=1GB,memory=2GB", "--device 'a=cpu,memory=1GB,memory=2GB' gives memory twice; take one out."),
+        (
+            "a=cpu,flops.float16=1T,flops.float16=2T",
+            "--device 'a=cpu,flops.float16=1T,flops.float16=2T' gives flops.float16 twice; take one out.",
+        ),
+        (
+            "a=cpu,flops=1e400",
+            "'1e400' is not a number of FLOP/s: it is too large for a number; write it like 2.5T.",
         ),
     ],
 )
@@ -119,6 +128,10 @@ def test_a_negative_memory_is_refused() -> None:
         ),
         (lambda: Device("a", "lots"), "'lots' is not a size in bytes; write it like 40MiB or 2GB."),
         (lambda: Device("a", "-40MiB"), "'-40MiB' is not a size in bytes; write it like 40MiB or 2GB."),
+        (
+            lambda: Device("a", backend=["eager"]),  # type: ignore[arg-type]
+            "A device's backend is the name of one, such as eager, inductor, onnxruntime, openvino, not ['eager'].",
+        ),
         (lambda: fake_devices(0), "fake_devices makes 1 device or more, not 0."),
         (
             lambda: fake_devices(2, memory=[1]),
@@ -137,9 +150,17 @@ def test_a_size_may_be_a_text_or_a_whole_number() -> None:
     assert [40 * MiB, 80 * 10**9] == [Device("a", "40MiB").available_mem_bytes, Device("a", 80e9).available_mem_bytes]
     assert [GiB, GiB] == [device.available_mem_bytes for device in fake_devices(2, memory="1GiB")]
 
-    for size in (1.5, float("nan"), float("inf"), True, [1]):
+    for size in (1.5, float("nan"), float("inf"), True, [1], 10**400):
         with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not "):
             Device("a", size)  # type: ignore[arg-type]
+
+
+def test_a_rate_is_a_number_that_a_float_can_hold() -> None:
+    """JSON has whole numbers of any length."""
+    with pytest.raises(InputError, match=r"^A device's flops must be a positive number, not 1000"):
+        Device("a", flops=10**400)
+    with pytest.raises(InputError, match=r"^A device's overhead is a number of seconds from 0 on, not 1000"):
+        Device("a", overhead=10**400)
 
 
 def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_device() -> None:

@@ -51,6 +51,19 @@ def test_what_people_write_is_read(parse: Callable[[str], Any], text: str, value
         (parse_rate, "fast", "'fast' is not a rate in bytes per second; write it like 16GiB/s."),
         (parse_seconds, "soon", "'soon' is not a time; write it like 5us."),
         (parse_seconds, "5 weeks", "'5 weeks' is not a time: there is no unit 'weeks'; write it like 5us or 2ms."),
+        (
+            parse_bytes,
+            "1e400",
+            "'1e400' is not a size in bytes: it is too large for a number; write it like 40MiB or 2GB.",
+        ),
+        (
+            parse_bytes,
+            "1e300TB",
+            "'1e300TB' is not a size in bytes: it is too large for a number; write it like 40MiB or 2GB.",
+        ),
+        (parse_rate, "1e400GB/s", "'1e400GB/s' is not a rate in bytes per second; write it like 16GiB/s."),
+        (parse_seconds, "1e400s", "'1e400s' is not a time: it is too large for a number; write it like 5us or 2ms."),
+        (parse_count, "1e300P", "'1e300P' is not a number: it is too large for a number; write it like 2.5T."),
         (parse_count, "3x", "'3x' is not a number: there is no prefix 'x'; write it like 2.5T."),
     ],
 )

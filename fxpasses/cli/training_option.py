@@ -46,6 +46,7 @@ def parse_training(text: str) -> Training:
         slots = dict(zip(_KEYS, OPTIMIZERS[name], strict=True))
     else:
         rest.insert(0, name)
+    given: set[str] = set()
     for entry in rest:
         key, equals, number = entry.partition("=")
         if not equals or key not in _KEYS:
@@ -53,6 +54,9 @@ def parse_training(text: str) -> Training:
                 f"--training {text!r}: {entry!r} is neither an optimizer ({', '.join(OPTIMIZERS)}) nor "
                 f"{' or '.join(f'{known}=NUMBER' for known in _KEYS)}; write it like adam or optimizer_slots=2."
             )
+        if key in given:
+            raise InputError(f"--training {text!r} gives {key} twice; take one out.")
+        given.add(key)
         try:
             slots[key] = float(number)
         except ValueError:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Topology, is_here, is_known
+from fxpasses.devices import BACKENDS, Device, Topology, is_here, is_known
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory import MemoryCourse
@@ -42,7 +42,7 @@ class Violation:
 
     Args:
         kind: ``another model``, ``no part``, ``not there``, ``two parts``, ``order``, ``cycle``, ``torn apart``,
-            ``no device``, ``no torch device``, ``unsupported``, ``again`` or ``budget``.
+            ``no device``, ``no torch device``, ``no backend``, ``unsupported``, ``again`` or ``budget``.
         message: What, where and what to do.
         device: The device it is about.
         op: The operator it is about, by its key, or the entry of the plan.
@@ -125,9 +125,15 @@ def _devices(
                     device.name,
                 )
             )
-        if parts and (why := _why_no_torch_device(now.get(device.name, device), on_this_machine)):
-            message = f"The plan runs {listed(parts)} on {device.name}, which is the torch device {why}."
+        used = parts or device.name in now
+        if used and (why := _why_no_torch_device(now.get(device.name, device), on_this_machine and bool(parts))):
+            what = f"The plan runs {listed(parts)} on {device.name}, which is" if parts else f"{device.name} is"
+            message = f"{what} the torch device {why}."
             found.append(Violation("no torch device", message, device.name))
+    for device in now.values():
+        if device.backend not in BACKENDS:
+            message = f"{device.name} has the backend {device.backend!r}; there are {', '.join(BACKENDS)}."
+            found.append(Violation("no backend", message, device.name))
     return found, {device.name: now.get(device.name, device) for device in plan.devices}
 
 

@@ -34,6 +34,8 @@ def read_json(path: Path, what: str, *, error: type[FxPassesError] = InputError)
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as caught:
         raise error(f"{str(path)!r} is not JSON: {_slip(text, caught)}.") from caught
+    except (ValueError, RecursionError) as caught:  # thousands of digits, or of brackets
+        raise error(f"{str(path)!r} cannot be read: a number in it is too long, or it is nested too deep.") from caught
     except _TwiceError as caught:
         raise error(f"{str(path)!r} has two entries {caught.args[0]!r} in one object; take one out.") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -198,8 +199,8 @@ def read_copies(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         _refuse_unknown(entry, ("value", "source", "target", "size"), where)
         facts = {key: text(entry, key, f"{where}.") for key in ("value", "source", "target")}
         size = _entry(entry, "size", f"{where}.")
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise PlanError(f"In this plan {where}.size is {_shown(size)}; write a number of bytes.")
+        if not isinstance(size, int) or not _is_figure(size):
+            raise PlanError(f"In this plan {where}.size is {_figure(size)}; write a number of bytes.")
         copies.append({**facts, "size": size})
     return tuple(copies)
 
@@ -208,13 +209,29 @@ def read_predicted(data: Mapping[str, Any]) -> dict[str, Any]:
     """Read ``predicted``, which may be missing.
 
     Raises:
-        PlanError: it is no object, or its devices are none.
+        PlanError: it is no object, its devices are none, or a figure is no number from 0 on.
     """
     predicted = data.get("predicted", {})
     devices = predicted.get("devices", {}) if isinstance(predicted, Mapping) else None
     if not isinstance(devices, Mapping) or not all(isinstance(facts, Mapping) for facts in devices.values()):
         raise PlanError("In this plan predicted makes no sense; take it out, it is written again.")
+    own = {key: value for key, value in predicted.items() if key != "devices"}
+    for where, facts in {"": own, **{f"devices.{name}.": facts for name, facts in devices.items()}}.items():
+        for key, value in facts.items():
+            if value is not None and not _is_figure(value):
+                raise PlanError(
+                    f"In this plan predicted.{where}{key} is {_figure(value)}; write a number from 0 on, or take "
+                    "predicted out, it is written again."
+                )
     return dict(predicted)
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+
+
+def _figure(value: Any) -> str:
+    return _shown(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else repr(value)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from lowering_models import KeyValueCache, Mlp
 from fxpasses import Device, InputError, lower
 from fxpasses.backends import backend_names
 from fxpasses.backends.runtimes import RuntimePart
+from fxpasses.devices import BACKENDS
 from fxpasses.units import KiB
 
 
@@ -56,5 +57,6 @@ def test_a_runtime_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
 
 def test_an_unknown_backend_lists_what_there_is() -> None:
     assert ["eager", "inductor", "onnxruntime", "openvino"] == backend_names()
+    assert list(BACKENDS) == backend_names()
     with pytest.raises(InputError, match=r"^There is no backend 'npu'; there are eager, inductor, onnx"):
         lower(Mlp(), (torch.randn(2, 64),), devices=[Device("only", backend="npu")])

@@ -120,6 +120,7 @@ def test_a_model_is_lowered_for_training(model: str, tmp_path: Path) -> None:
             "--training 'adam,slots=2': 'slots=2' is neither an optimizer (sgd, momentum, rmsprop, adagrad, adam, "
             "adamw) nor optimizer_slots=NUMBER or step_slots=NUMBER; write it like adam or optimizer_slots=2.",
         ),
+        ("adam,step_slots=1,step_slots=2", "--training 'adam,step_slots=1,step_slots=2' gives step_slots twice; take"),
         (
             "optimizer_slots=two",
             "--training 'optimizer_slots=two': optimizer_slots is the number 'two', which does not parse.",

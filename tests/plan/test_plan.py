@@ -156,6 +156,10 @@ def part(**entries: object) -> dict[str, object]:
     return edited(parts=[{"name": "left", "device": "left", "ops": ["layers.0/*"], **entries}])
 
 
+def copied(size: object) -> dict[str, object]:
+    return edited(copies=[{"value": "x", "source": "left", "target": "right", "size": size}])
+
+
 def test_a_budget_may_be_written_as_people_write_it() -> None:
     assert 40 * KiB == Plan.from_json(GOOD).devices[0].available_mem_bytes
 
@@ -237,9 +241,30 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "devices, links, parts, copies, predicted; did you mean 'links'?",
         ),
         (edited(copies=[{"value": "x"}]), "In this plan copies[0].source is missing."),
+        (copied(size="2"), "In this plan copies[0].size is a text; write a number of bytes."),
+        (copied(size=-1), "In this plan copies[0].size is -1; write a number of bytes."),
+        (copied(size=float("nan")), "In this plan copies[0].size is nan; write a number of bytes."),
         (
-            edited(copies=[{"value": "x", "source": "left", "target": "right", "size": "2"}]),
-            "In this plan copies[0].size is a text; write a number of bytes.",
+            edited(predicted={"seconds": "x"}),
+            "In this plan predicted.seconds is a text; write a number from 0 on, or take predicted out, it is written "
+            "again.",
+        ),
+        (
+            edited(predicted={"bound": float("nan")}),
+            "In this plan predicted.bound is nan; write a number from 0 on, or",
+        ),
+        (
+            edited(predicted={"devices": {"left": {"peak_bytes": -1}}}),
+            "In this plan predicted.devices.left.peak_bytes is -1; write a number from 0 on, or take predicted out",
+        ),
+        (
+            edited(devices=[{"name": "left", "backend": {}}]),
+            "In this plan devices[0] (left): A device's backend is the name of one, such as eager, inductor, "
+            "onnxruntime, openvino, not {}.",
+        ),
+        (
+            edited(devices=[{"name": "left", "available_mem_bytes": "1e400"}]),
+            "In this plan devices[0] (left): '1e400' is not a size in bytes: it is too large for a number; write it",
         ),
         (edited(predicted=[1]), "In this plan predicted makes no sense; take it out, it is written again."),
         (edited(predicted={"devices": []}), "In this plan predicted makes no sense; take it out, it is written again."),
@@ -267,6 +292,7 @@ def test_a_file_that_is_no_plan_or_was_misspelled_is_refused_with_the_place(data
             "is not JSON: a comma stands before the '}' in line 3, column 1; take it out.",
         ),
         ('{"parts": []} x', "is not JSON: something stands behind its end, in line 1, column 15."),
+        ('{"version": ' + 5000 * "1" + "}", "cannot be read: a number in it is too long, or it is nested too deep."),
         ('{"parts": [{"name": "a", "name": "b"}]}', "has two entries 'name' in one object; take one out."),
     ],
 )

@@ -278,6 +278,27 @@ def test_a_torch_device_that_torch_does_not_know_is_named_wherever_the_plan_is_c
         )
 
 
+def test_a_torch_device_that_torch_does_not_know_is_named_where_no_part_is_on_it(
+    plan: Plan, encoder: GraphModule
+) -> None:
+    """Following the plan is refused for it; a device that this machine lacks is in nobody's way there."""
+    spare = attrs.evolve(plan, devices=(*plan.devices, Device("spare", torch_device="cudda")))
+    absent = attrs.evolve(plan, devices=(*plan.devices, Device("spare", torch_device="cuda:99")))
+
+    assert ["spare is the torch device 'cudda'; torch knows none of that name."] == list(map(str, spare.check(encoder)))
+    assert [] == absent.check(encoder, on_this_machine=True)
+
+
+def test_a_backend_that_does_not_exist_is_named(plan: Plan, encoder: GraphModule) -> None:
+    """Following the plan is refused for it, so that checking it has to say it, too."""
+    strange = [attrs.evolve(plan.devices[0], backend="npu"), plan.devices[1]]
+
+    (violation,) = plan.check(encoder, devices=strange)
+
+    assert ("no backend", "left") == (violation.kind, violation.device)
+    assert "left has the backend 'npu'; there are eager, inductor, onnxruntime, openvino." == str(violation)
+
+
 def test_parts_that_would_wait_for_each_other_are_refused(encoder: GraphModule) -> None:
     plan = plan_for(encoder, left=["layers.0/*", "layers.2/*"], right=["layers.1/*", "head/*", "/softmax#0"])
 
