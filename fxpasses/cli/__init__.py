@@ -15,13 +15,17 @@ __all__ = ["main"]
 
 
 class _Group(click.Group):
-    """Errors of this package are one sentence and exit code 2, never a traceback."""
+    """Errors of this package, and options that click refuses, are one sentence and exit code 2, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except FxPassesError as error:
             click.echo(f"error: {error}", err=True)
+            ctx.exit(2)
+        except click.UsageError as error:
+            path = (error.ctx or ctx).command_path
+            click.echo(f"error: {error.format_message().removesuffix('.')}; see {path} --help.", err=True)
             ctx.exit(2)
 
 

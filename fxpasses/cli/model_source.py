@@ -39,6 +39,10 @@ def find_model(text: str | None) -> ModelSource:
     if text is None:
         return ModelSource(*demo_llama(), name="demo: Llama decoder, 8 layers")
     if ":" not in text:
+        if text.endswith(".py"):
+            raise InputError(
+                f"{text!r} is Python source; name the function in it that returns (model, args), like {text}:build."
+            )
         return ModelSource(load_program(text), None, None, Path(text).name)
     where, _, name = text.rpartition(":")
     function = getattr(_module(where, text), name, None)

@@ -6,10 +6,14 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from fxpasses.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,11 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "devices_option",
+    "first_given",
     "links_option",
     "make_console",
     "no_color_option",
     "objective_option",
     "pipeline_option",
+    "refuse_one_file_for_two",
     "replicate_option",
     "show_progress",
     "topology_of",
@@ -83,6 +89,28 @@ def training_option(command: Command) -> Command:
     """``--training``."""
     text = "Keep the budgets in training steps: sgd, momentum, rmsprop, adagrad, adam, adamw, or optimizer_slots=2."
     return click.option("--training", metavar="OPTIMIZER[,step_slots=1]", help=text)(command)
+
+
+def first_given(names: Collection[str]) -> str | None:
+    """The first of some parameters that the command line gives, as it is written there; defaults are not given."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+            return parameter.opts[0]
+    return None
+
+
+def refuse_one_file_for_two(files: Mapping[str, Path | None]) -> None:
+    """Say before any work that an option would write over what another one wrote.
+
+    Raises:
+        InputError: two options name one file.
+    """
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+            raise InputError(f"{other} and {option} both write to {str(path)!r}; give each a file of its own.")
 
 
 def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None) -> Topology:

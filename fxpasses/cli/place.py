@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from fxpasses.cli.options import show_progress
-from fxpasses.cli.requests import FILE, Request, takes_request
+from fxpasses.cli.options import first_given, refuse_one_file_for_two, show_progress
+from fxpasses.cli.requests import FILE, SEARCH, Request, takes_request
 from fxpasses.errors import InputError, PlanError
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ class _Files:
     trace: Path | None
     svg: Path | None
     page: Path | None
-    map_out: Path | None
+    device_map_out: Path | None
 
     def refuse_unwritable(self) -> None:
-        """Say before any work that a file has no folder."""
-        for path in (self.out, self.trace, self.svg, self.page, self.map_out):
+        """Say before any work that a file has no folder, or is asked for twice."""
+        files = attrs.asdict(self, recurse=False)
+        for path in files.values():
             if path is not None and not path.parent.is_dir():
                 raise InputError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
+        refuse_one_file_for_two({_flag(name): path for name, path in files.items()})
 
 
 @click.command("place")
@@ -65,17 +67,37 @@ class _Files:
 def place_command(request: Request, *, check_file: Path | None, on_this_machine: bool, **options: Any) -> None:
     """Plan on which device each operator of MODEL runs; no device needs to be there."""
     if check_file is not None:
-        _refuse_beside_check({**options, "plan_file": request.plan_file})
+        _refuse_beside_check()
         _check(request, check_file, here=on_this_machine)
     else:
+        _refuse_unheard(options, here=on_this_machine)
         _place(request, options)
 
 
-def _refuse_beside_check(options: Mapping[str, Any]) -> None:
-    for name in ("out", "trace", "svg", "page", "diff_file", "plan_file", "device_map", "device_map_out"):
-        if options[name] is not None:
-            flag = name.removesuffix("_file").replace("_", "-")
-            raise InputError(f"--check only checks; leave --{flag} out, or use --plan to follow a plan.")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _refuse_beside_check() -> None:
+    """A check neither searches nor follows nor writes."""
+    files = ("out", "trace", "svg", "page", "diff_file", "plan_file", "device_map", "device_map_out", "samples")
+    if (option := first_given(files)) is not None:
+        raise InputError(f"--check only checks; leave {option} out, or use --plan to follow a plan.")
+    if (option := first_given(SEARCH)) is not None:
+        raise InputError(f"--check only checks, and nothing is searched; leave {option} out.")
+
+
+def _refuse_unheard(options: Mapping[str, Any], *, here: bool) -> None:
+    """Options that say something about another one that is not there, or that the other one leaves nothing to say."""
+    if here:
+        raise InputError("--on-this-machine is about the plan that --check checks; add --check FILE, or leave it out.")
+    if options["samples"] < 1:
+        raise InputError(f"A simulation takes 1 sample or more, not {options['samples']}.")
+    if first_given(["samples"]) and options["trace"] is None and options["svg"] is None:
+        raise InputError("--samples says how many samples --trace and --svg show; add one of them, or leave it out.")
+    unheard = set(SEARCH) - {"objective", "offload"}  # a device map is measured by the one, and needs the other
+    if options["device_map"] is not None and (option := first_given(unheard)) is not None:
+        raise InputError(f"--device-map says where it runs, and nothing is searched; leave {option} out, or the map.")
 
 
 def _place(request: Request, options: Mapping[str, Any]) -> None:
@@ -86,8 +108,6 @@ def _place(request: Request, options: Mapping[str, Any]) -> None:
 
     files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
     files.refuse_unwritable()
-    if options["samples"] < 1:
-        raise InputError(f"A simulation takes 1 sample or more, not {options['samples']}.")
     plan = request.plan()
     other = Plan.load(options["diff_file"]) if options["diff_file"] is not None else None
     device_map = _read_map(options["device_map"]) if options["device_map"] is not None else None
@@ -127,11 +147,13 @@ def _place(request: Request, options: Mapping[str, Any]) -> None:
 
 
 def _pins(texts: tuple[str, ...]) -> dict[Any, str]:
-    pins = {}
+    pins: dict[Any, str] = {}
     for text in texts:
         module, equals, device = text.rpartition("=")
         if not equals or not device:
             raise InputError(f"--pin {text!r} does not read MODULE=DEVICE; write it like model.layers.0=left.")
+        if module in pins:
+            raise InputError(f"--pin says twice where {module!r} runs, on {pins[module]} and {device}; take one out.")
         pins[module] = device
     return pins
 
@@ -151,8 +173,8 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
     texts: dict[Path, str] = {}
     if files.out is not None:
         texts[files.out] = json.dumps(planned.plan.to_json(), indent=2) + "\n"
-    if files.map_out is not None:
-        texts[files.map_out] = json.dumps(_map_of(planned.plan), indent=2) + "\n"
+    if files.device_map_out is not None:
+        texts[files.device_map_out] = json.dumps(_map_of(planned.plan), indent=2) + "\n"
     if files.trace is not None or files.svg is not None:
         timeline = planned.simulate(samples=samples, overlap="devices").timeline
         if files.trace is not None:

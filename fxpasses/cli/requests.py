@@ -12,6 +12,7 @@ import click
 
 from fxpasses.cli.options import (
     devices_option,
+    first_given,
     links_option,
     make_console,
     no_color_option,
@@ -21,6 +22,7 @@ from fxpasses.cli.options import (
     topology_of,
     training_option,
 )
+from fxpasses.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +32,12 @@ if TYPE_CHECKING:
     from fxpasses.partitioners import Training
     from fxpasses.plan import Plan
 
-__all__ = ["FILE", "Request", "takes_request"]
+__all__ = ["FILE", "SEARCH", "Request", "takes_request"]
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+
+SEARCH = ("objective", "contiguity", "pins", "time_budget", "seed", "replicate", "offload")
+"""What says how to search a placement."""
 
 _MODEL = """
 
@@ -78,13 +83,28 @@ class Request:
         return make_console(as_json=self.as_json, no_color=self.no_color)
 
     def plan(self) -> Plan | None:
-        """The plan to follow, read from its file."""
+        """The plan to follow, read from its file.
+
+        Raises:
+            InputError: the command line says how to search, too.
+            PlanError: there is no such file, or it is no plan.
+        """
         from fxpasses.plan import Plan
 
-        return Plan.load(self.plan_file) if self.plan_file is not None else None
+        if self.plan_file is None:
+            return None
+        if (option := first_given(SEARCH)) is not None:
+            raise InputError(f"--plan follows a plan, and nothing is searched; leave {option} out, or --plan.")
+        return Plan.load(self.plan_file)
 
     def topology(self, *, needed: bool) -> Topology | None:
-        """The devices and links; None where none are named and a plan or a map has them."""
+        """The devices and links; None where none are named and a plan or a map has them.
+
+        Raises:
+            InputError: there is no device, a text does not parse, or links are to join devices that are not named.
+        """
+        if self.links and not self.devices and not needed:
+            raise InputError("--link joins two devices; name them with --device, or leave it out.")
         return topology_of(self.devices, self.links, self.model) if needed or self.devices else None
 
     def training_of(self, plan: Plan | None = None) -> Training | None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from fxpasses.cli.options import devices_option, links_option, make_console, no_color_option, show_progress
+from fxpasses.cli.options import (
+    devices_option,
+    links_option,
+    make_console,
+    no_color_option,
+    refuse_one_file_for_two,
+    show_progress,
+)
 from fxpasses.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,6 +94,7 @@ def stages_command(
     wish = Wish(**options)
     if wish.schedule != RECOMMEND:
         find_schedule(wish.schedule)  # a wrong name is told before the model is read
+    refuse_one_file_for_two({"--trace": trace, "--svg": svg})
     console = make_console(as_json=as_json, no_color=no_color)
     topology = _topology(devices, links)
     with show_progress(console) as progress:

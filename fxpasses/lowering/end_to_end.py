@@ -108,7 +108,8 @@ def lower(
         the right device; buffers that the model writes to are copied, so the two never disturb each other.
 
     Raises:
-        InputError: no device, two of one name, missing or unfitting inputs; nothing to train.
+        InputError: no device, two of one name, missing or unfitting inputs; nothing to train; how to search, beside a
+            plan or a device map.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
         PlacementError: the device map names a module or a device that is not there, or misses modules; or a torch

@@ -90,7 +90,7 @@ def place(
 
     Raises:
         InputError: no device, two of one name, missing or unfitting inputs; training with offloaded parameters, or of
-            a model that has nothing to train.
+            a model that has nothing to train; how to search, beside a plan or a device map.
         CaptureError: torch cannot export the model.
         PipelineError: the pipeline cannot work.
         PlacementError: an option that makes no sense, or a map that names what is not there.
@@ -98,6 +98,12 @@ def place(
         PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
     """
     _check_plan(plan, device_map)
+    searched = {"pinned": pinned, "forbidden": forbidden, "colocate": colocate, "contiguity": contiguity}
+    if device_map is not None:
+        _refuse_unheard("device map", searched)
+    if plan is not None:
+        chosen = {"objective": objective != "latency", "replicate": replicate != "cheaper", "offload": offload}
+        _refuse_unheard("plan", {**searched, **chosen})
     _check_training(training)
     training = plan.training if plan is not None and training is None else training
     check_offload(offload, training)
@@ -126,6 +132,15 @@ def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:
         raise InputError("A plan and a device map both say where the model runs; give one of them.")
 
 
+def _refuse_unheard(what: str, wishes: Mapping[str, Any]) -> None:
+    """What only a search would hear."""
+    for name, wish in wishes.items():
+        if wish:
+            raise InputError(
+                f"A {what} says where the model runs, and nothing is searched; leave {name} out, or the {what}."
+            )
+
+
 def _check_training(training: Any) -> None:
     if training is not None and not isinstance(training, Training):
         raise InputError(
@@ -142,7 +157,10 @@ def _topology(
 ) -> Topology:
     if devices is not None:
         return Topology.of(devices, links)
+    links = tuple(links)
     if plan is not None:
+        if links:
+            raise InputError("A plan has its own links; give them together with devices, or leave them out.")
         return plan.topology
     return Topology.of(() if device_map is None else devices_of_map(device_map), links)
 

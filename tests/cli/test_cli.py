@@ -129,7 +129,8 @@ def test_a_pipeline_is_text(source: str) -> None:
     ("arguments", "sentence"),
     [
         (["nothing.pt2", *TWO], "error: There is no file 'nothing.pt2'."),
-        (["SOURCE", *TWO], "is not a program that torch.export.save wrote"),
+        (["SOURCE", *TWO], "is Python source; name the function in it that returns (model, args), like "),
+        ([str(Path(__file__).parents[2] / "README.md"), *TWO], "is not a program that torch.export.save wrote"),
         (["nothing.py:model", *TWO], "error: There is no file 'nothing.py' (asked for 'nothing.py:model')."),
         (
             ["no_such_module:model", *TWO],
@@ -165,6 +166,10 @@ def test_a_pipeline_is_text(source: str) -> None:
         (
             ["SOURCE:model", *TWO, "--link", "left:top=1GiB/s"],
             "names the device 'top', which is not among left, ",
+        ),
+        (
+            ["SOURCE:model", *TWO, "--objective", "speed"],
+            "error: Invalid value for '--objective': 'speed' is not one of",
         ),
         (["SOURCE:model", *TWO, "--out", "SOURCE"], "cannot be written: "),
         (["SOURCE:model", *TWO, "--pipeline", "make-coffee"], "unknown pass 'make-coffee'"),

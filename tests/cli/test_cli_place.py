@@ -312,6 +312,43 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
         ),
         ([*TWO, "--plan", "LIST"], "error: This is no plan; write one with fxpasses place --out."),
         ([*TWO, "--check", "PLAN", "--out", "x.json"], "error: --check only checks; leave --out out, or use --plan to"),
+        (["--check", "PLAN", "--seed", "1"], "error: --check only checks, and nothing is searched; leave --seed out."),
+        (["--check", "PLAN", "--samples", "2"], "error: --check only checks; leave --samples out, or use --plan to"),
+        (["--check", "PLAN", "--link", "left:right=1GB/s"], "error: --link joins two devices; name them with --device"),
+        (
+            ["--plan", "PLAN", "--pin", "layers.0=right"],
+            "error: --plan follows a plan, and nothing is searched; leave --pin out, or --plan.",
+        ),
+        (["--plan", "PLAN", "--objective", "latency"], "nothing is searched; leave --objective out, or --plan."),
+        (["--plan", "PLAN", "--contiguity", "free"], "nothing is searched; leave --contiguity out, or --plan."),
+        (["--plan", "PLAN", "--offload", "cpu"], "nothing is searched; leave --offload out, or --plan."),
+        (["--plan", "PLAN", "--link", "left:right=1GB/s"], "error: --link joins two devices; name them with --device"),
+        (
+            [*TWO, "--device-map", "MAP", "--pin", "layers.0=right"],
+            "error: --device-map says where it runs, and nothing is searched; leave --pin out, or the map.",
+        ),
+        (
+            [*TWO, "--pin", "layers.0=left", "--pin", "layers.0=right"],
+            "error: --pin says twice where 'layers.0' runs, on left and right; take one out.",
+        ),
+        (
+            [*TWO, "--on-this-machine"],
+            "error: --on-this-machine is about the plan that --check checks; add --check FILE, or leave it out.",
+        ),
+        (
+            [*TWO, "--samples", "2"],
+            "error: --samples says how many samples --trace and --svg show; add one of them, or leave it out.",
+        ),
+        (
+            [*TWO, "--trace", "x.svg", "--svg", "./x.svg"],
+            "error: --trace and --svg both write to 'x.svg'; give each a file of its own.",
+        ),
+        (
+            [*TWO, "--objective", "speed"],
+            "error: Invalid value for '--objective': 'speed' is not one of 'latency', 'throughput', 'memory', "
+            "'devices'; see main place --help.",
+        ),
+        ([*TWO, "--page", "."], "error: Invalid value for '--page': File '.' is a directory; see main place --help."),
         ([*TWO, "--samples", "0", "--svg", "x.svg"], "error: A simulation takes 1 sample or more, not 0."),
         (
             [*TWO, "--out", "/nowhere/plan.json"],
@@ -327,6 +364,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     source: str, plan_file: Path, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     texts = {"LIST": "[]", "BROKEN": "{", "WRONG": '{"layer.0": "left", "": "right"}', "PLAN": plan_file.read_text()}
+    texts["MAP"] = '{"": "left"}'
     texts["TWICE"] = '{"layers.0": "left", "layers.0": "right", "": "right"}'
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -336,6 +374,32 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     assert 2 == result.exit_code, result.output
     assert sentence in result.stderr
     assert "Traceback" not in result.output
+    assert ["error"] == [line.partition(":")[0] for line in result.stderr.splitlines() if not line.startswith("...")]
+
+
+def test_what_a_plan_does_not_leave_to_say_is_refused_for_lowering_too(source: str, plan_file: Path) -> None:
+    result = CliRunner().invoke(main, ["lower", f"{source}:model", "--plan", str(plan_file), "--replicate", "never"])
+
+    assert 2 == result.exit_code
+    assert "error: --plan follows a plan, and nothing is searched; leave --replicate out, or --plan.\n" == result.stderr
+
+
+def test_a_source_file_without_a_function_says_how_to_name_one(source: str) -> None:
+    result = run(source, *TWO)
+
+    assert 2 == result.exit_code
+    assert (
+        f"error: {source!r} is Python source; name the function in it that returns (model, args), like {source}:build."
+        in result.stderr
+    )
+
+
+def test_a_command_that_does_not_exist_is_one_sentence() -> None:
+    result = CliRunner().invoke(main, ["plcae"])
+
+    assert 2 == result.exit_code
+    assert result.stderr.startswith("error: No such command 'plcae'")
+    assert 1 == len(result.stderr.splitlines())
 
 
 def test_a_plan_for_another_model_is_refused(source: str, plan_file: Path) -> None:

@@ -132,6 +132,8 @@ def test_a_narrow_terminal_gets_lines(source, monkeypatch):
         (("--ranks", "3", "--device", "a=cpu"), "error: --ranks 3 does not fit 1 devices; name one device for each"),
         (("--link", "a:b=1GiB/s"), "error: --link joins two devices; name them with --device."),
         (("--memory", "much"), "error: 'much' is not a size in bytes; write it like 40MiB or 2GB."),
+        (("--trace", "a.svg", "--svg", "a.svg"), "error: --trace and --svg both write to 'a.svg'; give each a file of"),
+        (("--stages", "0"), "error: Invalid value for '--stages': 0 is not in the range x>=1; see main stages --help."),
         (("--stages", "2", "--svg", "/nowhere/a.svg"), "error: '/nowhere/a.svg' cannot be written: No such file or d"),
         (
             ("--stages", "3", "--ranks", "2", "--schedule", "recommend"),

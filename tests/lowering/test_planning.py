@@ -272,6 +272,22 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "A plan and a device map both say where the model runs; give one of them.",
         ),
         (
+            lambda: place(Mlp(), ARGS, plan=place(Mlp(), ARGS, devices=TWO).plan, pinned={"layers.0": "left"}),
+            "A plan says where the model runs, and nothing is searched; leave pinned out, or the plan.",
+        ),
+        (
+            lambda: lower(Mlp(), ARGS, plan=place(Mlp(), ARGS, devices=TWO).plan, objective="memory"),
+            "A plan says where the model runs, and nothing is searched; leave objective out, or the plan.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, device_map={"": "left"}, contiguity="free"),
+            "A device map says where the model runs, and nothing is searched; leave contiguity out, or the device map.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, plan=place(Mlp(), ARGS, devices=TWO).plan, links=[Link("left", "right")]),
+            "A plan has its own links; give them together with devices, or leave them out.",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=[Device("a"), Device("b")], forbidden={"layers.0": ["a", "b"]}),
             "linear may run nowhere (forbidden on a, b): give it a device.",
         ),
