@@ -56,7 +56,7 @@ class PlacementProblem:
 
     * ``seconds``: a number, or a mapping from device names to numbers; a device that the mapping leaves out, or gives
       as None or ``inf``, cannot run the node;
-    * ``kept_bytes``: what the node keeps on its device;
+    * ``kept_bytes``: what the node keeps on its device; parts of a byte count as a whole one;
     * ``shared_bytes``: a mapping of keys to bytes: what a device keeps once, however many of its nodes name the key
       (tied weights, for example);
     * ``live_bytes``: what is alive while the node runs; a device needs the largest of its nodes;

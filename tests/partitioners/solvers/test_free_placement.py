@@ -248,6 +248,18 @@ def test_clusters_weigh_what_their_units_weigh() -> None:
     assert 8.0 >= merged.weight[:, 0].max()
 
 
+def test_units_that_weigh_nothing_are_clustered_by_what_they_send() -> None:
+    """However long that takes: a number that is too large for a float is a warning, which is an error here."""
+    graph = grid(2, 5)
+    for node in graph:
+        graph.nodes[node].update(seconds=0.0, output_seconds=1e10, kept_bytes=0)
+    model = model_of(PlacementProblem(graph, [Device("a"), Device("b")], contiguity="free"))
+
+    cluster = clustered(model, 2, 8.0, np.random.default_rng(0))
+
+    assert {0, 1} == set(cluster.tolist())
+
+
 def test_a_sequence_is_chopped_where_little_crosses() -> None:
     """A chain with a cheap value after every fifth node."""
     graph = nx.path_graph(20, create_using=nx.DiGraph)

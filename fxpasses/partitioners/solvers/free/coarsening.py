@@ -98,7 +98,8 @@ def _matched(
     load = np.bincount(cluster, weight, count)
     first, second = cluster[ends[:, 0]], cluster[ends[:, 1]]
     apart = first != second
-    rating = heavy[apart] / (load[first[apart]] + load[second[apart]] + 1e-300) * draw.uniform(0.2, 1.0, apart.sum())
+    least = 1e-300 * (heavy.max(initial=0.0) or 1.0)  # the quotient is finite
+    rating = heavy[apart] / (load[first[apart]] + load[second[apart]] + least) * draw.uniform(0.2, 1.0, apart.sum())
     partner = np.arange(count)
     left = count
     for a, b in np.stack([first[apart], second[apart]], axis=1)[np.argsort(-rating, kind="stable")].tolist():

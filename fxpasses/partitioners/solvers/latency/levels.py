@@ -95,9 +95,11 @@ class Level:
 
     @property
     def usual(self) -> float:
-        """Seconds of a usual node: the mean over seconds, not over nodes."""
+        """Seconds of a usual node: the mean over seconds, not over nodes. Of a copy where no node takes any."""
         seconds = self.scheduler.seconds.mean(axis=1)
-        return float((seconds**2).sum() / (seconds.sum() or 1.0))
+        if not seconds.any():
+            seconds = self.scheduler.send.mean(axis=(1, 2))
+        return float((seconds**2).sum() / (seconds.sum() or 1.0)) or 1.0
 
     def joined(self, joined: Joined) -> Level:
         """The problem of the groups."""

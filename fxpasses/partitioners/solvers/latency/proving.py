@@ -48,7 +48,7 @@ class LatencyProgram:
 
         ``below`` is a makespan that is reached already; ``inf`` when none is known.
         """
-        program, runs, start, top, scale = self._built(below, whole=True)
+        program, runs, start, top, scale = self._under(below)._built(below, whole=True)
         answer = program.minimize((1.0, top), nodes=nodes)
         if answer.x is None:
             return None, None, answer.bound * scale
@@ -60,9 +60,32 @@ class LatencyProgram:
         answer = program.minimize((1.0, top), nodes=1)
         return answer.bound * scale if np.isfinite(answer.bound) else 0.0
 
+    def _under(self, below: float) -> LatencyProgram:
+        """The same for makespans up to ``below``: what alone takes longer is banned, or counts as twice that.
+
+        In a program, such numbers would leave no digits for the others.
+        """
+        if not np.isfinite(below):
+            return self
+        most, scheduler, heads = below * (1 + ROUNDING), self.scheduler, self.heads
+        banned = self.model.banned.copy()
+        np.logical_or.at(banned, self.unit_of, scheduler.seconds > most)
+        return attrs.evolve(
+            self,
+            model=attrs.evolve(self.model, banned=banned),
+            scheduler=attrs.evolve(
+                scheduler,
+                seconds=np.where(banned[self.unit_of], 0.0, scheduler.seconds),
+                send=np.minimum(scheduler.send, 2 * most),
+            ),
+            heads=attrs.evolve(heads, head=np.minimum(heads.head, 2 * most), tail=np.minimum(heads.tail, 2 * most)),
+        )
+
     def _built(self, below: float, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
         seconds, unit_of = self.scheduler.seconds, self.unit_of
-        scale = float(seconds.max(initial=0.0)) or 1.0
+        fastest = np.where(self.model.banned[unit_of], np.inf, seconds).min(axis=1)
+        fastest = fastest[np.isfinite(fastest)]
+        scale = float(fastest.max(initial=0.0)) or float(self.scheduler.send.max()) or 1.0
         slowest = float(seconds.max(axis=1).sum() + self.scheduler.send.max(axis=(1, 2)).sum())
         horizon = min(below, slowest) / scale * (1 + ROUNDING)
         program, runs = add_assignments(self.model, whole=whole)
@@ -138,11 +161,12 @@ class LatencyProgram:
                 relevant = np.flatnonzero((taken > 0) & (self.scheduler.seconds[late, device] > 0))
                 if relevant.size:
                     most = np.maximum(last[early[relevant]] - first[late[relevant]], 0.0)  # how much later it can end
+                    elsewhere = most + taken[relevant]  # where it may take no time at all
                     program.at_most(
-                        right * most - taken[relevant],
+                        right * most,
                         (1.0, start[early[relevant]]),
                         (-1.0, start[late[relevant]]),
-                        (most[:, None], both[relevant]),
+                        (np.stack([elsewhere, most], axis=1), both[relevant]),
                         (sign * most, goes_first[relevant]),
                     )
 

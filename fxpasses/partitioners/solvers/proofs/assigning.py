@@ -52,6 +52,7 @@ def program_size(model: LoadModel) -> int:
 
 def least_load(model: LoadModel, *, below: float, nodes: int | None, extra: Extra = None) -> Proof:
     """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
+    model = model.under(below * (1 + ROUNDING))
     program, runs = add_assignments(model, extra=extra)
     scale = float(model.weight.max(initial=0.0)) or 1.0
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)

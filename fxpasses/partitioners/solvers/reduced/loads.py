@@ -92,6 +92,17 @@ class LoadModel:
             not timed,
         )
 
+    def under(self, below: float) -> LoadModel:
+        """The same for loads up to ``below``: what alone takes longer is banned, or sent in twice that.
+
+        In a program, such numbers would leave no digits for the others.
+        """
+        if not np.isfinite(below):
+            return self
+        too_long = self.weight > below
+        weight, banned = np.where(too_long, 0.0, self.weight), self.banned | too_long
+        return attrs.evolve(self, weight=weight, banned=banned, send=np.minimum(self.send, 2 * below))
+
     def users(self, homes: Ints) -> NDArray[np.int32]:
         """How many users of each value each device has, ``(p, q, k)``."""
         count = np.zeros((len(homes), len(self.source), self.devices), dtype=np.int32)

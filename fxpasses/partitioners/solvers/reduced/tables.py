@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -19,6 +19,9 @@ __all__ = ["CostTables", "Figures", "Floats", "Ints", "evaluate", "tables_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+MOST_BYTES = 2.0**53
+"""Bytes up to which floats are exact."""
 
 
 @attrs.frozen(eq=False)
@@ -89,11 +92,11 @@ def tables_of(problem: PlacementProblem) -> CostTables:
     shared, shares = _shared(problem)
     ends = [position[end] for edge in problem.graph.edges for end in edge]
     edges = np.array(ends, dtype=np.int64).reshape(-1, 2)
-    return CostTables(
+    tables = CostTables(
         nodes,
         _seconds(problem, position),
-        _numbers(problem, "kept_bytes").astype(np.int64),
-        _numbers(problem, "live_bytes").astype(np.int64),
+        _bytes_of(problem, "kept_bytes"),
+        _bytes_of(problem, "live_bytes"),
         shared,
         shares,
         _numbers(problem, "output_bytes"),
@@ -105,6 +108,20 @@ def tables_of(problem: PlacementProblem) -> CostTables:
         _forward(problem, position, edges),
         np.array([bool(facts.get("replicable", False)) for _node, facts in problem.graph.nodes(data=True)], dtype=bool),
     )
+    _check_sums(tables)
+    return tables
+
+
+def _check_sums(tables: CostTables) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        nodes = np.where(np.isfinite(tables.seconds), tables.seconds, 0.0).max(axis=1, initial=0.0)
+        values = tables.fixed + tables.latency.max(initial=0.0) + tables.output * tables.per_byte.max(initial=0.0)
+        total = float((nodes + 2 * len(tables.memory) * values).sum())
+    if not math.isfinite(total):
+        raise PlacementError(
+            "The seconds of all nodes and values together are more than a float can hold; give smaller ones, or faster "
+            "links."
+        )
 
 
 def _links(problem: PlacementProblem) -> tuple[Floats, Floats]:
@@ -146,6 +163,21 @@ def _numbers(problem: PlacementProblem, key: str) -> Floats:
     return np.array(found, dtype=np.float64)
 
 
+def _bytes_of(problem: PlacementProblem, key: str) -> Ints:
+    return _whole(_numbers(problem, key), lambda row: f"node {tuple(problem.graph)[row]!r} has {key}")
+
+
+def _whole(sizes: Floats, name: Callable[[int], str]) -> Ints:
+    """Bytes, rounded up; ``name`` says which number is the largest."""
+    whole = np.ceil(sizes)
+    if whole.sum() > MOST_BYTES:
+        row = int(np.argmax(sizes))
+        raise PlacementError(
+            f"All bytes together must be 2**53 at most, or their sums are not exact; {name(row)}={sizes[row]:g}."
+        )
+    return whole.astype(np.int64)
+
+
 def _number(node: Node, key: str, value: Any) -> float:
     if math.isinf(checked := _checked(node, key, value)):
         raise PlacementError(f"Node {node!r} has {key}={value!r}; give a finite number.")
@@ -179,7 +211,9 @@ def _shared(problem: PlacementProblem) -> tuple[Ints, Ints]:
                     f"{sizes[known]}. Give one size."
                 )
             pairs += (known, row)
-    return np.array(sizes, dtype=np.int64), np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    keys = tuple(number)
+    whole = _whole(np.array(sizes, dtype=np.float64), lambda key: f"the shared key {keys[key]!r} has a size")
+    return whole, np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _forward(problem: PlacementProblem, position: Mapping[Node, int], edges: Ints) -> Ints:

@@ -1,0 +1,153 @@
+"""Costs that differ by many orders of magnitude, or are none: what is proven holds; bytes are not rounded down."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import attrs
+import networkx as nx
+import pytest
+from fuzz import examples
+from placement_cases import every_placement, is_legal, is_pipeline, loads, random_problem
+from schedule_cases import check_schedule, optimum
+
+from fxpasses.devices import Device, Link
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners import PlacementProblem, solve_placement
+
+RANDOM_GRAPHS = examples(60)
+RATIOS = (1.0, 10.0, 30.0, 1e3, 1e6)
+
+
+def extreme(seed: int, **options: Any) -> PlacementProblem:
+    """A random problem with a device and a link that are slower than the others, by up to a million times and more."""
+    draw = random.Random(seed)
+    problem = random_problem(seed, **options)
+    ratio = {device.name: 1.0 for device in problem.devices} | {problem.devices[-1].name: draw.choice(RATIOS)}
+    for _node, facts in problem.graph.nodes(data=True):
+        each = facts["seconds"] if isinstance(facts["seconds"], dict) else dict.fromkeys(ratio, facts["seconds"])
+        facts["seconds"] = {name: seconds * ratio[name] * draw.uniform(0.5, 1.5) for name, seconds in each.items()}
+    slow = draw.choice([0.25, 1e3, 1e10])
+    links = [attrs.evolve(problem.links[0], latency=slow), *problem.links[1:]]
+    return attrs.evolve(problem, links=links)
+
+
+def is_convex(problem: PlacementProblem, placed: Any) -> bool:
+    """Whether no path leaves a device and comes back."""
+    paths = nx.transitive_closure_dag(problem.graph)
+    return not any(placed[a] == placed[c] != placed[b] for a, b in paths.edges for c in paths.successors(b))
+
+
+ALLOWED = {"free": lambda _problem, _placed: True, "pipeline": is_pipeline, "convex": is_convex}
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_no_placement_is_below_a_bound_however_much_costs_differ(seed: int) -> None:
+    contiguity = ["free", "convex", "pipeline"][seed % 3]
+    problem = extreme(seed, contiguity=contiguity)
+    found = [p for p in every_placement(problem) if is_legal(problem, p) and ALLOWED[contiguity](problem, p)]
+    if not found:
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+    best = min(max(loads(problem, placed).values()) for placed in found)
+
+    solution = solve_placement(problem)
+
+    assert pytest.approx(max(loads(problem, solution.device_of).values())) == solution.objective_value
+    assert solution.bound <= best * (1 + 1e-6)
+    assert solution.objective_value <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_no_schedule_is_below_a_bound_however_much_devices_differ(seed: int) -> None:
+    sizes = [(6, 2), (5, 3), (4, 3)]
+    problem = extreme(seed, sizes=sizes, objective="latency", contiguity="free", time_budget=0.1)
+    best = optimum(problem)
+    if math.isinf(best):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem)
+        return
+
+    solution = solve_placement(problem)
+
+    check_schedule(problem, solution)
+    assert solution.bound <= best * (1 + 1e-6)
+    assert pytest.approx(best, rel=1e-6) == solution.objective_value
+
+
+def test_a_slow_device_is_no_reason_to_rule_out_a_schedule_on_the_others() -> None:
+    """The program used to count that a node ends as late as on the slowest device, wherever it ran."""
+    graph: nx.DiGraph[int] = nx.DiGraph([(0, 1), (2, 4)])
+    seconds = {0: (0.5, 1.0, 5.0), 1: (0.95, 1.9, 9.5), 2: (0.0, 0.0, 0.0), 3: (0.0, 0.0, 0.0), 4: (0.9, 0.9, 9.0)}
+    for node, kept in ((0, 5), (1, 9), (2, 1), (3, 0), (4, 4)):
+        graph.add_node(node, seconds=dict(zip("abs", seconds[node], strict=True)), kept_bytes=kept)
+    devices = [Device("a", 12), Device("b", 12), Device("s")]
+
+    solution = solve_placement(PlacementProblem(graph, devices, objective="latency", contiguity="free"))
+
+    assert pytest.approx(1.95) == solution.objective_value
+    assert solution.is_optimal
+
+
+@pytest.mark.parametrize("contiguity", ["free", "convex", "pipeline"])
+def test_nodes_that_take_no_time_have_a_latency_by_what_they_send(contiguity: str) -> None:
+    graph = nx.path_graph(6, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(output_seconds=1.0 + node, kept_bytes=5)
+
+    solution = solve_placement(
+        PlacementProblem(graph, [Device("a", 15), Device("b", 15)], objective="latency", contiguity=contiguity)
+    )
+
+    assert 3.0 == solution.objective_value  # between the third and the fourth
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+@pytest.mark.parametrize("contiguity", ["free", "convex", "pipeline"])
+def test_parts_of_bytes_count_as_whole_ones(objective: str, contiguity: str) -> None:
+    graph = nx.path_graph(4, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=0.9, live_bytes=0.5, shared_bytes={"w": 0.1})
+    fitting = [Device("a", 4), Device("b", 4)]
+
+    solution = solve_placement(PlacementProblem(graph, fitting, objective=objective, contiguity=contiguity))
+
+    assert solution.kept_bytes == {"a": 4, "b": 4}  # two nodes, one that is alive, the shared one
+    small = [Device("a", 4), Device("b", 3)]
+    with pytest.raises(InfeasibleError):
+        solve_placement(PlacementProblem(graph, small, objective=objective, contiguity=contiguity))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            {"kept_bytes": 1e19},
+            "All bytes together must be 2**53 at most, or their sums are not exact; node 1 has kept_bytes=1e+19.",
+        ),
+        (
+            {"shared_bytes": {"w": 2**60}},
+            "All bytes together must be 2**53 at most, or their sums are not exact; the shared key 'w' has a "
+            "size=1.15292e+18.",
+        ),
+        (
+            {"seconds": 1e308},
+            "The seconds of all nodes and values together are more than a float can hold; give smaller ones, or faster "
+            "links.",
+        ),
+    ],
+)
+def test_costs_that_cannot_be_added_up_are_refused(facts: dict[str, Any], message: str) -> None:
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    graph.nodes[0].update(seconds=1e308)
+    graph.nodes[1].update(facts)
+    if "seconds" not in facts:
+        graph.nodes[0].update(seconds=1.0)
+
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("a"), Device("b")], [Link("a", "b", 1e9, 0.0)]))
+
+    assert message == str(caught.value)
