@@ -49,7 +49,10 @@ class AllocatedByDevice(TorchDispatchMode):
 
     def _enter(self, device: str, given: Any) -> None:
         self.device = device
-        self.alive = {key: (ref, size, where or device) for key, (ref, size, where) in self.alive.items()}
+        for leaf in (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)):
+            if (key := leaf.untyped_storage()._cdata) in self.alive:
+                reference, size, where = self.alive[key]
+                self.alive[key] = (reference, size, where or device)
         for tensor in (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)):
             if any(tensor is each for each in self.before):
                 self._hold(device, tensor)
@@ -75,11 +78,13 @@ class AllocatedByDevice(TorchDispatchMode):
             yield function
             waiting += [before for before, _ in function.next_functions]
 
-    def _where(self, operands: Any) -> str | None:
+    def _where(self, operands: Any, is_copy: bool = False) -> str | None:
         if self.device is not None:
             return self.device
         if (function := torch._C._current_autograd_node()) is not None:
             return self.of_function.get(function)
+        if is_copy:  # of the part that is entered with it
+            return None
         for leaf in pytree.tree_leaves(operands):
             if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() in self.home:
                 return self.home[leaf.untyped_storage().data_ptr()]
@@ -93,7 +98,7 @@ class AllocatedByDevice(TorchDispatchMode):
         self.peak = {device: max(most, now[device]) for device, most in self.peak.items()}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        where = self._where(args)
+        where = self._where(args, function is torch.ops.aten._to_copy.default)
         result = function(*args, **(kwargs or {}))
         self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
         owners = [where] * len(result) if isinstance(result, (list, tuple)) else [where]
