@@ -22,6 +22,7 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
     autocasts_open_at,
@@ -88,14 +89,14 @@ class MemoryCourse:
         held: Bytes of parameters, buffers and constants on each device.
         lives: What comes and goes on each device.
         state: Of what is held, the bytes that are no parameters.
-        storages: Where each value lives, see :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+        storages: Where each value lives on each device.
     """
 
     schedule: tuple[Node, ...]
     held: Mapping[str, int]
     lives: Mapping[str, tuple[Life, ...]]
     state: Mapping[str, int] = attrs.field(factory=dict)
-    storages: Mapping[Node, tuple[int, ...]] = attrs.field(factory=dict)
+    storages: DeviceStorages = attrs.field(factory=DeviceStorages)
 
     def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
         """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
@@ -151,12 +152,12 @@ def follow_memory(
         spans[part] = (spans.get(part, (index, index))[0], index)
     home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
     names = list(dict.fromkeys(device.name for device in device_of.values()))
-    storages = homes_in_memory(graph_module, effects)
+    storages = DeviceStorages.of(graph_module, homes_in_memory(graph_module, effects), home)
     regions = _RegionSpans.of(schedule, assignment, effects)
-    lives = _lives(graph_module, assignment, storages, position, spans, home, len(schedule), regions)
+    lives = _lives(graph_module, assignment, storages, position, spans, len(schedule), regions)
     _keep_inputs(lives, {device.name: device for device in device_of.values()}, len(schedule))
-    held = _held(graph_module, effects, storages, home)
-    state = _held(graph_module, effects, storages, home, parameters=False)
+    held = _held(graph_module, effects, storages)
+    state = _held(graph_module, effects, storages, parameters=False)
     return MemoryCourse(
         tuple(schedule),
         {name: sum(held.get(name, {}).values()) for name in names},
@@ -204,11 +205,11 @@ class _RegionSpans:
 def _held(
     graph_module: GraphModule,
     effects: EffectAnalysis,
-    storages: Mapping[Node, tuple[int, ...]],
-    home: Mapping[Node, str],
+    storages: DeviceStorages,
     *,
     parameters: bool = True,
 ) -> dict[str, dict[tuple[int, ...], int]]:
+    home = storages.device_of
     held: dict[str, dict[tuple[int, ...], int]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if not parameters and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter):
@@ -216,7 +217,7 @@ def _held(
         if tensors := tensors_in(value_of(node)):
             for device in dict.fromkeys(home[user] for user in node.users if user in home):
                 sizes = held.setdefault(device, {})
-                key = storages[node]
+                key = storages.homes[node]
                 sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
     for node, device in home.items():
         if node.op == "call_module":
@@ -237,29 +238,28 @@ def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...]
 def _lives(
     graph_module: GraphModule,
     assignment: Assignment,
-    homes: Mapping[Node, tuple[int, ...]],
+    storages: DeviceStorages,
     position: Mapping[Node, int],
     spans: Mapping[object, tuple[int, int]],
-    home: Mapping[Node, str],
     end: int,
     regions: _RegionSpans,
-) -> dict[str, dict[int, Life]]:
+) -> dict[str, dict[Place, Life]]:
     """For each device the life of each storage on it."""
-    lives: dict[str, dict[int, Life]] = {}
+    lives: dict[str, dict[Place, Life]] = {}
+    homes, home = storages.homes, storages.device_of
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
     for node in graph_module.graph.nodes:
         tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
-        if not tensors or constants.issuperset(homes[node]):
+        if not tensors:
             continue
         own, sent = (bytes_by_place(homes[node], tensors, measure) for measure in (memory_bytes, tensor_bytes))
         for device, start, stop in _stays(node, assignment, position, spans, home, end, regions):
-            for storage in (storage for storage in own if storage not in constants):
+            for storage in own:
                 size = (own if home.get(node) == device else sent)[storage]
-                there, is_copy = lives.setdefault(device, {}), home.get(node) not in (None, device)
-                key = storage
-                if is_copy and storage in there and there[storage].copied and there[storage].value is not node:
-                    key = -2 - position[node]  # a second view of a storage that crosses is a second copy
-                life = there.setdefault(key, Life(start, stop, size, home.get(node) != device, node))
+                there, place = lives.setdefault(device, {}), storages.place(node, storage, device)
+                if place in constants:  # held all the time; a copy of a view of it is not
+                    continue
+                life = there.setdefault(place, Life(start, stop, size, home.get(node) != device, node))
                 life.start, life.stop = min(life.start, start), max(life.stop, stop)
                 life.size = max(life.size, size)
     casts: set[object] = set()
@@ -277,7 +277,7 @@ def _lives(
     return lives
 
 
-def _keep_inputs(lives: Mapping[str, Mapping[int, Life]], devices: Mapping[str, Device], end: int) -> None:
+def _keep_inputs(lives: Mapping[str, Mapping[Place, Life]], devices: Mapping[str, Device], end: int) -> None:
     """What the caller has on the very device is there from the first operator to the last."""
     for name, there in lives.items():
         kind, _, index = devices[name].torch_device.partition(":")

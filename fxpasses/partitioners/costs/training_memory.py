@@ -8,7 +8,7 @@ lives on the device of the node whose backward makes it, and on each other devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -17,6 +17,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
+from fxpasses.partitioners.costs.device_storages import Place
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
 from fxpasses.partitioners.costs.training_course import Kind, StepLife, Training, TrainingCourse
@@ -113,18 +114,27 @@ class _Step:
 
     def _values(self, device: str) -> Iterator[StepLife]:
         """What the forward makes or receives, kept as long as somebody on the device has saved it."""
-        until: dict[int, int] = {}
+        until: dict[Place, int] = {}
         for node, owners in self.needs.saved.items():
             if self.home.get(node) == device:
-                for storage in (storage for owner in owners for storage in self.course.storages[owner]):
-                    until[storage] = max(until.get(storage, 0), self.backward(node))
+                for place in self._places(node, owners, device):
+                    until[place] = max(until.get(place, 0), self.backward(node))
         for life in self.course.lives[device]:
             if life.inside:  # what a forward needs that keeps something is known better
                 continue
-            saved = max((until.get(storage, 0) for storage in self.course.storages[life.value]), default=0)
+            saved = max((until.get(place, 0) for place in self.course.storages.places(life.value, device)), default=0)
             kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
             stop = max(self._forward_stop(life), saved)
             yield self._life(life.start, stop, life.size, life.value, kind, life.copied)
+
+    def _places(self, node: Node, owners: Iterable[Node], device: str) -> Iterator[Place]:
+        """Where what a node saves lies on its device: in what it reads or makes there, or else where it was made."""
+        storages = self.course.storages
+        for storage in (storage for owner in owners for storage in storages.homes[owner]):
+            near = [value for value in (node, *node.all_input_nodes) if storage in storages.homes[value]]
+            yield from (storages.place(value, storage, device) for value in near)
+            if not near:
+                yield storage
 
     def _forward_stop(self, life: Life) -> int:
         """What the model returns is held by whoever asked for it."""

@@ -1,0 +1,113 @@
+"""Random models on random devices: what each device is predicted to hold is never less than what it really allocates.
+
+They are full of what a copy may be larger or smaller than: views of parameters and buffers, several views of one value,
+values that go back to where they came from, chunks and concatenations, and sums, whose gradients are one number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from allocated_by_device import AllocatedByDevice
+from fuzz import examples
+from networkx.utils import UnionFind
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses import Device, LoweredModule, Plan, Topology, Training
+from fxpasses.lowering import lower_with_plan
+from fxpasses.lowering.preparing import prepare
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.colocation import must_share
+from fxpasses.partitioners.placing.device_runs import runs_of
+
+SIDE = 16
+SEVERAL = ("left", "middle", "right")
+SCALARS = 64
+"""Bytes by which a prediction may be less: numbers that an operator converts are counted nowhere."""
+
+
+class Drawn(nn.Module):
+    """Does what it is told: each step makes square values of earlier ones."""
+
+    def __init__(self, steps: list[tuple[str, int, int]]) -> None:
+        super().__init__()
+        self.steps = steps
+        self.weight = nn.Parameter(torch.randn(SIDE, SIDE))
+        self.row = nn.Parameter(torch.randn(1, SIDE))
+        self.layer = nn.Linear(SIDE, SIDE)
+        self.register_buffer("table", torch.randn(2 * SIDE, SIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x, self.layer(x)]
+        total = values[1].sum()
+        for name, one, other in self.steps:
+            values += STEPS[name](self, values[one % len(values)], values[other % len(values)])
+        return total + sum(value.mean(0).sum() for value in values[-4:])
+
+
+STEPS: dict[str, Callable[[Drawn, Tensor, Tensor], list[Tensor]]] = {
+    "parameter": lambda model, one, _: [one @ model.weight.t(), model.weight.t()],
+    "expanded": lambda model, one, _: [one * model.row.expand(SIDE, -1), model.row.expand(SIDE, -1)],
+    "buffer": lambda model, one, _: [model.table[:SIDE].t(), model.table.view(2, SIDE, SIDE)[1]],
+    "layer": lambda model, one, _: [model.layer(one)],
+    "views": lambda _, one, __: [one.t(), one.unsqueeze(0).squeeze(0)],
+    "first row": lambda _, one, other: [one[:1].expand(SIDE, -1), one + other[0]],
+    "copied": lambda _, one, __: [one.t().contiguous()],
+    "added": lambda _, one, other: [one + other],
+    "multiplied": lambda _, one, other: [one * other.sigmoid()],
+    "summed": lambda _, one, other: [one.sum() * other, one.sum(0, keepdim=True).expand(SIDE, -1)],
+    "joined": lambda model, one, other: [model.layer(torch.cat([one, other])).view(2, SIDE, SIDE).sum(0)],
+    "chunks": lambda _, one, other: list(torch.cat([one, other], -1).chunk(2, -1)),
+    "tanh": lambda _, one, __: [one.tanh()],
+}
+
+
+def drawn(seed: int) -> Drawn:
+    draw = random.Random(seed)
+    names = draw.choices(list(STEPS), k=draw.randint(4, 10))
+    torch.manual_seed(seed)
+    return Drawn([(name, -draw.randint(1, 4), -draw.randint(1, 9)) for name in names])
+
+
+def anywhere(figures: GraphFigures, draw: random.Random) -> dict[Node, str]:
+    """A device for each operator; what cannot be torn apart shares one."""
+    together: UnionFind[Node] = UnionFind(figures.nodes)
+    for group in must_share(figures):
+        together.union(*group)
+    chosen = {leader: draw.choice(SEVERAL) for leader in dict.fromkeys(together[node] for node in figures.nodes)}
+    return {node: chosen[together[node]] for node in figures.nodes}
+
+
+def lowered_anywhere(model: nn.Module, x: Tensor, seed: int, training: Training | None) -> LoweredModule:
+    prepared = prepare(model, (x,))
+    figures = GraphFigures.of(prepared.graph_module)
+    topology = Topology([Device(name) for name in SEVERAL])
+    runs = runs_of(prepared.graph_module, anywhere(figures, random.Random(seed)))
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    plan = Plan.of("drawn", "latency", topology, runs.assignment, device_of, training=training)
+    return lower_with_plan(prepared.program, plan)
+
+
+def exceeded(lowered: LoweredModule, allocated: AllocatedByDevice) -> dict[str, tuple[int, int]]:
+    """The devices that hold more than was predicted; what was, and what they hold."""
+    predicted = {row.name: row.peak_bytes for row in lowered.report.devices}
+    return {name: (predicted[name], real) for name, real in allocated.total.items() if real > predicted[name] + SCALARS}
+
+
+@pytest.mark.parametrize("training", [None], ids=["inference"])
+def test_no_device_of_a_random_placement_allocates_more_than_predicted(training: Training | None) -> None:
+    for seed in range(examples(8)):
+        x = torch.randn(SIDE, SIDE)
+        lowered = lowered_anywhere(drawn(seed), x, seed, training)
+        optimizer = torch.optim.SGD(lowered.parameters())
+
+        with torch.set_grad_enabled(training is not None), AllocatedByDevice(lowered, (x,), optimizer) as allocated:
+            loss = lowered(x)
+            if training is not None:
+                loss.backward()
+
+        assert {} == exceeded(lowered, allocated), f"seed {seed}"
