@@ -27,6 +27,7 @@ __all__ = [
     "check_torch_devices",
     "detect",
     "fake_devices",
+    "holds_no_data",
     "is_here",
     "is_known",
     "parse_device",
@@ -359,6 +360,13 @@ def is_known(torch_device: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def holds_no_data(torch_device: str) -> bool:
+    """Whether a torch device knows only what tensors look like: ``meta``, which is for planning."""
+    import torch
+
+    return is_known(torch_device) and torch.device(torch_device).type == "meta"
 
 
 def is_here(torch_device: str) -> bool:

@@ -17,6 +17,7 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import PlacementError
 from fxpasses.lowering.lowered_module import LoweredModule, lowered_module
 from fxpasses.lowering.lowered_report import copy_rows
+from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.planning import place
 from fxpasses.lowering.preparing import Clock, Pipeline, Progress, stateful
 from fxpasses.lowering.verification import compare_with_model
@@ -199,6 +200,7 @@ def _build(
     lowered.report = attrs.evolve(summary, copies=copies, steps=tuple(clock.rows))
     figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}
     lowered.plan = with_figures(plan, lowered.report, **figures)
+    refuse_to_run_on_paper(lowered, by_submodule.values())
     return lowered
 
 

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
+from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
 from fxpasses.passes.placing_parts.loading import loading_again
@@ -48,7 +49,7 @@ class LoweredModule(GraphModule):
     submodule_of: Mapping[str, str]
     _contract: InputContract
     _direct: DirectRun
-    _checks_inputs: int  # the key of the only hook that it comes with
+    _checks_inputs: int  # the key of the hook that it comes with
     _replay: Replay
     _loading: tuple[Mapping[str, str], list[str]]  # the model's own names by those here, and what torch complains about
 
@@ -78,6 +79,8 @@ class LoweredModule(GraphModule):
         copied = cast("LoweredModule", super().__deepcopy__(memo))
         vars(copied).update(described)
         _make_callable(self, copied, self._contract)
+        if "plan" in described:
+            refuse_to_run_on_paper(copied, self.plan.device_of.values())
         return copied
 
     def __reduce__(self) -> Any:

@@ -23,6 +23,7 @@ from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.pass_manager import PassManager
 from fxpasses.programs.capturing import capture
 from fxpasses.programs.input_contract import InputContract
+from fxpasses.programs.program_modules import module_of_program
 from fxpasses.registry import parse_pipeline, pipeline_text
 from fxpasses.report.summary import PassRow, StepRow
 from fxpasses.values import has_value
@@ -151,8 +152,11 @@ def stateful(program: ExportedProgram) -> GraphModule:
     Buffers that it writes to are its own copies.
 
     What each operator costs is noted here, so that all that places, simulates and reports measures nothing again.
+
+    Raises:
+        CaptureError: a module, parameter or buffer has a name that graph modules use themselves.
     """
-    graph_module = program.module(check_guards=False)
+    graph_module = module_of_program(program)
     graph_module._forward_pre_hooks.clear()
     graph_module._forward_pre_hooks_with_kwargs.clear()
     open_regions(graph_module, is_worth_cutting)

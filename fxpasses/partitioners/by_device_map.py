@@ -84,6 +84,11 @@ def _refuse_words(device_map: Any) -> None:
             f"A device map is a dict from module paths to devices, not {device_map!r}; leave it out, and the "
             "placement is searched for."
         )
+    for module in device_map:
+        if not isinstance(module, str):
+            raise PlacementError(
+                f"The device map names {module!r}, which is no text; a module is named by its path, like 'layers.0'."
+            )
 
 
 def _parsed(place: Any) -> torch.device:

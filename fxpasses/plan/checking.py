@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import BACKENDS, Device, Topology, is_here, is_known
+from fxpasses.devices import BACKENDS, Device, Topology, holds_no_data, is_here, is_known
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory import MemoryCourse
@@ -141,6 +141,8 @@ def _why_no_torch_device(device: Device, on_this_machine: bool) -> str:
     """What keeps a device from running anything, as the end of a sentence; "" if nothing does."""
     if not is_known(device.torch_device):
         return f"{device.torch_device!r}; torch knows none of that name"
+    if on_this_machine and holds_no_data(device.torch_device):
+        return f"{device.torch_device}; it holds no data and runs nothing"
     if on_this_machine and not is_here(device.torch_device):
         return f"{device.torch_device}; this machine has none"
     return ""

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from fxpasses.errors import InputError
 from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
+from fxpasses.programs.program_modules import module_of_program
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -32,6 +33,6 @@ def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
         )
     if isinstance(program, GraphModule):
         return program
-    graph_module = program.module(check_guards=False)
+    graph_module = module_of_program(program)
     open_regions(graph_module, is_worth_cutting)
     return graph_module

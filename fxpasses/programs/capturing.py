@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CaptureError, InputError
 from fxpasses.programs.calling_convention import give_plain_outputs
@@ -97,7 +98,20 @@ def capture(
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}.")
-    return _export(model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, strict)
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    _refuse_symbols(model, args, kwargs)
+    return _export(model, args, kwargs, dynamic_shapes, strict)
+
+
+def _refuse_symbols(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Sizes that torch.compile keeps open come to its backend as inputs of their own, which no program takes."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(
+                f"{type(model).__name__} takes the size {leaf} as an input, as graphs do that torch.compile makes for "
+                "sizes that change; write torch.compile(..., dynamic=False), and each size gets a graph of its own.",
+                reason=f"the size {leaf} is an input",
+            )
 
 
 def _export(

@@ -22,6 +22,7 @@ from lowering_models import (
     cpu_pair,
 )
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from examples import bert, resnet
@@ -283,6 +284,59 @@ def test_every_flavour_of_graph_is_taken(flavour: str) -> None:
 
     assert ["left", "right"] == devices_used(lowered)
     assert torch.equal(model(x), lowered(x))
+
+
+@pytest.mark.parametrize("name", ["graph", "code", "meta", "recompile", "shape_env"])
+def test_a_module_with_a_name_that_graphs_use_is_told_by_that_name(name: str) -> None:
+    """torch cannot make a module of the program then; deeper inside the name is free."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Any:
+            return getattr(self, name)(x)
+
+    x = torch.randn(2, 4)
+    inside = nn.Sequential(Named())
+
+    with pytest.raises(CaptureError) as caught:
+        lower(Named(), (x,), devices=[Device("only")])
+
+    assert (
+        f"The model has a module, parameter or buffer called {name!r}, and so is something that every GraphModule of "
+        "torch.fx has; give it another name." == str(caught.value)
+    )
+    assert torch.equal(inside(x), lower(inside, (x,), devices=[Device("only")])(x))
+
+
+def test_a_model_on_a_device_without_data_can_be_looked_at_but_not_run() -> None:
+    """So a plan is tried where its hardware is not; torch itself says that it cannot copy out of a meta tensor."""
+    x = torch.randn(2, 64)
+    devices = [Device("real"), Device("paper", torch_device="meta")]
+
+    lowered = lower(Mlp(), (x,), devices=devices, device_map={"layers.0": "real", "": "paper"})
+
+    assert ["real", "paper"] == [part.device for part in lowered.plan.parts]
+    for each in (lowered, copy.deepcopy(lowered)):
+        with pytest.raises(PlacementError) as caught:
+            each(x)
+        assert (
+            "The device 'paper' is the torch device meta, which holds no data: the lowered model can be looked at, not "
+            "run; to run it, give another torch_device, such as cpu." == str(caught.value)
+        )
+
+
+def test_a_size_among_the_inputs_says_how_to_compile_without_one() -> None:
+    """So torch.compile hands a graph over to its backend when a size has changed."""
+    size = ShapeEnv().create_unbacked_symint()
+
+    with pytest.raises(CaptureError) as caught:
+        lower(torch.fx.symbolic_trace(Mlp()), (size, torch.randn(2, 64)), devices=[Device("only")])
+
+    assert str(caught.value).startswith(f"Mlp takes the size {size} as an input, as graphs do that torch.compile makes")
+    assert str(caught.value).endswith("write torch.compile(..., dynamic=False), and each size gets a graph of its own.")
 
 
 def test_results_of_a_traced_model_are_plain_lists_and_dicts() -> None:

@@ -222,6 +222,10 @@ def test_the_budget_of_each_device_holds_for_maps_too() -> None:
             "The device map names 'blocks.7', which the model does not have; did you mean 'blocks.1'?",
         ),
         (
+            {0: "left", "": "right"},
+            "The device map names 0, which is no text; a module is named by its path, like 'layers.0'.",
+        ),
+        (
             {"head": "middle", "": "left"},
             "The device map puts 'head' on 'middle', which is no device; there are left (cpu), right (cpu).",
         ),

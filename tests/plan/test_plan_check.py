@@ -263,6 +263,17 @@ def test_a_torch_device_that_this_machine_lacks_is_named(plan: Plan, encoder: Gr
     assert "The plan runs left on left, which is the torch device cuda:99; this machine has none." == str(violation)
 
 
+def test_a_torch_device_that_holds_no_data_is_named_where_the_plan_is_to_run(plan: Plan, encoder: GraphModule) -> None:
+    paper = [attrs.evolve(plan.devices[0], torch_device="meta"), plan.devices[1]]
+
+    (violation,) = plan.check(encoder, devices=paper, on_this_machine=True)
+
+    assert "The plan runs left on left, which is the torch device meta; it holds no data and runs nothing." == str(
+        violation
+    )
+    assert [] == plan.check(encoder, devices=paper)
+
+
 def test_a_torch_device_that_torch_does_not_know_is_named_wherever_the_plan_is_checked(
     plan: Plan, encoder: GraphModule
 ) -> None:
