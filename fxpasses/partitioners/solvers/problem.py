@@ -32,20 +32,27 @@ LEAST_EFFORT = 0.05
 
 
 def _devices(given: Iterable[Device]) -> tuple[Device, ...]:
-    return tuple(given)
+    return _listed("devices", "devices", given)
 
 
 def _links(given: Iterable[Link]) -> tuple[Link, ...]:
-    return tuple(given)
+    return _listed("links", "links", given)
 
 
 def as_groups(groups: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
     """Groups as tuples; a text in the place of a group is refused, which would be taken for its letters."""
-    groups = tuple(groups)
+    groups = _listed("colocate", "groups", groups)
     for group in groups:
-        if isinstance(group, str):
-            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is a text; write [[{group!r}, ...]].")
+        if isinstance(group, str) or not isinstance(group, Iterable):
+            kind = "a text" if isinstance(group, str) else "no group"
+            raise PlacementError(f"`colocate` is a list of groups, and {group!r} is {kind}; write [[{group!r}, ...]].")
     return tuple(tuple(group) for group in groups)
+
+
+def _listed(field: str, what: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable):
+        raise PlacementError(f"`{field}` is a list of {what}, not {given!r}.")
+    return tuple(given)
 
 
 @attrs.frozen(eq=False)
@@ -118,13 +125,16 @@ class PlacementProblem:
         effort = self.effort
         if effort is not None and (not _is_number(effort, numbers.Real) or not 0 <= effort <= 1):
             raise PlacementError(f"The effort is a share from 0 to 1, not {effort!r}.")
+        for field, table in (("pinned", self.pinned), ("forbidden", self.forbidden)):
+            if not isinstance(table, Mapping):
+                raise PlacementError(f"`{field}` is a dict by nodes, not {table!r}.")
         self._check_nodes("colocate", (node for group in self.colocate for node in group))
         self._check_nodes("pinned", self.pinned)
         self._check_nodes("forbidden", self.forbidden)
         for node, device in self.pinned.items():
             self._check_device("pinned", node, device)
         for node, devices in self.forbidden.items():
-            if isinstance(devices, str):
+            if isinstance(devices, str) or not isinstance(devices, Collection):
                 raise PlacementError(f"`forbidden` maps {node!r} to {devices!r}; give a list of device names.")
             for device in devices:
                 self._check_device("forbidden", node, device)

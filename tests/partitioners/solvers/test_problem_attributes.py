@@ -73,3 +73,24 @@ def test_a_graph_without_any_cost_is_refused() -> None:
         f"No node of the graph has a cost (they have 'weight', 'time'), so there is nothing to balance. {READ}"
         == refusal(chain(weight=2, time=1))
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"devices": None}, "`devices` is a list of devices, not None."),
+        ({"links": None}, "`links` is a list of links, not None."),
+        ({"pinned": None}, "`pinned` is a dict by nodes, not None."),
+        ({"forbidden": ["a"]}, "`forbidden` is a dict by nodes, not ['a']."),
+        ({"forbidden": {"a": None}}, "`forbidden` maps 'a' to None; give a list of device names."),
+        ({"forbidden": {"a": "x"}}, "`forbidden` maps 'a' to 'x'; give a list of device names."),
+        ({"colocate": 1}, "`colocate` is a list of groups, not 1."),
+        ({"colocate": [1]}, "`colocate` is a list of groups, and 1 is no group; write [[1, ...]]."),
+        ({"colocate": ["ab"]}, "`colocate` is a list of groups, and 'ab' is a text; write [['ab', ...]]."),
+    ],
+)
+def test_an_option_of_another_type_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlacementError) as failure:
+        PlacementProblem(chain(seconds=1), **{"devices": [Device("x"), Device("y")], **options})
+
+    assert sentence == str(failure.value)
