@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -14,19 +16,34 @@ from fxpasses.errors import FxPassesError
 __all__ = ["main"]
 
 
+@contextlib.contextmanager
+def _one_sentence(context: click.Context) -> Iterator[None]:
+    """What this package or click refuses is one sentence and exit code 2; the help goes its own way."""
+    try:
+        yield
+    except FxPassesError as error:
+        click.echo(f"error: {error}", err=True)
+        context.exit(2)
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later: the command alone
+            raise
+        text, path = error.format_message(), (error.ctx or context).command_path
+        click.echo(
+            f"error: {text}" if text.endswith("?") else f"error: {text.rstrip('.')}; see {path} --help.", err=True
+        )
+        context.exit(2)
+
+
 class _Group(click.Group):
-    """Errors of this package, and options that click refuses, are one sentence and exit code 2, never a traceback."""
+    """Bad input is one sentence and exit code 2, never a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _one_sentence(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _one_sentence(ctx):
             return super().invoke(ctx)
-        except FxPassesError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(2)
-        except click.UsageError as error:
-            path = (error.ctx or ctx).command_path
-            click.echo(f"error: {error.format_message().removesuffix('.')}; see {path} --help.", err=True)
-            ctx.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -394,12 +394,24 @@ def test_a_source_file_without_a_function_says_how_to_name_one(source: str) -> N
     )
 
 
-def test_a_command_that_does_not_exist_is_one_sentence() -> None:
-    result = CliRunner().invoke(main, ["plcae"])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plcae"], "error: No such command 'plcae'"),
+        (["--quick"], "error: No such option"),
+        (["place", "--objectiv", "latency"], "error: No such option"),
+    ],
+)
+def test_a_command_or_an_option_that_does_not_exist_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(main, arguments)
 
     assert 2 == result.exit_code
-    assert result.stderr.startswith("error: No such command 'plcae'")
+    assert result.stderr.startswith(sentence)
     assert 1 == len(result.stderr.splitlines())
+
+
+def test_the_command_alone_shows_its_help() -> None:
+    assert CliRunner().invoke(main, []).output.startswith("Usage: main [OPTIONS] COMMAND [ARGS]...")
 
 
 def test_a_plan_for_another_model_is_refused(source: str, plan_file: Path) -> None:
