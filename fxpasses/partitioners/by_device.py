@@ -237,7 +237,7 @@ def _in_turn(figures: GraphFigures, wish: Wish) -> list[Found]:
     Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do.
     """
     try:
-        found = [search(figures, wish, "pipeline", solve_in_turn)]
+        found = [search(figures, wish, "pipeline", solve_in_turn, by_loads=False)]
     except PlacementError:
         found = []
     known = min((each.value for each in found), default=math.inf)

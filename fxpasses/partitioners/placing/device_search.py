@@ -117,7 +117,14 @@ class Found:
     bound: float
 
 
-def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Solver = solve_placement) -> Found:
+def search(
+    figures: GraphFigures,
+    wish: Wish,
+    contiguity: Contiguity,
+    solve: Solver = solve_placement,
+    *,
+    by_loads: bool = True,
+) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
     Args:
@@ -125,6 +132,7 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
         wish: What the caller asks for.
         contiguity: What a device may take.
         solve: Answers problems.
+        by_loads: Whether what balances loads will do where nothing else is found.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
@@ -164,7 +172,9 @@ def search(figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Sol
             live = (live + figures.needs) // 2
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
-    if along is None and (along := _by_loads(figures, asked, contiguity, bound)) is None:
+    if along is None and by_loads:
+        along = _by_loads(figures, asked, contiguity, bound)
+    if along is None:
         raise _none_found(figures, wish, contiguity)
     return along
 

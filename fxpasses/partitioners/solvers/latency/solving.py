@@ -156,7 +156,9 @@ def _starts(
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
             found.append(_of_units(device_of, units))
         except PlacementError as failure:
-            error = failure if error is None else error
+            error = failure
+            if not found:
+                break  # what fits is asked in the same way, whatever counts
     return found, error
 
 
