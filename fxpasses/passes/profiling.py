@@ -155,7 +155,7 @@ def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int
             regions.enter_context(torch.autocast(device.type, *given))
         try:
             return _seconds(_call(node, device), device, warmup, repeats)
-        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
+        except Exception as error:  # what an operator raises on inputs that are made up is its own choice
             raise PlacementError(f"{node.name} ({node.target}) does not run on {device}: {error}", node=node) from error
 
 

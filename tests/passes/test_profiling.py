@@ -199,6 +199,32 @@ def test_a_node_that_cannot_run_alone_falls_back_to_the_roofline_and_says_so() -
         profile_node(node, "cpu")
 
 
+@torch.library.custom_op("fxpasses_profiling::refuses", mutates_args=())
+def refuses(x: Tensor, kind: int) -> Tensor:
+    raise (AssertionError, KeyError, AttributeError, ZeroDivisionError)[kind]("index must be positive")
+
+
+@refuses.register_fake
+def _(x: Tensor, kind: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_whatever_an_operator_raises_on_made_up_inputs_ends_in_a_remark(kind: int) -> None:
+    class Refusing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = refuses(x, kind)
+            return made
+
+    module = export(Refusing(), (torch.randn(4, 4),)).module(check_guards=False)
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    (said,) = result.records[0].remarks
+    assert said.text.startswith("not measured on cpu, counted by its roofline: ")
+    assert "index must be positive" in said.text
+
+
 def test_measured_seconds_are_plain_json(tmp_path: Path) -> None:
     file = tmp_path / "seconds.json"
 
