@@ -134,6 +134,10 @@ def test_parts_of_bytes_count_as_whole_ones(objective: str, contiguity: str) -> 
             "size=1.15292e+18.",
         ),
         (
+            {"kept_bytes": 10**400},
+            "Node 1 has a number of kept_bytes that no float can hold; give a smaller one.",
+        ),
+        (
             {"seconds": 1e308},
             "The seconds of all nodes and values together are more than a float can hold; give smaller ones, or faster "
             "links.",
