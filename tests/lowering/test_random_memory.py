@@ -98,7 +98,7 @@ def exceeded(lowered: LoweredModule, allocated: AllocatedByDevice) -> dict[str, 
     return {name: (predicted[name], real) for name, real in allocated.total.items() if real > predicted[name] + SCALARS}
 
 
-@pytest.mark.parametrize("training", [None], ids=["inference"])
+@pytest.mark.parametrize("training", [None, Training(0)], ids=["inference", "training"])
 def test_no_device_of_a_random_placement_allocates_more_than_predicted(training: Training | None) -> None:
     for seed in range(examples(8)):
         x = torch.randn(SIDE, SIDE)

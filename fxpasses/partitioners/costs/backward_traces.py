@@ -23,7 +23,7 @@ from fxpasses.devices import is_here
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, storages_in
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
 
 __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
 
@@ -38,6 +38,8 @@ class Stay:
         begin: When it comes: in the forward of this node, with the caller's gradients, or in the backward of this node.
         last: The node in whose backward it is freed; None for what is there in the end.
         readers: The nodes whose backward reads it.
+        passed: The nodes whose value has its gradient in it, with the bytes of all elements of this gradient: it may be
+            one number that is repeated, or a part of it.
     """
 
     size: int
@@ -45,6 +47,7 @@ class Stay:
     begin: Literal["forward", "given", "backward"] = "backward"
     last: Node | None = None
     readers: dict[Node, None] = attrs.field(factory=dict)
+    passed: dict[Node, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(eq=False)
@@ -120,7 +123,8 @@ def _of_each_value(forward: _Forward) -> BackwardNeeds:
         users = dict.fromkeys(user for user in node.users if user in forward.differentiable)
         if users and (size := value_bytes(node)):
             last_user = max(users, key=place.__getitem__)
-            stays.append(Stay(size, last_user, last=None if node.op == "get_attr" else node, readers=users))
+            last = None if node.op == "get_attr" else node
+            stays.append(Stay(size, last_user, last=last, readers=users, passed={node: size}))
             if node.op == "get_attr":
                 trained[node] = last_user
     return _needs(forward, stays, {}, trained)
@@ -155,6 +159,7 @@ class _Forward(Interpreter):
         self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
         self.differentiable: dict[Node, None] = {}
         self.made_by: dict[Any, Node] = {}  # by autograd's function
+        self.values: dict[Any, dict[int, list[Node]]] = {}  # whose values a function makes, by the number of its result
         self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
         self.device: torch.device | None = None  # where the value of the current node was recorded
         self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
@@ -192,6 +197,9 @@ class _Forward(Interpreter):
     def _note_functions(self, n: Node, tensors: Sequence[Tensor]) -> None:
         """Those from the results back to what other nodes added; an operator with a body adds many."""
         found = [tensor.grad_fn for tensor in tensors]
+        for tensor, function in zip(tensors, found, strict=True):
+            if function is not None:
+                self.values.setdefault(function, {}).setdefault(tensor.output_nr, []).append(n)
         while found:
             function = found.pop()
             if function is not None and function not in self.made_by and function.next_functions:
@@ -252,7 +260,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
                     self.follow(key, reference, size)
         results = list(self._results())
         for function, node in self.forward.made_by.items():
-            function.register_prehook(lambda _gradients, node=node: self._enter(node))
+            values = self.forward.values.get(function, {})
+            function.register_prehook(lambda gradients, node=node, values=values: self._enter(node, gradients, values))
         with self, torch.autograd.set_multithreading_enabled(False):
             self._begin = "given"
             given = [self._like(result, node) for result, node in results]
@@ -294,8 +303,11 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._node = node
         return torch.empty_like(result)
 
-    def _enter(self, node: Node) -> None:
+    def _enter(self, node: Node, gradients: Sequence[Tensor | None], values: Mapping[int, Sequence[Node]]) -> None:
         self._node = node
+        for number, nodes in values.items():
+            if (gradient := gradients[number]) is not None and (stay := self._staying.get(_storage(gradient))):
+                stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
     def ran(self, operands: Any) -> None:
         """After each operator: who read what."""

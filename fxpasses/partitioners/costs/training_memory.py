@@ -3,12 +3,12 @@
 The schedule is twice as long: the backward of a node runs at the mirrored position. What autograd saves and makes is
 not guessed: the graph runs once, forward and backward, on tensors without data, and autograd says which storages it
 keeps and when it frees what it makes. Saved values stay to the backward of the first node that saved them; a gradient
-lives on the device of the node whose backward makes it, and on each other device whose backward reads it.
+lives on the device of the node whose backward makes it, and as a copy on each other device that it is sent to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -17,6 +17,7 @@ from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
+from fxpasses.partitioners.costs.crossing_gradients import CrossingGradients, Lying
 from fxpasses.partitioners.costs.device_storages import Place
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
@@ -67,7 +68,8 @@ def follow_training(
     effects = effects or analyze_effects(graph_module)
     forward = follow_memory(graph_module, assignment, device_of, effects)
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
-    step = _Step(graph_module, forward, needs, home, {node: at for at, node in enumerate(forward.schedule)}, effects)
+    gradients = CrossingGradients.of(assignment, home, needs.differentiable)
+    step = _Step(graph_module, forward, needs, home, gradients, effects)
     trained = {name: tuple(step.trained(name).values()) for name in forward.held}
     return TrainingCourse(
         (*forward.schedule, *reversed(forward.schedule)),
@@ -88,16 +90,24 @@ class _Step:
     course: MemoryCourse
     needs: BackwardNeeds
     home: Mapping[Node, str]
-    position: Mapping[Node, int]
+    gradients: CrossingGradients
     effects: EffectAnalysis
+    places: Mapping[Stay, Mapping[Node, Lying]] = attrs.field(init=False)
+
+    @places.default
+    def _find_places(self) -> Mapping[Stay, Mapping[Node, Lying]]:
+        return {stay: self.gradients.places(stay, *self._span(stay)) for stay in self.needs.stays}
 
     @property
     def end(self) -> int:
-        return 2 * len(self.course.schedule)
+        return self.gradients.end
+
+    @property
+    def position(self) -> Mapping[Node, int]:
+        return self.gradients.position
 
     def backward(self, node: Node) -> int:
-        """When the backward of a node runs; that of an input, which has none, last of all."""
-        return self.end - 1 - self.position.get(node, 0)
+        return self.gradients.backward(node)
 
     def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
         """Everything that comes and goes on a device."""
@@ -145,21 +155,21 @@ class _Step:
         for node, size in self.needs.inside.items():
             if self.home.get(node) == device:
                 yield self._life(self.position[node], self.position[node], size, node, "activations")
+        freed: dict[Node | None, int] = {}
+        for stay, places in self.places.items():
+            if stay.last in places:
+                freed[stay.last] = freed.get(stay.last, 0) + stay.size
         for node, size in self.needs.beside.items():
-            if self.home.get(node) == device:
+            if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
+                size = max(size, -freed.get(node, 0))
                 yield self._life(self.backward(node), self.backward(node), size, node, "activations")
 
     def _stays(self, device: str) -> Iterator[StepLife]:
-        """What is kept besides, and what the backward makes: on the device where it is made, and where it is read."""
-        for stay in self.needs.stays:
-            start, stop = self._span(stay)
-            ends = [self.backward(node) for node in stay.readers if self.home.get(node) == device]
-            if self.home.get(stay.last or stay.made_by) == device:
-                ends.append(stop)
-            if self.home.get(stay.made_by) == device:
-                ends.append(start)
-            if ends:
-                yield self._life(min(start, *ends), max(ends), stay.size, stay.made_by, _kind_of(stay))
+        """What is kept besides, and what the backward makes: on the device where it is made, and where it is sent."""
+        for stay, places in self.places.items():
+            for place in dict.fromkeys(places.values()):
+                if place.device == device and place.start <= place.stop:
+                    yield self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
 
     def _span(self, stay: Stay) -> tuple[int, int]:
         """From when to when it is there: to the end what nobody frees."""
@@ -177,19 +187,14 @@ class _Step:
     def _sums(self, device: str) -> Iterator[StepLife]:
         """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
         for value, home in self.home.items():
-            users: dict[str, list[int]] = {}
-            for user in value.users if value in self.needs.differentiable else ():
-                if user in self.home and user in self.needs.differentiable:
-                    users.setdefault(self.home[user], []).append(self.backward(user))
-            if len(users) < 2:
+            users = self.gradients.users(value)
+            if len(users) < 2 or (device not in users and device != home):
                 continue
-            size = value_bytes(value)
-            if device in users and device != home:
-                yield self._life(min(users[device]), max(users[device]), size, value, "activations")
-            if device == home:
-                come = [max(each) for name, each in users.items() if name != home]
-                yield self._life(min([*come, *users.get(home, ())]), self.backward(value), size, value, "activations")
-                yield from (self._life(at, at, size, value, "activations") for at in come)
+            own = [self.backward(user) for user in users.get(device, ())]
+            come = [self.gradients.sent(value, name) for name in users if name != device == home]
+            stop = self.backward(value) if device == home else self.gradients.sent(value, device)
+            for start, until in _held_while_added(own, come, stop):
+                yield self._life(start, until, value_bytes(value), value, "activations")
 
     def trained(self, device: str) -> dict[tuple[int, ...], int]:
         """The bytes of each parameter with a gradient that the device uses, tied ones once."""
@@ -198,6 +203,19 @@ class _Step:
             for node in self.needs.differentiable
             if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users)
         }
+
+
+def _held_while_added(own: Sequence[int], come: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
+    """From when to when there is what gradients of a value are added up to, beside those that are made at ``own``.
+
+    Where two are added there are both and their sum.
+    """
+    first, *added = sorted((*own, *come))
+    comes_first = first in come and first not in own
+    if (start := first if comes_first else first + 1) <= stop:
+        yield start, stop
+    yield from ((at, at) for at in added)
+    yield from ((at, at) for at in sorted(come)[comes_first:])
 
 
 def _kind_of(stay: Stay) -> Kind:

@@ -264,3 +264,39 @@ def test_a_number_of_slots_that_makes_no_sense_is_refused() -> None:
 
     assert "optimizer_slots is the number of values kept for each element, not -1." == str(failure.value)
     assert "step_slots is the number of values made for each element, not -1." == str(step.value)
+
+
+class SummedElsewhere(nn.Module):
+    """The gradient of a sum is one number that is repeated; sent to another device it has all elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).sum()
+
+
+class JoinedElsewhere(nn.Module):
+    """The gradients of what is joined are slices of one; each is sent by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(8, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first(x), self.second(x)], -1).pow(2).mean()
+
+
+@pytest.mark.parametrize("model", [SummedElsewhere, JoinedElsewhere])
+def test_a_gradient_that_is_sent_has_as_many_bytes_as_its_value(model: type[nn.Module]) -> None:
+    """The device holds the input, the layer twice, the gradient, and what the backward of the layer makes."""
+    x = torch.randn(500, 8)
+    module = captured(model(), (x,))
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    assignment = Assignment.of(module, {node: "a" if node.name == "linear" else "b" for node in nodes})
+
+    memory = predict_training_memory(module, assignment, {"a": Device("a"), "b": Device("b")}, Training(0))["a"]
+
+    gradient, layer = 500 * 64 * 4, (8 * 64 + 64) * 4
+    assert gradient + x.nbytes + 2 * layer <= memory.peak <= 1.1 * (gradient + x.nbytes + 2 * layer)
