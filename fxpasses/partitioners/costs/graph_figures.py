@@ -120,8 +120,16 @@ class GraphFigures:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """Data and order edges of the whole graph; parts enter their regions by themselves."""
-        return dependencies_of_parts(self.graph_module, self.effects)
+        """Data and order edges of the whole graph; parts enter their regions by themselves.
+
+        What views memory after the last write to it waits for this write: on another device it views a copy.
+        """
+        known = dependencies_of_parts(self.graph_module, self.effects)
+        late = list(_late_views(self.graph_module, self.effects))
+        if not late:
+            return known
+        sources, targets = ([known.position[pair[end]] for pair in late] for end in (0, 1))
+        return Dependencies(known.nodes, [*known.sources, *sources], [*known.targets, *targets], self.effects)
 
     @cached_property
     def needs(self) -> NDArray[np.int64]:
@@ -233,6 +241,19 @@ def _storages_used(node: Node, effects: EffectAnalysis) -> dict[int, None]:
     found = {storage: None for used in node.all_input_nodes for storage in effects.storages(used)}
     found.update(dict.fromkeys((*told.reads, *told.writes, *effects.storages(node))))
     return found
+
+
+def _late_views(graph_module: GraphModule, effects: EffectAnalysis) -> Iterator[tuple[Node, Node]]:
+    """The last write to each storage, with each node after it whose value is in this storage."""
+    if not effects.written_storages:
+        return
+    nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
+    last = {storage: node for node in nodes for storage in effects.of(node).writes}
+    before: set[Node] = set()
+    for node in nodes:
+        writes = dict.fromkeys(last[storage] for storage in effects.storages(node) if storage in last)
+        yield from ((write, node) for write in writes if write in before)
+        before.add(node)
 
 
 def _homes_used(node: Node, homes: Mapping[Node, tuple[int, ...]], touched: Sequence[int]) -> dict[int, None]:

@@ -11,8 +11,11 @@ from lowering_models import cpu_pair
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fxpasses import Device, lower, place
-from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule
+from fxpasses import Device, Plan, Topology, lower, place
+from fxpasses.lowering import lower_with_plan
+from fxpasses.lowering.preparing import prepare
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns
 from fxpasses.units import KiB
 
 
@@ -95,3 +98,29 @@ def test_parts_of_a_schedule_give_the_results_of_the_model() -> None:
     lowered = lower(model, (x,), devices=cpu_pair(260 * KiB, 260 * KiB), objective="latency", contiguity="free")
 
     assert torch.equal(expected, lowered(x))
+
+
+class ViewsLate(nn.Module):
+    """A view that is made after the last write to its memory."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        made = x * 1
+        made[:, :4] = y.exp()[:, 4:]
+        return made.t().sin()
+
+
+def test_a_view_after_the_last_write_waits_for_it_on_another_device() -> None:
+    """Alone it could run first, on a copy without what was written; lowering refused that."""
+    args = (torch.randn(8, 8), torch.randn(8, 8))
+    prepared = prepare(ViewsLate(), args)
+    figures = GraphFigures.of(prepared.graph_module)
+    away = {"exp": "b", "t": "b", "sin": "b"}
+    topology = Topology([Device("a"), Device("b")])
+
+    runs = runs_in_turns(
+        prepared.graph_module, {node: away.get(node.name, "a") for node in figures.nodes}, figures.dependencies
+    )
+
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    plan = Plan.of("late", "latency", topology, runs.assignment, device_of)
+    assert torch.equal(ViewsLate()(*args), lower_with_plan(prepared.program, plan)(*args))
