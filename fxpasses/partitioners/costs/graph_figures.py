@@ -120,16 +120,17 @@ class GraphFigures:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """Data and order edges of the whole graph; parts enter their regions by themselves.
-
-        What views memory after the last write to it waits for this write: on another device it views a copy.
-        """
+        """Data and order edges of the whole graph; parts enter their regions by themselves."""
         known = dependencies_of_parts(self.graph_module, self.effects)
-        late = list(_late_views(self.graph_module, self.effects))
-        if not late:
+        if not self.late_views:
             return known
-        sources, targets = ([known.position[pair[end]] for pair in late] for end in (0, 1))
+        sources, targets = ([known.position[pair[end]] for pair in self.late_views] for end in (0, 1))
         return Dependencies(known.nodes, [*known.sources, *sources], [*known.targets, *targets], self.effects)
+
+    @cached_property
+    def late_views(self) -> tuple[tuple[Node, Node], ...]:
+        """The last write to each storage, with each node that views it later: on another device it views a copy."""
+        return tuple(_late_views(self.graph_module, self.effects))
 
     @cached_property
     def needs(self) -> NDArray[np.int64]:

@@ -136,7 +136,7 @@ def _problem_graph(
 
 def _order_edges(graph: nx.DiGraph[Any], figures: GraphFigures) -> list[tuple[Hashable, Hashable]]:
     markers: list[tuple[Hashable, Hashable]] = []
-    for earlier, later in figures.effects.order_edges:
+    for earlier, later in (*figures.effects.order_edges, *figures.late_views):
         if earlier not in figures.position or later not in figures.position or graph.has_edge(earlier, later):
             continue
         if not graph.nodes[earlier].get("output_bytes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 from lowering_models import Conditional, KeyValueCache, Mlp, Tied
@@ -125,6 +126,25 @@ def test_a_tuple_stays_with_its_elements_and_a_view_with_its_base() -> None:
 
     assert {"max_1", "getitem", "getitem_1"} in groups
     assert {"getitem", "view"} in groups
+
+
+class ViewsLate(nn.Module):
+    """Views a buffer after the last write to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.copy_(x.relu())
+        return x.sin() + self.seen.t()
+
+
+def test_a_view_waits_for_the_last_write_to_what_it_views() -> None:
+    problem = placement_problem(exported(ViewsLate(), torch.randn(4, 4)), fake_devices(2))
+
+    node = {each.name: each for each in problem.graph if isinstance(each, Node)}
+    assert nx.has_path(problem.graph, node["copy_"], node["t"])
 
 
 def test_an_order_edge_leads_through_a_marker_that_costs_nothing() -> None:
