@@ -101,7 +101,24 @@ class CrossingGradients:
             first.stop = stop
         elif place := self._place(stay.last, places):
             place.stop = max(place.stop, stop)
+        else:
+            self._wait(stay.last, stay, places)
         return places
+
+    def _wait(self, last: Node, stay: Stay, places: Mapping[Node, Lying]) -> None:
+        """What goes when a gradient from another device is added to a part of it: here that has to come first."""
+        for reader in stay.readers:
+            place = self._place(reader, places)
+            for value in reader.all_input_nodes if place else ():
+                users = self.users(value)
+                if place and place.device in users and len(users) > 1 and value in last.all_input_nodes:
+                    place.stop = max(place.stop, self._added(value, users, place.device))
+
+    def _added(self, value: Node, users: Mapping[str, list[Node]], device: str) -> int:
+        """When the gradients of a value that several devices use have been added up on one of them."""
+        if device != self.home.get(value):
+            return self.sent(value, device)
+        return max(self.sent(value, other) for other in users if other != device)
 
     def _pass(self, stay: Stay, value: Node, places: dict[Node, Lying]) -> None:
         """Follow a gradient to one value: it is there already, or comes as a copy from where it was used."""
