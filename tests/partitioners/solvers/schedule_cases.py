@@ -8,6 +8,9 @@ import math
 import pytest
 from placement_cases import every_placement, is_legal, is_pipeline, seconds_on, sending
 
+from fxpasses.errors import InfeasibleError
+from fxpasses.partitioners import solve_placement
+
 
 def shortest(problem, placed, known=math.inf):
     """The least makespan of an assignment over all orders, tried one by one."""
@@ -41,6 +44,15 @@ def optimum(problem):
         if is_legal(problem, placed) and (problem.contiguity == "free" or is_pipeline(problem, placed)):
             best = shortest(problem, placed, best)
     return best
+
+
+def answer_or_proof(problem, best):
+    """The answer; None where brute force finds none, and that is proven."""
+    if math.isfinite(best):
+        return solve_placement(problem)
+    with pytest.raises(InfeasibleError):
+        solve_placement(problem)
+    return None
 
 
 def check_schedule(problem, solution):

@@ -61,23 +61,16 @@ class LatencyProgram:
         return answer.bound * scale if np.isfinite(answer.bound) else 0.0
 
     def _under(self, below: float) -> LatencyProgram:
-        """The same for makespans up to ``below``: what alone takes longer is banned, or counts as twice that.
-
-        In a program, such numbers would leave no digits for the others.
-        """
+        """The same for makespans up to ``below``, see :meth:`LoadModel.under`: a device runs a unit's nodes in turn."""
         if not np.isfinite(below):
             return self
         most, scheduler, heads = below * (1 + ROUNDING), self.scheduler, self.heads
-        banned = self.model.banned.copy()
-        np.logical_or.at(banned, self.unit_of, scheduler.seconds > most)
+        model = self.model.under(most)
+        seconds = np.where(model.banned[self.unit_of], 0.0, scheduler.seconds)
         return attrs.evolve(
             self,
-            model=attrs.evolve(self.model, banned=banned),
-            scheduler=attrs.evolve(
-                scheduler,
-                seconds=np.where(banned[self.unit_of], 0.0, scheduler.seconds),
-                send=np.minimum(scheduler.send, 2 * most),
-            ),
+            model=model,
+            scheduler=attrs.evolve(scheduler, seconds=seconds, send=np.minimum(scheduler.send, 2 * most)),
             heads=attrs.evolve(heads, head=np.minimum(heads.head, 2 * most), tail=np.minimum(heads.tail, 2 * most)),
         )
 
