@@ -107,6 +107,7 @@ def place_by_device(
     seed: int = 0,
     training: Training | None = None,
     replicate: Replicate = "never",
+    sends_state: bool = True,
 ) -> DevicePlacement:
     """Give each operator of a graph a device.
 
@@ -133,6 +134,8 @@ def place_by_device(
             mask, position ids, a rotary table, a view): ``cheaper`` where that takes fewer seconds and the objective
             gets no worse, ``always`` where it is cheap by itself, so that as few bytes as possible cross, or ``never``.
             ``assignment.replicas`` says what; budgets and figures count it.
+        sends_state: Whether a parameter that several devices use (tied weights) lives on one of them, which sends it to
+            the others in each run, as ``PlaceOnDevices`` does it; else each has its own.
 
     Returns:
         The proposal, every budget kept as :func:`~fxpasses.partitioners.costs.memory.predict_memory` predicts it (or
@@ -148,7 +151,7 @@ def place_by_device(
     if contiguity is not None:
         _check_option("contiguity", contiguity, _CONTIGUITIES)
     _check_option("replicate", replicate, _REPLICATE)
-    figures, step = GraphFigures.of(graph_module), None
+    figures, step = GraphFigures.of(graph_module, sends_state=sends_state), None
     everywhere = refuse_impossible(figures, topology, supports)
     if training is not None:
         plain = figures
@@ -241,7 +244,8 @@ def _in_turn(figures: GraphFigures, wish: Wish) -> list[Found]:
     except PlacementError:
         found = []
     known = min((each.value for each in found), default=math.inf)
-    bound = bound_in_turn(wish.problem(figures, "pipeline", figures.needs), known)
+    plain = attrs.evolve(figures, sends_state=False) if figures.shared_state else figures
+    bound = bound_in_turn(wish.problem(plain, "pipeline", plain.needs), known)  # a parameter is sent beside the work
     if known > bound * (1 + ENOUGH) or not found:
         found.append(search(figures, wish, "pipeline"))
     bound = max(bound, *(each.bound for each in found))
@@ -269,7 +273,13 @@ def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlaceme
     assignment, topology, value = found.runs.assignment, wish.topology, found.value
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
     seconds, load = predict_times(
-        figures.graph_module, assignment, device_of, topology, seconds=figures.measured, sent=figures.sent
+        figures.graph_module,
+        assignment,
+        device_of,
+        topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        shared=figures.shared_state,
     )
     is_optimal = value <= found.bound * (1 + 1e-9)
     reasons = reasons_of(assignment, device_of, _whole_bytes(figures, wish), wish.objective, is_optimal)

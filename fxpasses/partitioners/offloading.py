@@ -18,7 +18,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
-from fxpasses.partitioners.costs.device_times import predict_makespan
+from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
@@ -135,8 +135,17 @@ def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence
     if not offloaded:
         return placement
     uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
-    loading = uses.load_seconds(offloaded)
-    load = {name: seconds + loading.get(name, 0.0) for name, seconds in placement.load.items()}
+    loads = uses.loads(offloaded)
+    seconds, load = predict_times(
+        figures.graph_module,
+        placement.assignment,
+        placement.device_of,
+        placement.topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        loads=loads,
+        shared=figures.shared_state,
+    )
     value = placement.objective_value
     if placement.objective == "throughput":
         value = max(load.values())
@@ -147,13 +156,14 @@ def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence
             placement.topology,
             seconds=figures.measured,
             sent=figures.sent,
-            loads=uses.loads(offloaded),
+            loads=loads,
+            shared=figures.shared_state,
         )
     return attrs.evolve(
         placement,
         reasons=_reasons(placement, offloaded),
         load=load,
-        seconds=placement.seconds + sum(loading.values()),
+        seconds=seconds,
         objective_value=value,
         bound=min(placement.bound, value),
     )

@@ -82,7 +82,7 @@ def balanced_stages(
             f"the model can be cut into {len(placement.assignment)} stages, not into {wanted}: "
             "what writes in place, and tuples, stay in one stage, and a stage more would not make the slowest faster"
         )
-    _seconds, load = predict_times(graph_module, placement.assignment, placement.device_of, topology)
+    _seconds, load = predict_times(graph_module, placement.assignment, placement.device_of, topology, shared=())
     number = {part: index for index, part in enumerate(placement.assignment.order)}
     return Balance(
         {node: number[part] for node, part in placement.assignment.partition_of.items()},
@@ -100,7 +100,12 @@ def _each_used(graph_module: GraphModule, topology: Topology, time_budget: float
             Link(link.first, link.second, link.bandwidth / share, link.latency * share) for link in _all_links(topology)
         ]
         placement = place_by_device(
-            graph_module, topology.devices, links, objective="throughput", time_budget=time_budget
+            graph_module,
+            topology.devices,
+            links,
+            objective="throughput",
+            time_budget=time_budget,
+            sends_state=False,  # a stage has its own copy of a tied parameter
         )
         bound = placement.bound if bound is None else bound
         if len(placement.assignment) == len(topology.devices):

@@ -17,6 +17,7 @@ from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replicas import REPLICA_OF, bytes_saved
 from fxpasses.partitioners.tensor_sizes import tensors_in
@@ -68,10 +69,9 @@ def summarize(
         plan.topology,
         seconds=lambda node, _: whole[node],
         sent=value_bytes if step is None else step.sent,
+        loads=uses.loads(plan.offloaded),
     )
     loading = uses.load_seconds(plan.offloaded)
-    seconds += sum(loading.values())
-    load = {name: busy + loading.get(name, 0.0) for name, busy in load.items()}
     known = partial(
         simulate,
         graph_module,
@@ -146,7 +146,7 @@ def with_figures(
 
 
 def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan) -> list[CopyRow]:
-    """What crosses between devices in one run: values of parts, and inputs and results that are elsewhere.
+    """What crosses between devices in one run: values of parts, inputs and results that are elsewhere, tied parameters.
 
     Args:
         graph_module: The unsplit graph.
@@ -168,6 +168,11 @@ def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan
             rows.append(_copy_row(plan, node, source, target, _needed_by(needing, assignment, keys)))
         if node in home and any(user.op == "output" for user in node.users) and _crosses_back(node, home[node]):
             rows.append(_copy_row(plan, node, source, MAIN_MEMORY, "the result is wanted there"))
+    loads = ParameterUses.of(graph_module, assignment, device_of).loads(plan.offloaded) if plan.offloaded else ()
+    for state in sent_state(shared_state(graph_module), assignment, device_of, loads):
+        for target, using in state.users.items():
+            why = f"{_needed_by(using, assignment, keys)}, and {state.source} holds it"
+            rows.append(_copy_row(plan, state.names[0], state.source, target, why))
     return rows
 
 

@@ -22,6 +22,7 @@ from fxpasses.partitioners.costs.device_times import predict_makespan, predict_t
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
+from fxpasses.partitioners.costs.shared_state import shared_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.units import format_bytes, format_seconds
 
@@ -277,7 +278,8 @@ def _times(
 
     total, load = predict_times(graph_module, assignment, device_of, topology, seconds=seconds, sent=sent)
     if objective == "latency":
-        total = predict_makespan(assignment, device_of, topology, seconds=seconds, sent=sent)
+        shared = shared_state(graph_module)
+        total = predict_makespan(assignment, device_of, topology, seconds=seconds, sent=sent, shared=shared)
     return total, load
 
 

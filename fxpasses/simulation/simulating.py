@@ -15,6 +15,7 @@ from fxpasses.partitioners.costs.backward_tasks import add_backward
 from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.shared_state import shared_state
 from fxpasses.partitioners.costs.task_lists import (
     Overlap,
     Task,
@@ -154,7 +155,10 @@ def simulate(
     if seconds is None:
         seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     taken = seconds
-    todo = tasks_of(assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads)
+    shared = shared_state(graph_module)
+    todo = tasks_of(
+        assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads, shared=shared
+    )
     if step is not None:
         add_backward(todo, assignment.partitions, topology, taken, step.backward_share)
     if overlap == "none":

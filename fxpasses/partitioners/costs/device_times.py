@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -11,6 +11,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
 from fxpasses.partitioners.costs.task_lists import run_as_soon_as_possible, tasks_of
 
 __all__ = ["critical_path", "predict_makespan", "predict_times"]
@@ -27,6 +28,8 @@ def predict_times(
     *,
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
+    loads: Sequence[ParameterLoad] = (),
+    shared: Sequence[SharedState] | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Predict seconds of one run, parts one after the other, and the busy seconds of each device.
 
@@ -37,6 +40,9 @@ def predict_times(
         topology: Devices and links.
         seconds: Seconds of a node on a device; measured or counted by default.
         sent: Bytes of a node's value that go to another device.
+        loads: The parameters that offloaded parts load from main memory.
+        shared: State that several operators use, which crosses where they are on several devices; by default that of
+            the graph.
 
     Returns:
         Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
@@ -45,18 +51,27 @@ def predict_times(
     load = {device.name: 0.0 for device in topology.devices}
     total = 0.0
     home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
+
+    def send(value: Node, source: str, targets: Iterable[str]) -> float:
+        size = sent(value)
+        taken = {target: topology.seconds(source, target, size) for target in targets} if size else {}
+        load[source] += max(taken.values(), default=0.0)
+        for target, sending in taken.items():
+            load[target] += sending
+        return sum(taken.values())
+
     for node, part in assignment.partition_of.items():
         busy = seconds(node, device_of[str(part)])
         load[home[node]] += busy
         total += busy
         targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
-        if not targets or not (size := sent(node)):
-            continue
-        taken = {target: topology.seconds(home[node], target, size) for target in targets}
-        load[home[node]] += max(taken.values())
-        for target, sending in taken.items():
-            load[target] += sending
-            total += sending
+        if targets:
+            total += send(node, home[node], targets)
+    for state in sent_state(shared_state(graph_module) if shared is None else shared, assignment, device_of, loads):
+        total += send(state.names[0], state.source, state.users)
+    for each in loads:
+        load[device_of[each.part].name] += each.seconds
+        total += each.seconds
     return total, load
 
 
@@ -68,13 +83,14 @@ def predict_makespan(
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
     loads: Sequence[ParameterLoad] = (),
+    shared: Sequence[SharedState] = (),
 ) -> float:
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 
     Copies and loads run beside the work of both ends, one at a time on each link and direction: the run that
     ``simulate(overlap="copies")`` shows.
     """
-    todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads)
+    todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
     run_as_soon_as_possible(todo.tasks)
     return max((task.end for task in todo.tasks), default=0.0)
 

@@ -18,6 +18,7 @@ from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
 from fxpasses.partitioners.costs.dry_runs import Autocast
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
+from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
     homes_in_memory,
@@ -64,6 +65,8 @@ class GraphFigures:
         living: The same with each copy a storage of its own: what is there while a node runs.
         inputs: The storages among these that hold inputs of the graph.
         trained: The nodes that have a backward: it counts twice what the forward does, and their values cross twice.
+        sends_state: Whether a parameter or a buffer that several devices use is sent to the others in each run; else
+            each device has its own.
     """
 
     graph_module: GraphModule
@@ -77,10 +80,18 @@ class GraphFigures:
     living: Sequence[tuple[int, ...]]
     inputs: frozenset[int]
     trained: Mapping[Node, None] = attrs.field(factory=dict)
+    sends_state: bool = True
 
     @classmethod
-    def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> GraphFigures:
+    def of(
+        cls, graph_module: GraphModule, effects: EffectAnalysis | None = None, *, sends_state: bool = True
+    ) -> GraphFigures:
         """Measure a graph in one walk over its nodes and edges.
+
+        Args:
+            graph_module: The graph.
+            effects: What its nodes read, write and alias, if it is known already.
+            sends_state: Whether a parameter that several devices use is sent to the others in each run.
 
         Raises:
             InputError: it is no graph.
@@ -111,7 +122,19 @@ class GraphFigures:
         ]
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         inputs = frozenset(storage for node in placeholders for storage in homes[node] if storage in sizes)
-        return cls(graph_module, effects, nodes, costs, constants, homes, sizes, touched, living, inputs)
+        return cls(
+            graph_module,
+            effects,
+            nodes,
+            costs,
+            constants,
+            homes,
+            sizes,
+            touched,
+            living,
+            inputs,
+            sends_state=sends_state,
+        )
 
     @cached_property
     def position(self) -> dict[Node, int]:
@@ -131,6 +154,11 @@ class GraphFigures:
     def late_views(self) -> tuple[tuple[Node, Node], ...]:
         """The last write to each storage, with each node that views it later: on another device it views a copy."""
         return tuple(_late_views(self.graph_module, self.effects))
+
+    @cached_property
+    def shared_state(self) -> tuple[SharedState, ...]:
+        """The parameters and buffers that cross where their users are on several devices."""
+        return shared_state(self.graph_module) if self.sends_state else ()
 
     @cached_property
     def needs(self) -> NDArray[np.int64]:

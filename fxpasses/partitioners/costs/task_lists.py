@@ -9,7 +9,7 @@ own, from main memory.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -19,6 +19,7 @@ from fxpasses.devices import MAIN_MEMORY, Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.shared_state import SentState, SharedState, sent_state
 
 __all__ = ["Overlap", "Task", "TaskList", "run_as_soon_as_possible", "run_one_by_one", "tasks_of"]
 
@@ -98,6 +99,7 @@ def tasks_of(
     *,
     sent: Callable[[Node], int] = value_bytes,
     loads: Sequence[ParameterLoad] = (),
+    shared: Sequence[SharedState] = (),
 ) -> TaskList:
     """Write down what is to be done: each part, and before it the copies that it is the first to need.
 
@@ -110,8 +112,15 @@ def tasks_of(
         overlap: Whether a copy keeps its ends busy, or only its link.
         sent: Bytes of a node's value that go to another device.
         loads: The parameters that offloaded parts load: each begins when the part before its own does.
+        shared: State that several operators use: what of it crosses waits for nothing.
     """
-    writer = _Writer(assignment, device_of, topology, overlap, sent)
+    crossing = {
+        (name, target): state
+        for state in sent_state(shared, assignment, device_of, loads)
+        for name in state.names
+        for target in state.users
+    }
+    writer = _Writer(assignment, device_of, topology, overlap, sent, crossing)
     parts = [str(part) for part in assignment.order]
     busy = {
         part: sum(seconds(node, device_of[part]) for node in assignment.partitions[name])
@@ -137,6 +146,7 @@ class _Writer:
     topology: Topology
     overlap: Overlap
     sent: Callable[[Node], int]
+    state: Mapping[tuple[Node, str], SentState]
     todo: TaskList = attrs.field(factory=TaskList)
     slowest: dict[Node, str] = attrs.field(factory=dict)
     loaded: dict[tuple[int, str], list[int]] = attrs.field(factory=dict)
@@ -175,6 +185,8 @@ class _Writer:
         nodes = self.assignment.partitions[name]
         for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes):
             source = self.assignment.partition_of.get(used)
+            if state := self.state.get((used, home)):
+                needs[self._sent_state(sample, state, home)] = None
             if source is None or source == name:
                 continue
             if self.device_of[str(source)].name == home or not self.sent(used):
@@ -185,32 +197,41 @@ class _Writer:
         self.todo.computing[sample, part] = self.todo.add(task)
 
     def _copied(self, sample: int, value: Node, source: str, home: str) -> int:
+        """The copy of what a part makes."""
+        users = (self.assignment.partition_of.get(user) for user in value.users)
+        targets = (self.device_of[str(part)].name for part in users if part is not None)
+        made = self.todo.computing[sample, source]
+        return self._copy(sample, value, self.device_of[source].name, home, targets, (made,))
+
+    def _sent_state(self, sample: int, state: SentState, home: str) -> int:
+        """The copy of a parameter or a buffer, which is there from the beginning."""
+        return self._copy(sample, state.names[0], state.source, home, state.users, ())
+
+    def _copy(
+        self, sample: int, value: Node, origin: str, home: str, targets: Iterable[str], needs: tuple[int, ...]
+    ) -> int:
         key = (sample, value, home)
         if key not in self.todo.copying:
-            origin = self.device_of[source].name
-            link = f"{origin} → {home}"
-            ends = (origin, home) if self._slowest(value, origin) == home else (home,)
+            link, size = f"{origin} → {home}", self.sent(value)
+            ends = (origin, home) if self._slowest(value, origin, targets, size) == home else (home,)
             self.todo.copying[key] = self.todo.add(
                 Task(
                     value.name,
                     "copy",
                     link,
                     (link,) if self.overlap == "copies" else (link, *ends),
-                    self.topology.seconds(origin, home, self.sent(value)),
-                    (self.todo.computing[sample, source],),
+                    self.topology.seconds(origin, home, size),
+                    needs,
                     sample,
                 )
             )
         return self.todo.copying[key]
 
-    def _slowest(self, value: Node, origin: str) -> str:
+    def _slowest(self, value: Node, origin: str, targets: Iterable[str], size: int) -> str:
         """Of the devices that a value goes to, the one to which it takes longest."""
         if value not in self.slowest:
-            homes = (self.assignment.partition_of.get(user) for user in value.users)
-            targets = dict.fromkeys(self.device_of[str(part)].name for part in homes if part is not None)
-            size = self.sent(value)
             self.slowest[value] = max(
-                (target for target in targets if target != origin),
+                (target for target in dict.fromkeys(targets) if target != origin),
                 key=lambda target: self.topology.seconds(origin, target, size),
             )
         return self.slowest[value]
@@ -255,7 +276,7 @@ def run_as_soon_as_possible(tasks: Sequence[Task]) -> None:
                 heapq.heappush(running, (task.end, index))
             else:
                 waiting.append(index)
-                if unmade[consumer[index]] == 0:
+                if not unmade.get(consumer[index]):  # a parameter's gradient is for no part
                     kept.update(task.uses)
         ready = waiting
         while running:
@@ -287,7 +308,7 @@ def _consumers(tasks: Sequence[Task]) -> tuple[list[int], dict[int, int], dict[i
                 makers[need] = None
                 continue
             if tasks[need].kind == "copy":
-                makers[tasks[need].needs[0]] = None
+                makers.update(dict.fromkeys(tasks[need].needs))
             if consumer[need] == need:
                 consumer[need] = index
         unmade[index] = len(makers)

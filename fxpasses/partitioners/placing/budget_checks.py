@@ -54,7 +54,7 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
             grown[~index] = extra  # a key of its own: storages are not negative
         constants.append(grown)
     nothing = [()] * len(figures.nodes)
-    kept = {node: None for node in figures.nodes if node in needs.differentiable}
+    kept = dict.fromkeys(needs.differentiable)
     return attrs.evolve(figures, constants=constants, living=nothing, inputs=frozenset(), trained=kept), step
 
 

@@ -309,7 +309,7 @@ def _tried(
     assignment = choice.applied(devices)
     names = {str(part): found.runs.device_of[str(part)] for part in assignment.order}
     twin, written = with_replicas(figures.graph_module, assignment, names)
-    measured, step = _measured_again(twin, wish.training)
+    measured, step = _measured_again(twin, wish.training, sends_state=figures.sends_state)
     runs = Runs(written, names)
     seen = check_budgets(measured, wish.topology, runs, step, always=True)
     if seen.over:
@@ -330,8 +330,10 @@ def _tried(
     return Replicated(better, measured, written, saved)
 
 
-def _measured_again(twin: GraphModule, step: TrainingStep | None) -> tuple[GraphFigures, TrainingStep | None]:
-    figures = GraphFigures.of(twin)
+def _measured_again(
+    twin: GraphModule, step: TrainingStep | None, *, sends_state: bool
+) -> tuple[GraphFigures, TrainingStep | None]:
+    figures = GraphFigures.of(twin, sends_state=sends_state)
     return (figures, None) if step is None else training_figures(figures, step.training)
 
 
@@ -346,11 +348,22 @@ class _Times:
     def of(cls, figures: GraphFigures, wish: Wish, runs: Runs) -> _Times:
         device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
         seconds, load = predict_times(
-            figures.graph_module, runs.assignment, device_of, wish.topology, seconds=figures.measured, sent=figures.sent
+            figures.graph_module,
+            runs.assignment,
+            device_of,
+            wish.topology,
+            seconds=figures.measured,
+            sent=figures.sent,
+            shared=figures.shared_state,
         )
         if wish.objective == "latency":
             value = predict_makespan(
-                runs.assignment, device_of, wish.topology, seconds=figures.measured, sent=figures.sent
+                runs.assignment,
+                device_of,
+                wish.topology,
+                seconds=figures.measured,
+                sent=figures.sent,
+                shared=figures.shared_state,
             )
         elif wish.objective == "throughput":
             value = max(load.values(), default=0.0)

@@ -247,7 +247,14 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
 
 def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
     device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    return predict_makespan(runs.assignment, device_of, topology, seconds=figures.measured, sent=figures.sent)
+    return predict_makespan(
+        runs.assignment,
+        device_of,
+        topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        shared=figures.shared_state,
+    )
 
 
 def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> None:

@@ -1,7 +1,8 @@
 """Say in the solvers' words where the operators of a graph may go, and read their answer back as an ``Assignment``.
 
 The nodes of the problem are the compute nodes of the graph. An order edge over which no data goes leads through a
-marker that makes nothing, so that no solver charges a copy for it.
+marker that makes nothing, so that no solver charges a copy for it. A parameter that several operators use is a node
+that takes no time and makes its bytes: where they are on several devices one sends it to the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
+from fxpasses.partitioners.placing.state_nodes import StateNode, state_nodes, with_first_user
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.problem import as_groups
 
@@ -69,8 +71,9 @@ def placement_problem(
             (:attr:`~fxpasses.partitioners.PlacementSolution.replicas`), and ``fxpasses.passes.replicating`` does it.
 
     Returns:
-        The problem. Its nodes are the compute nodes; constants are shared bytes under their storage, so that tied ones
-        count once a device.
+        The problem. Its nodes are the compute nodes, and tuples that end with one: ``("after", node)`` stands for the
+        order behind it, ``("state", get_attr, node)`` for a parameter that it is the first to use. Constants are shared
+        bytes under their storage, so that tied ones count once a device.
 
     Raises:
         PlacementError: a selector that means nothing, an unknown device, objective or contiguity.
@@ -78,7 +81,11 @@ def placement_problem(
     """
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module)
-    graph, markers = _problem_graph(figures, topology.devices, supports, live)
+    users = state_nodes(figures)
+    homes = list(with_first_user(figures, users))
+    if contiguity == "convex":  # parts may wait for each other: of another one, each home may tear a part
+        users = {key: users[key] for key, _ in homes}
+    graph, markers = _problem_graph(figures, topology.devices, supports, live, users)
     anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
     nx.set_node_attributes(graph, anywhere, "replicable")
     pinned = pinned or {}
@@ -99,7 +106,7 @@ def placement_problem(
         topology.links,
         objective,
         contiguity=contiguity,
-        colocate=[*kept, *markers, *together],
+        colocate=[*kept, *markers, *homes, *together],
         pinned=pins,  # type: ignore[arg-type]  # nodes are hashable
         forbidden={node: tuple(names) for node, names in bans.items()},
         time_budget=time_budget,
@@ -109,14 +116,20 @@ def placement_problem(
 
 
 def _problem_graph(
-    figures: GraphFigures, devices: Sequence[Device], supports: Support | None, live: NDArray[np.int64] | None
+    figures: GraphFigures,
+    devices: Sequence[Device],
+    supports: Support | None,
+    live: NDArray[np.int64] | None,
+    users: Mapping[StateNode, tuple[Node, ...]],
 ) -> tuple[nx.DiGraph[Any], list[tuple[Hashable, Hashable]]]:
     """The graph with its costs, and each marker with the node it stands behind."""
     graph: nx.DiGraph[Any] = nx.DiGraph()
-    partners = backward_partners(figures)
+    partners, used_first = backward_partners(figures), _by_first_user(users)
     alike = len({(device.flops, device.bandwidth, device.overhead) for device in devices}) == 1
     times = figures.seconds(devices, supports)
     for index, (node, seconds) in enumerate(zip(figures.nodes, times, strict=True)):
+        for state in used_first.get(node, ()):
+            graph.add_node(state, seconds=0.0, output_bytes=figures.sent(state[1]))
         facts: dict[str, Any] = {"seconds": seconds}
         if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
             facts["seconds"] = next(iter(seconds.values()))
@@ -131,7 +144,16 @@ def _problem_graph(
         graph.add_node(node, **facts)
     position = figures.position
     graph.add_edges_from((used, node) for node in figures.nodes for used in node.all_input_nodes if used in position)
+    graph.add_edges_from((state, user) for state, using in users.items() for user in using)
     return graph, _order_edges(graph, figures)
+
+
+def _by_first_user(users: Iterable[StateNode]) -> dict[Node, list[StateNode]]:
+    """Which parameters stand before each operator: so the order of the problem's nodes stays a topological one."""
+    found: dict[Node, list[StateNode]] = {}
+    for state in users:
+        found.setdefault(state[2], []).append(state)
+    return found
 
 
 def _order_edges(graph: nx.DiGraph[Any], figures: GraphFigures) -> list[tuple[Hashable, Hashable]]:

@@ -113,7 +113,7 @@ class OwnOrder:
         """What the objective of the problem makes small, with the links as they are."""
         tables = tables_of(problem)
         place = {name: index for index, name in enumerate(self.names)}
-        known = (node if isinstance(node, Node) else node[1] for node in tables.nodes)  # type: ignore[index]  # markers
+        known = (node if isinstance(node, Node) else node[-1] for node in tables.nodes)  # type: ignore[index]  # a tuple
         home = [place[cut.home[node]] for node in known]
         return evaluate(tables, np.array(home, dtype=np.int64)).value(problem.objective)
 

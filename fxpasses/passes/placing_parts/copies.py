@@ -184,7 +184,7 @@ def _crosses(value: Node, device: Device) -> bool:
     tensors = tensors_in(value.meta.get("val"))
     if not tensors or isinstance(value.meta["val"], (tuple, list)):
         return False
-    if DEVICE.has(value):
+    if DEVICE.has(value) and value.op != "get_attr":
         return DEVICE.read(value) != device.name
     return not same_device(tensors[0].device, torch.device(device.torch_device))
 

@@ -12,7 +12,7 @@ from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.passes.placing_parts.copies import DEVICE
-from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved, same_device
+from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved
 from fxpasses.passes.placing_parts.streams import Streams
 
 __all__ = ["bring_state_home"]
@@ -27,8 +27,8 @@ def bring_state_home(
 ) -> None:
     """Move state that is passed into parts to where it belongs.
 
-    What a part writes to lives where that part runs. Else it lives on a device that uses it: where it is already, if
-    it can, or where it is used first. What only offloaded parts use lives in main memory.
+    What a part writes to lives where that part runs. Else it lives where it is used first. What only offloaded parts
+    use lives in main memory.
 
     Args:
         graph_module: The top level of a split.
@@ -44,9 +44,8 @@ def bring_state_home(
         if not parts or not isinstance(value, torch.Tensor):
             continue
         effects = effects or analyze_effects(graph_module)
-        home = _home(node, value, parts, device_of, offloaded, effects)
-        if home is None:
-            DEVICE.write(node, MAIN_MEMORY)
+        home = _home(node, sorted(parts), device_of, offloaded, effects)
+        DEVICE.write(node, MAIN_MEMORY if home is None else home.name)
         target = torch.device("cpu") if home is None else torch.device(home.torch_device)
         there = moved(value, target, memo)
         if home is None and streams is not None:
@@ -58,7 +57,6 @@ def bring_state_home(
 
 def _home(
     node: Node,
-    value: torch.Tensor,
     parts: list[Node],
     device_of: Mapping[str, Device],
     offloaded: Container[str],
@@ -69,9 +67,8 @@ def _home(
     for part in parts:
         if storages.intersection(effects.of(part).writes):
             return device_of[str(part.target)]
-    resident = [device_of[str(part.target)] for part in parts if str(part.target) not in offloaded]
-    there = (device for device in resident if same_device(torch.device(device.torch_device), value.device))
-    return next(there, resident[0] if resident else None)
+    resident = (device_of[str(part.target)] for part in parts if str(part.target) not in offloaded)
+    return next(resident, None)
 
 
 def _pinned(value: torch.Tensor, streams: Streams) -> torch.Tensor:

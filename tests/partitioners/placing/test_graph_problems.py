@@ -91,16 +91,22 @@ def test_an_answer_comes_back_as_parts_that_run_in_order() -> None:
     assert all(solution.device_of[node] == part for node, part in assignment.partition_of.items())
 
 
-def test_tied_weights_are_one_key() -> None:
+def test_tied_weights_are_one_key_and_one_node_that_makes_them() -> None:
     graph_module = exported(Tied(), torch.randint(0, 50, (3,)))
     problem = placement_problem(graph_module, fake_devices(2))
     keys = {
         node.target: {key for key, size in facts.get("shared_bytes", {}).items() if size == 50 * 32 * 4}
         for node, facts in problem.graph.nodes(data=True)
+        if isinstance(node, Node)
     }
+    (state,) = [node for node in problem.graph if not isinstance(node, Node)]
 
     embedded, multiplied = keys[torch.ops.aten.embedding.default], keys[torch.ops.aten.linear.default]
     assert embedded == multiplied != set()
+    assert {"seconds": 0.0, "output_bytes": 50 * 32 * 4} == problem.graph.nodes[state]
+    assert {torch.ops.aten.embedding.default, torch.ops.aten.linear.default} == {
+        user.target for user in problem.graph.successors(state)
+    }
 
 
 def test_a_cache_stays_with_all_that_read_and_write_it() -> None:
