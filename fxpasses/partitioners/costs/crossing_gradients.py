@@ -99,9 +99,9 @@ class CrossingGradients:
                 place.stop = max(place.stop, self.backward(reader))
         if stay.last is None:
             first.stop = stop
-        elif place := self._place(stay.last, places):
-            place.stop = max(place.stop, stop)
         else:
+            if place := self._place(stay.last, places):
+                place.stop = max(place.stop, stop)
             self._wait(stay.last, stay, places)
         return places
 
@@ -109,9 +109,11 @@ class CrossingGradients:
         """What goes when a gradient from another device is added to a part of it: here that has to come first."""
         for reader in stay.readers:
             place = self._place(reader, places)
-            for value in reader.all_input_nodes if place else ():
+            if place is None or place.device == self.home.get(last):
+                continue
+            for value in reader.all_input_nodes:
                 users = self.users(value)
-                if place and place.device in users and len(users) > 1 and value in last.all_input_nodes:
+                if place.device in users and len(users) > 1 and value in last.all_input_nodes:
                     place.stop = max(place.stop, self._added(value, users, place.device))
 
     def _added(self, value: Node, users: Mapping[str, list[Node]], device: str) -> int:
@@ -130,6 +132,9 @@ class CrossingGradients:
         if len(users) > 1:  # until now it was several, one of each device
             comes = self.backward(value) + 1
             near = Lying(device, comes, comes - 1, stay.passed[value])
+            for source in sources:
+                if source.device in users and len(users[source.device]) == 1:  # else it goes when it is added there
+                    source.stop = max(source.stop, self._added(value, users, source.device))
         elif near is None:
             comes = self.sent(value, *users) if users else self.backward(value)
             near = Lying(device, comes, comes, stay.passed[value])

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
 from fxpasses.partitioners.costs.crossing_gradients import CrossingGradients, Lying
 from fxpasses.partitioners.costs.device_storages import Place
@@ -42,7 +43,7 @@ def predict_training_memory(
         device_of: The device of each part.
         training: What the optimizer keeps.
         effects: The effects of the graph, if they are known already.
-        needs: What its backward keeps, if that is known already.
+        needs: What the backward of the graph in its own order keeps, if that is known already.
 
     Returns:
         For each device by name; ``activations`` are all values alive at the worst moment, saved ones and gradients of
@@ -51,7 +52,7 @@ def predict_training_memory(
     Raises:
         PlacementError: An operator cannot run without data.
     """
-    needs = needs or trace_backward(graph_module)
+    needs = needs_in_order(graph_module, assignment, needs or trace_backward(graph_module))
     course = follow_training(graph_module, assignment, device_of, training, needs, effects)
     return {name: course.memory(name) for name in course.held}
 

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
 from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
@@ -25,6 +26,7 @@ class TrainingStep:
 
     training: Training
     needs: BackwardNeeds
+    _in_order: dict[tuple[Node, ...], BackwardNeeds] = attrs.field(factory=dict, repr=False)
 
     @classmethod
     def of(cls, graph_module: GraphModule, training: Training) -> TrainingStep:
@@ -65,4 +67,5 @@ class TrainingStep:
         effects: EffectAnalysis | None = None,
     ) -> TrainingCourse:
         """What is on each device over the step."""
-        return follow_training(graph_module, assignment, device_of, self.training, self.needs, effects)
+        needs = needs_in_order(graph_module, assignment, self.needs, self._in_order)
+        return follow_training(graph_module, assignment, device_of, self.training, needs, effects)
