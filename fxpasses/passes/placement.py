@@ -6,7 +6,7 @@ generated code frees after their last use. To and from devices with streams they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 import torch
@@ -27,7 +27,7 @@ from fxpasses.passes.placing_parts.copies import (
     return_results,
 )
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
-from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
+from fxpasses.passes.placing_parts.moving_parts import Memo, move_part, same_device
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
 from fxpasses.passes.placing_parts.state_homes import bring_state_home
 from fxpasses.passes.placing_parts.streams import streams_for
@@ -47,7 +47,8 @@ class PlaceOnDevices(PassBase):
             they fit into it. Without it all start early. Only devices with streams do so.
 
     Raises:
-        PlacementError: the graph calls no submodule of that name.
+        PlacementError: the graph calls no submodule of that name; or parts on several torch devices hold one module, or
+            one parameter that is trained, which would become two.
     """
 
     visit_nested = False
@@ -56,13 +57,28 @@ class PlaceOnDevices(PassBase):
     spare_bytes: Mapping[str, float] | None = attrs.field(default=None, kw_only=True)
 
     def requires(self, graph_module: GraphModule) -> None:
-        """Every part is there."""
+        """Every part is there, and no state would have to be on two devices."""
         called = {str(node.target) for node in graph_module.graph.find_nodes(op="call_module")}
         for name in (*self.device_of, *self.offloaded):
             if name not in called:
                 raise PlacementError(
                     f"The graph calls no part {name!r}; it calls {', '.join(sorted(called)) or 'none'}."
                 )
+        self._refuse_torn_state(graph_module)
+
+    def _refuse_torn_state(self, graph_module: GraphModule) -> None:
+        """What parts on several torch devices share: a module is one object, a parameter that is trained one tensor."""
+        holder: dict[int, str] = {}
+        for part in self.device_of:
+            for what, path, each in _held_once(graph_module.get_submodule(part)):
+                first = holder.setdefault(id(each), part)
+                there, here = (self.device_of[name].torch_device for name in (first, part))
+                if not same_device(torch.device(there), torch.device(here)):
+                    raise PlacementError(
+                        f"The parts {first} on {there} and {part} on {here} share the {what} {path}, which would "
+                        "become two. Keep them on one device; or split an exported graph with "
+                        'constants="pass_in", so that one device sends its parameters to the others in each run.'
+                    )
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Move, load, copy, and bring results back to where the model would give them."""
@@ -80,6 +96,14 @@ class PlaceOnDevices(PassBase):
             overlap_copies(graph_module, streams, self.spare_bytes)
         call_loads(graph_module)
         return PassResult(graph_module, True)
+
+
+def _held_once(part: torch.nn.Module) -> Iterator[tuple[str, str, object]]:
+    """What is the same object wherever it is held: called modules with state, and parameters that are trained."""
+    for path, module in part.named_modules():
+        if path and (any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(False))):
+            yield "module", path, module
+    yield from (("parameter", path, each) for path, each in part.named_parameters() if each.requires_grad)
 
 
 def with_number(device: Device) -> Device:

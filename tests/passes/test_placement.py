@@ -11,6 +11,7 @@ from lowering_models import Mlp, cpu_pair
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.scan import scan
+from torch.fx import symbolic_trace
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -420,6 +421,42 @@ def test_a_part_that_is_not_there_is_named() -> None:
 
     with pytest.raises(PlacementError, match=r"The graph calls no part 'b'; it calls a\."):
         PlaceOnDevices({"a": Device("left"), "b": Device("right")})(placed)
+
+
+class Again(nn.Module):
+    """One layer, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x).relu())
+
+
+def test_what_parts_share_is_not_torn_by_two_torch_devices() -> None:
+    """Trained, the two halves of a parameter would drift apart; and a module that is called cannot be in two places."""
+    devices = {"a": Device("left"), "b": Device("right", torch_device="meta")}
+    exported = two_parts({"a": ["linear", "relu"], "b": ["linear_1"]}, Again(), torch.randn(2, 2))
+    traced = symbolic_trace(Again())
+    first, relu, second = list(traced.graph.nodes)[1:4]
+    called = split(traced, Assignment.of(traced, {first: "a", relu: "a", second: "b"}), names=str).graph_module
+
+    with pytest.raises(PlacementError, match=r"The parts a on cpu and b on meta share the parameter layer\.\w+, which"):
+        PlaceOnDevices(devices)(exported)
+    with pytest.raises(PlacementError, match="The parts a on cpu and b on meta share the module layer, which would"):
+        PlaceOnDevices(devices)(called)
+
+
+def test_what_parts_share_may_be_on_one_device_or_fixed() -> None:
+    shared = two_parts({"a": ["linear", "relu"], "b": ["linear_1"]}, Again(), torch.randn(2, 2))
+    fixed = two_parts({"a": ["linear", "relu"], "b": ["linear_1"]}, Again().requires_grad_(False), torch.randn(2, 2))
+
+    PlaceOnDevices({"a": Device("left"), "b": Device("right")})(shared)
+    PlaceOnDevices({"a": Device("left"), "b": Device("right", torch_device="meta")})(fixed)
+
+    assert shared.get_parameter("a.layer.weight") is shared.get_parameter("b.layer.weight")
+    assert ["cpu", "meta"] == [fixed.get_parameter(f"{part}.layer.weight").device.type for part in "ab"]
 
 
 def test_parts_of_one_device_may_have_other_backends() -> None:
