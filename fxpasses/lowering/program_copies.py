@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import is_marker
 from fxpasses.passes.opening_regions import CloseRegions
 
-__all__ = ["copied_program", "with_regions_closed"]
+__all__ = ["copied_program", "with_regions_closed", "with_true_users"]
 
 
 def copied_program(program: ExportedProgram) -> ExportedProgram:
@@ -28,6 +29,19 @@ def copied_program(program: ExportedProgram) -> ExportedProgram:
         constants=dict(program.constants),
         verifiers=program.verifiers,
     )
+
+
+def with_true_users(program: ExportedProgram) -> ExportedProgram:
+    """The program, changed in place where nodes do not know their users: torch 2.13 loses some around region bodies."""
+    for graph_module in (module for module in program.graph_module.modules() if isinstance(module, GraphModule)):
+        nodes = graph_module.graph.nodes
+        if any(node not in used.users for node in nodes for used in node.all_input_nodes):
+            for node in nodes:
+                node.users.clear()
+            for node in nodes:
+                for used in node.all_input_nodes:
+                    used.users[node] = None
+    return program
 
 
 def with_regions_closed(program: ExportedProgram) -> ExportedProgram:

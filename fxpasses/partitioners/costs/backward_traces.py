@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, storages_in
+from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later, storages_in
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
 
@@ -87,7 +87,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         PlacementError: An operator cannot run without data, so that nobody knows what it keeps.
     """
     forward = _Forward(graph_module)
-    with torch.enable_grad(), forward.mode:
+    with collecting_later(), torch.enable_grad(), forward.mode:
         inputs = [_example(node) for node in graph_module.graph.find_nodes(op="placeholder")]
         for tensor in tensors_in(inputs) if inputs_need_gradients else ():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages
+from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -108,7 +108,7 @@ def run_body(node: Node) -> DryRun | None:
     owner = node.graph.owning_module
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: _operand(used, owner))
-        with FollowedStorages() as followed:
+        with collecting_later(), FollowedStorages() as followed:
             try:
                 result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
             except CANNOT_RUN:
@@ -172,7 +172,7 @@ def _ran(
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
-        with FollowedStorages() as followed, _under(autocast):
+        with collecting_later(), FollowedStorages() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
             except CANNOT_RUN:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,10 +14,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxpasses.partitioners.costs.kernel_results import as_large_as_real
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
-__all__ = ["CANNOT_RUN", "FollowedStorages", "storages_in"]
+__all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in"]
 
 CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 """What operators raise that cannot run on tensors without data."""
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Inside, what hangs together in a circle stays, as in a real run: else it would depend on when Python looks.
+
+    The autograd functions of a ``cond`` hold each other so.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say

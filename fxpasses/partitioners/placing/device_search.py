@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.costs.device_times import predict_makespan
+from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets
@@ -203,6 +203,8 @@ def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None
 def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
     if wish.objective == "latency":
         value = _makespan(figures, wish.topology, runs)
+    elif wish.objective == "throughput" and figures.shared_state:  # solvers may hold a parameter where nobody uses it
+        value = max(_load(figures, wish.topology, runs).values())
     return Found(runs, contiguity, value, min(bound, value))
 
 
@@ -243,6 +245,20 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
             for name, size in seen.over.items():
                 margin[name] = margin.get(name, 0) + size
     return None
+
+
+def _load(figures: GraphFigures, topology: Topology, runs: Runs) -> dict[str, float]:
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    _seconds, load = predict_times(
+        figures.graph_module,
+        runs.assignment,
+        device_of,
+        topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        shared=figures.shared_state,
+    )
+    return load
 
 
 def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:

@@ -88,6 +88,8 @@ class _Alive:
         still = pair_bytes(self._chosen_units(), family)
         inside = family.inside
         for place, unit in enumerate(self.fits.chosen.tolist()):
+            if unit not in self.members:  # only a parameter that several operators use, which is held where they are
+                continue
             holds = inside[place][None, :] & ~inside[place][:, None]
             node = max(self.members[unit], key=self._need)  # the hungriest of its nodes
             alive = np.full(own.shape, float(self._need(node)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,3 +116,32 @@ def test_a_graph_of_a_gpu_that_is_not_here_is_traced_on_the_cpu() -> None:
     assert "cuda" == next(node.meta["val"].device.type for node in module.graph.nodes if node.op == "call_function")
     assert (expected.saved, expected.extra, expected.inside) == (actual.saved, actual.extra, actual.inside)
     assert [stay.size for stay in expected.stays] == [stay.size for stay in actual.stays]
+
+
+def test_what_a_backward_needs_does_not_depend_on_when_garbage_is_collected() -> None:
+    """The autograd functions of a cond hold each other: a collection in the middle freed what a real run still has."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.one, self.other, self.last = (nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            x = torch.cond(x.sum() > 0, lambda x: self.one(x), lambda x: self.other(x) * 2, (x,))
+            return self.last(x)
+
+    with torch.no_grad():  # dynamo, under torch.cond, warns about tensors that are no leaves
+        module = torch.export.export(Branching(), (torch.randn(4, 8),)).module(check_guards=False)
+
+    def told(threshold: int) -> list[tuple[int, str, str | None]]:
+        gc.set_threshold(threshold)
+        needs = trace_backward(module)
+        return [(stay.size, stay.made_by.name, stay.last and stay.last.name) for stay in needs.stays]
+
+    before = gc.get_threshold()
+    try:
+        assert told(1) == told(100_000)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
