@@ -36,7 +36,10 @@ class AllocatedByDevice(TorchDispatchMode):
             module.register_forward_hook(lambda _module, _given, made: self._leave(made))
             self.held.setdefault(device, {})
             for tensor in (*module.parameters(), *module.buffers()):
+                is_copy = tensor.untyped_storage().data_ptr() in self.home
                 self._hold(device, tensor)
+                if is_copy and self.home[tensor.untyped_storage().data_ptr()] != device:  # no optimizer sees it
+                    continue
                 for state in pytree.tree_leaves(optimizer.state.get(tensor, {})):
                     if isinstance(state, Tensor) and state.numel() == tensor.numel() > 1:
                         self._hold(device, state)
@@ -45,7 +48,7 @@ class AllocatedByDevice(TorchDispatchMode):
     def _hold(self, device: str, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         self.held[device][storage.data_ptr()] = storage.nbytes()
-        self.home[storage.data_ptr()] = device
+        self.home.setdefault(storage.data_ptr(), device)
 
     def _enter(self, device: str, given: Any) -> None:
         self.device = device

@@ -67,6 +67,7 @@ class GraphFigures:
         trained: The nodes that have a backward: it counts twice what the forward does, and their values cross twice.
         sends_state: Whether a parameter or a buffer that several devices use is sent to the others in each run; else
             each device has its own.
+        beside_state: What the device that such a parameter lives on keeps besides if it is trained, as a share of it.
     """
 
     graph_module: GraphModule
@@ -81,6 +82,7 @@ class GraphFigures:
     inputs: frozenset[int]
     trained: Mapping[Node, None] = attrs.field(factory=dict)
     sends_state: bool = True
+    beside_state: float = 0.0
 
     @classmethod
     def of(

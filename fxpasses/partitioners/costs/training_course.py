@@ -89,14 +89,16 @@ class TrainingCourse(MemoryCourse):
     Args:
         training: What the optimizer keeps.
         trained: On each device the bytes of each parameter that has a gradient there.
+        stepped: Of these the parameters that live there; the others are copies, which no optimizer sees.
     """
 
     training: Training = attrs.field(factory=Training, kw_only=True)
     trained: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
+    stepped: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
 
     def memory(self, device: str) -> DeviceMemory:
         """The most of everything on one device; gradients count whole, whenever it is fullest."""
-        gradients, kept = sum(self.trained[device]), self.training.kept_bytes(self.trained[device])
+        gradients, kept = sum(self.trained[device]), self.training.kept_bytes(self.stepped[device])
         peak = int(self.curve(device).max(initial=0))
         forward = len(self.schedule) // 2
         copies = int(self.curve(device, copies_only=True)[: forward + 1].max(initial=0))
@@ -112,7 +114,7 @@ class TrainingCourse(MemoryCourse):
         if found["activations"] < 0:  # what a backward reads may be gone before the last of what it makes is there
             found["saved"] += found["activations"]
             found["activations"] = 0
-        kept = self.training.kept_bytes(self.trained[device])
+        kept = self.training.kept_bytes(self.stepped[device])
         found["optimizer"] += kept
         return {"parameters": self.held[device] - kept, **found}
 

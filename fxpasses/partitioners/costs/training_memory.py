@@ -9,6 +9,7 @@ lives on the device of the node whose backward makes it, and as a copy on each o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -72,18 +73,20 @@ def follow_training(
     gradients = CrossingGradients.of(assignment, home, needs.differentiable)
     step = _Step(graph_module, forward, needs, home, gradients, effects)
     trained = {name: tuple(step.trained(name).values()) for name in forward.held}
+    stepped = {name: tuple(step.trained(name, at_home=True).values()) for name in forward.held}
     return TrainingCourse(
         (*forward.schedule, *reversed(forward.schedule)),
-        {name: held + training.kept_bytes(trained[name]) for name, held in forward.held.items()},
-        {name: tuple(step.lives(name, training.step_bytes(trained[name]))) for name in forward.held},
+        {name: held + training.kept_bytes(stepped[name]) for name, held in forward.held.items()},
+        {name: tuple(step.lives(name, training.step_bytes(stepped[name]))) for name in forward.held},
         forward.state,
         forward.storages,
         training=training,
         trained=trained,
+        stepped=stepped,
     )
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class _Step:
     """One training step: positions from 0 to 2n, the backward of node ``i`` at ``2n - 1 - i``."""
 
@@ -183,7 +186,7 @@ class _Step:
         for node, made_by in self.needs.trained.items():
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
             if used and self.home.get(made_by) != device:
-                yield self._life(self.end - 1 - max(used), self.end, value_bytes(node), node, "gradients")
+                yield self._life(self.end - max(used), self.end, value_bytes(node), node, "gradients")
 
     def _sums(self, device: str) -> Iterator[StepLife]:
         """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
@@ -197,13 +200,29 @@ class _Step:
             for start, until in _held_while_added(own, come, stop):
                 yield self._life(start, until, value_bytes(value), value, "activations")
 
-    def trained(self, device: str) -> dict[tuple[int, ...], int]:
-        """The bytes of each parameter with a gradient that the device uses, tied ones once."""
-        return {
-            self.effects.storages(node): value_bytes(node)
-            for node in self.needs.differentiable
-            if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users)
-        }
+    def trained(self, device: str, *, at_home: bool = False) -> dict[tuple[int, ...], int]:
+        """The bytes of each parameter with a gradient that the device uses, or holds; tied ones once.
+
+        The device that uses one first holds it, and the optimizer's state for it; the others have copies.
+        """
+        found: dict[tuple[int, ...], int] = {}
+        for node in self.needs.differentiable:
+            if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users):
+                storages = self.effects.storages(node)
+                if not at_home or self._holder[storages] == device:
+                    found[storages] = value_bytes(node)
+        return found
+
+    @cached_property
+    def _holder(self) -> dict[tuple[int, ...], str]:
+        """Which device holds each parameter: that of its first user."""
+        first: dict[tuple[int, ...], int] = {}
+        for node in self.needs.differentiable:
+            places = [self.position[user] for user in node.users if user in self.position]
+            if node.op == "get_attr" and places:
+                storages = self.effects.storages(node)
+                first[storages] = min(min(places), first.get(storages, self.end))
+        return {storages: self.home[self.course.schedule[place]] for storages, place in first.items()}
 
 
 def _held_while_added(own: Sequence[int], come: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:

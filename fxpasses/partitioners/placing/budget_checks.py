@@ -42,10 +42,11 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
     step = TrainingStep.of(figures.graph_module, training)
     effects, needs = figures.effects, step.needs
     trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
+    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
     constants: list[dict[int, int]] = []
     for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
         grown = {
-            storage: int(size * (1 + training.optimizer_slots)) if storage in trained else size
+            storage: int(size * (1 + training.optimizer_slots)) if storage in trained - sent else size
             for storage, size in held.items()
         }
         for owner in needs.saved.get(node, ()):
@@ -54,8 +55,15 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
             grown[~index] = extra  # a key of its own: storages are not negative
         constants.append(grown)
     nothing = [()] * len(figures.nodes)
-    kept = dict.fromkeys(needs.differentiable)
-    return attrs.evolve(figures, constants=constants, living=nothing, inputs=frozenset(), trained=kept), step
+    seen = attrs.evolve(
+        figures,
+        constants=constants,
+        living=nothing,
+        inputs=frozenset(),
+        trained=dict.fromkeys(needs.differentiable),
+        beside_state=training.optimizer_slots,
+    )
+    return seen, step
 
 
 def check_budgets(

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
@@ -130,6 +130,8 @@ def _problem_graph(
     for index, (node, seconds) in enumerate(zip(figures.nodes, times, strict=True)):
         for state in used_first.get(node, ()):
             graph.add_node(state, seconds=0.0, output_bytes=figures.sent(state[1]))
+            if state[1] in figures.trained and figures.beside_state:
+                graph.nodes[state]["kept_bytes"] = int(value_bytes(state[1]) * figures.beside_state)
         facts: dict[str, Any] = {"seconds": seconds}
         if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
             facts["seconds"] = next(iter(seconds.values()))

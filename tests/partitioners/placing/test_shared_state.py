@@ -31,6 +31,7 @@ from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.passes.placement import copies_of
 from fxpasses.pipelining.balancing import balanced_stages
 from fxpasses.simulation import simulate
+from fxpasses.units import KiB
 
 
 class Woven(nn.Module):
@@ -290,6 +291,36 @@ def test_a_weight_is_sent_beside_the_work_and_its_gradient_comes_back() -> None:
     assert (there.track, there.start) == ("left → right", 0.0)
     assert back.track == "right → left"
     assert there.seconds + back.seconds == pytest.approx(planned.plan.topology.seconds("left", "right", 2 * row.size))
+
+
+def test_the_optimizer_keeps_a_tied_weight_where_it_lives() -> None:
+    """The other device has a copy and its gradient, no state: what it needs is what a real step allocates there."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.middle = nn.Embedding(512, 16), nn.Linear(16, 16)
+            self.head = nn.Linear(16, 512, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.middle(self.embed(ids)).relu()).mean()
+
+    weight, logits = 512 * 16 * 4, 8 * 512 * 4
+    needed = 2 * weight + logits + 2 * KiB  # weight, its gradient, that of the logits; what is small
+    planned = place(
+        Large().train(),
+        (torch.arange(8).view(1, 8),),
+        devices=[Device("left"), Device("right", needed)],
+        pinned={"embed": "left", "middle": "left", "head": "right"},
+        objective="throughput",
+        training=Training(2, step_slots=0),
+    )
+
+    left, right = planned.summary.devices
+    assert left.optimizer_bytes == 2 * (weight + 17 * 16 * 4)
+    assert right.optimizer_bytes == 0
+    assert needed - 4 * KiB < right.peak_bytes <= needed
 
 
 def test_slow_links_keep_what_shares_its_weights_on_one_device() -> None:
