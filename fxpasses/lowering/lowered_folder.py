@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from fxpasses.errors import InputError
+from fxpasses.lowering.current_state import replaced_tensors
 from fxpasses.lowering.end_to_end import lower_with_plan
 from fxpasses.lowering.lowered_module import LoweredModule
 from fxpasses.lowering.structures import save_flat, with_structure
@@ -43,7 +44,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write a lowered model to a folder; either all files or none.
+    """Write a lowered model, with the state that it has now, to a folder; either all files or none.
 
     Args:
         lowered: What :func:`fxpasses.lower` gave.
@@ -81,7 +82,8 @@ def _moved(file: Path, target: Path) -> Path:
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
-    structure = save_flat(lowered.program, staging / PROGRAM)
+    current = replaced_tensors(lowered, lowered.program, lowered.qualified_names)
+    structure = save_flat(lowered.program, staging / PROGRAM, current)
     (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
     lowered.plan.save(staging / PLAN)
     device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
+from fxpasses.lowering.current_state import tensors_of
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
@@ -88,7 +89,7 @@ class LoweredModule(GraphModule):
         file = BytesIO()
         structure = save_flat(self.program, file)
         held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}
-        tensors = _tensors(self)
+        tensors = tensors_of(self)
         state = {name: each.detach().cpu() for name, each in tensors.items() if id(each) not in held}
         trained = {name for name, each in tensors.items() if each.requires_grad}
         packed = _Packed(file.getvalue(), structure, self.plan.to_json(), state, trained, self.training)
@@ -214,7 +215,7 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
         program = torch.export.load(BytesIO(packed.program))
     lowered = replay(with_structure(program, packed.structure), Plan.from_json(packed.plan))
     with torch.no_grad():
-        for name, tensor in _tensors(lowered).items():
+        for name, tensor in tensors_of(lowered).items():
             tensor.requires_grad_(name in packed.trained)
             if name in packed.state:
                 tensor.copy_(packed.state[name])
@@ -233,10 +234,6 @@ def _entries(program: ExportedProgram) -> dict[str, int]:
     first: dict[str, int] = {}
     modules = {name: first.setdefault(name.rpartition(".")[0], len(first)) for name in program.state_dict}
     return {name: place for place, name in enumerate(sorted(modules, key=modules.__getitem__))}
-
-
-def _tensors(module: GraphModule) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 @attrs.frozen(eq=False)

@@ -154,7 +154,9 @@ def _import(path: str) -> Any:
     return found
 
 
-def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
+def save_flat(
+    program: ExportedProgram, file: Path | BytesIO, replaced: Mapping[int, torch.Tensor] | None = None
+) -> dict[str, Any]:
     """Save a program with flat tuples where its structure has classes.
 
     torch's format forgets which names are one tensor, and gives each element of a tuple a node, whether something uses
@@ -163,6 +165,7 @@ def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
     Args:
         program: The program.
         file: Where to.
+        replaced: Tensors to write in the place of the program's own, by the ``id`` of those.
 
     Returns:
         What :func:`with_structure` needs, as plain data: the structures, names of tied tensors and of unused elements.
@@ -175,7 +178,7 @@ def save_flat(program: ExportedProgram, file: Path | BytesIO) -> dict[str, Any]:
     structure = {"inputs": structure_to_json(spec.in_spec), "outputs": structure_to_json(spec.out_spec)}
     inputs = spec.in_spec if is_plain(spec.in_spec) else _flat_inputs(spec.in_spec)
     outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
-    plain = _structured(program, inputs, outputs)
+    plain = _structured(program, inputs, outputs, replaced=replaced)
     if inputs is not spec.in_spec:
         plain._example_inputs = None
     with warnings.catch_warnings():
@@ -236,8 +239,18 @@ def _flat_inputs(spec: pytree.TreeSpec) -> pytree.TreeSpec:
     return pytree.tree_structure((tuple(range(spec.num_leaves)), {}))
 
 
-def _structured(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec) -> ExportedProgram:
-    """The same program, sharing graph and state, under other input and output structures."""
+def _structured(
+    program: ExportedProgram,
+    inputs: pytree.TreeSpec,
+    outputs: pytree.TreeSpec,
+    *,
+    replaced: Mapping[int, torch.Tensor] | None = None,
+) -> ExportedProgram:
+    """The same program, sharing graph and state, under other input and output structures; with some other tensors."""
+    state_dict, constants = program.state_dict, program.constants
+    if replaced:
+        state_dict = {name: replaced.get(id(each), each) for name, each in state_dict.items()}
+        constants = {name: replaced.get(id(each), each) for name, each in constants.items()}
     first, *others = program.module_call_graph
     if first.signature is None:
         raise InputError("The program has no call signature; export the model again.")
@@ -246,10 +259,10 @@ def _structured(program: ExportedProgram, inputs: pytree.TreeSpec, outputs: pytr
         root=program.graph_module,
         graph=program.graph_module.graph,
         graph_signature=program.graph_signature,
-        state_dict=program.state_dict,
+        state_dict=state_dict,
         range_constraints=program.range_constraints,
         module_call_graph=[dataclasses.replace(first, signature=signature), *others],
         example_inputs=program.example_inputs,
-        constants=program.constants,
+        constants=constants,
         verifiers=program.verifiers,
     )

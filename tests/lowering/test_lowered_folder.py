@@ -13,6 +13,8 @@ from lowering_models import Dataclasses, KeyValueCache, Mlp, Tied, cpu_pair
 from torch import Tensor, nn
 
 from fxpasses import Device, InputError, PlanError, load, lower, place, save
+from fxpasses.lowering import LoweredModule
+from fxpasses.lowering.current_state import replaced_tensors
 from fxpasses.plan import PartPlan
 from fxpasses.units import KiB
 
@@ -39,6 +41,31 @@ class Highest(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         highest: Tensor = self.second(self.first(x).max(-1)[0])
         return highest
+
+
+class Counting(nn.Module):
+    """Counts its runs in a buffer with two names, in one that checkpoints leave out, and in a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(8))
+        self.register_buffer("same", self.count)
+        self.register_buffer("hidden", torch.zeros(8), persistent=False)
+        self.plain = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        self.hidden.add_(2)
+        self.plain.add_(3)
+        counted: Tensor = self.second(self.first(x + self.same)) * self.hidden + self.plain
+        return counted
+
+
+def _counting() -> LoweredModule:
+    pinned = {"first": "left", "second": "right"}
+    return lower(Counting(), (torch.ones(2, 8),), devices=cpu_pair(), pinned=pinned, contiguity="free")
 
 
 def test_what_was_saved_loads_and_computes_the_same(tmp_path: Path) -> None:
@@ -83,6 +110,72 @@ def test_a_cache_is_saved_with_its_state(tmp_path: Path) -> None:
 
     for step in range(3):
         assert torch.equal(model(x, torch.tensor([step])), loaded(x, torch.tensor([step])))
+
+
+def test_what_was_written_since_lowering_is_saved(tmp_path: Path) -> None:
+    """Buffers under all their names, also those that checkpoints leave out, and tensors that nobody registered."""
+    lowered, x = _counting(), torch.randn(2, 8)
+    with torch.no_grad():
+        lowered(x)
+        lowered(x)
+
+    save(lowered, tmp_path)
+    loaded = load(tmp_path)
+
+    assert 2.0 == loaded.state_dict()["count"][0].item() == loaded.state_dict()["same"][0].item()
+    for _ in range(2):
+        assert torch.equal(lowered(x), loaded(x))
+
+
+def test_batch_statistics_are_saved(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    lowered = lower(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), (x,), devices=cpu_pair())
+    lowered(x)
+
+    save(lowered, tmp_path)
+
+    loaded = load(tmp_path).state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in lowered.state_dict().items())
+    assert 1 == loaded["1.num_batches_tracked"].item()
+
+
+def test_a_checkpoint_that_was_assigned_is_saved(tmp_path: Path) -> None:
+    """``assign=True`` puts new tensors in the place of those that the program holds."""
+    lowered, x = _counting(), torch.randn(2, 8)
+    state = {name: torch.rand_like(value) for name, value in lowered.state_dict().items()}
+    state |= {"second.weight": state["first.weight"], "same": state["count"]}
+    lowered.load_state_dict(state, assign=True)
+
+    save(lowered, tmp_path)
+    loaded = load(tmp_path)
+
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in state.items())
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert torch.equal(lowered(x), loaded(x))
+
+
+def test_saving_changes_neither_the_module_nor_its_program(tmp_path: Path) -> None:
+    lowered = _counting()
+    lowered(torch.randn(2, 8))
+    held = {name: id(value) for name, value in (*lowered.program.state_dict.items(), *lowered.named_buffers())}
+    count = lowered.program.state_dict["count"].clone()
+
+    save(lowered, tmp_path)
+
+    after = (*lowered.program.state_dict.items(), *lowered.named_buffers())
+    assert held == {name: id(value) for name, value in after}
+    assert torch.equal(count, lowered.program.state_dict["count"])
+
+
+def test_parameters_are_not_copied_to_be_saved() -> None:
+    lowered = _counting()
+    lowered(torch.randn(2, 8))
+
+    replaced = replaced_tensors(lowered, lowered.program, lowered.qualified_names)
+
+    program = {**lowered.program.state_dict, **lowered.program.constants}
+    assert {id(program[name]) for name in ("count", "hidden", "plain")} == replaced.keys()
+    assert {id(value) for value in replaced.values()}.isdisjoint(id(value) for value in program.values())
 
 
 def test_a_new_process_without_the_models_source_gets_fields_by_name(tmp_path: Path) -> None:

@@ -218,6 +218,25 @@ def test_a_pickled_cache_holds_what_was_written() -> None:
         assert torch.equal(lowered(*steps[1]), again(*steps[1]))
 
 
+def test_a_pickled_module_keeps_what_was_written_to_a_tensor_that_nobody_registered() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = torch.zeros(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(1)
+            return x * self.count
+
+    lowered, x = lower(Counting(), (torch.ones(4),), devices=[Device("a")]), torch.ones(4)
+    lowered(x)
+
+    again = pickled(lowered)
+
+    assert torch.equal(2 * x, again(x))
+    assert torch.equal(2 * x, lowered(x))
+
+
 def test_a_pickled_tied_weight_is_one_parameter() -> None:
     """Complaint 25: also after a pickle."""
     lowered = in_two(Tied(), torch.randint(0, 50, (2, 5)))
