@@ -69,6 +69,7 @@ class Planned:
             objective=self.plan.objective,
             replace=None if self.wishes is None else partial(self._placed_again, self.wishes),
             step=self.step,
+            offloaded=self.plan.offloaded,
         )
         return attrs.evolve(self.summary, advice=tuple(found))
 

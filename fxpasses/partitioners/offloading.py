@@ -1,12 +1,14 @@
 """Place a model that is too large for all devices together: some parts load their parameters from main memory.
 
-Everything that fits stays on the devices. One device, the one with the most memory that works, takes what is left: its
-operators are cut into small parts, as many of these as possible keep their parameters, evenly spread over the run, and
-the others load theirs one part ahead.
+Two placements are tried, and the faster one is taken. In one everything that fits stays on the devices, and one device,
+the one with the most memory that works, takes what is left. The other is the fastest one there would be if memory did
+not count; no placement can be faster, whatever is loaded. What a device then has too much is cut into small parts: as
+many of these as possible keep their parameters, evenly spread over the run, and the others load theirs one part ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +33,9 @@ _PARTS_IN_MEMORY = 8
 
 _STEPS = 5
 """Bisections of how much one device must take."""
+
+_TIMES = ("latency", "throughput")
+"""The objectives for which memory is only a limit."""
 
 _SECONDS = 0.1
 """For each of these searches."""
@@ -64,13 +69,41 @@ def place_with_offloading(
     """
     figures, options = GraphFigures.of(graph_module), dict(options or {})
     failures: list[InfeasibleError] = []
+    found: list[OffloadedPlacement] = []
+    free = _without_budgets(graph_module, topology, objective, options) if objective in _TIMES else None
+    if free is not None:
+        with contextlib.suppress(InfeasibleError):
+            found.append(offload_where_too_small(graph_module, free, figures=figures))
     for device in sorted(topology.devices, key=lambda device: -device.memory):
         try:
             placement = _with_least_on(figures, topology, device, objective, options)
-            return offload_where_too_small(graph_module, placement, figures=figures)
+            found.append(offload_where_too_small(graph_module, placement, figures=figures))
+            break
         except InfeasibleError as error:
             failures.append(error)
-    raise min(failures, key=lambda error: math.inf if error.missing_bytes is None else error.missing_bytes)
+    if not found:
+        raise min(failures, key=lambda error: math.inf if error.missing_bytes is None else error.missing_bytes)
+    best = min(found, key=lambda each: (each.placement.objective_value, len(each.offloaded)))
+    bound = 0.0
+    if free is not None and free.contiguity == best.placement.contiguity:
+        bound = min(free.bound, best.placement.objective_value)
+    return attrs.evolve(best, placement=attrs.evolve(best.placement, bound=bound))
+
+
+def _without_budgets(
+    graph_module: GraphModule, topology: Topology, objective: Objective, options: Mapping[str, Any]
+) -> DevicePlacement:
+    """The best placement on devices that hold everything."""
+    devices = tuple(attrs.evolve(device, available_mem_bytes=None) for device in topology.devices)
+    asked = {**options, "time_budget": _SECONDS}
+    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked)
+    return _on(topology, placement)
+
+
+def _on(topology: Topology, placement: DevicePlacement) -> DevicePlacement:
+    """A placement on devices that are larger than they are, on the real ones."""
+    real = {part: topology[each.name] for part, each in placement.device_of.items()}
+    return attrs.evolve(placement, device_of=real, topology=topology)
 
 
 def _with_least_on(
@@ -101,9 +134,7 @@ def _enlarged(
     larger = attrs.evolve(device, available_mem_bytes=memory)
     devices = tuple(larger if each is device else each for each in topology.devices)
     asked = {**options, "time_budget": _SECONDS}
-    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked)
-    real = {part: topology[each.name] for part, each in placement.device_of.items()}
-    return attrs.evolve(placement, device_of=real, topology=topology)
+    return _on(topology, place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked))
 
 
 def offload_where_too_small(
@@ -131,7 +162,7 @@ def offload_where_too_small(
 
 
 def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
-    """Count the loads, too, and say why; the bound of the placement without them still holds."""
+    """Count the loads, too, and say why; what was proven about the placement without them still holds."""
     if not offloaded:
         return placement
     uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -20,9 +20,9 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.memory import follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
-from fxpasses.partitioners.costs.shared_state import shared_state
+from fxpasses.partitioners.costs.parameter_loads import ParameterLoad, ParameterUses
+from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.units import format_bytes, format_seconds
 
@@ -104,6 +104,7 @@ class _Now:
     seconds: float
     load: Mapping[str, float]
     peaks: Mapping[str, int]
+    loads: Sequence[ParameterLoad]
     step: TrainingStep | None
 
     @property
@@ -129,6 +130,7 @@ def what_helps(
     objective: str,
     replace: Replace | None = None,
     step: TrainingStep | None = None,
+    offloaded: Collection[str] = (),
 ) -> list[Advice]:
     """Try each change of the machine, one at a time.
 
@@ -140,12 +142,13 @@ def what_helps(
         objective: ``latency``, ``throughput``, ``memory`` or ``devices``.
         replace: How the graph is placed; without it, operators stay where they are, and no larger memory is tried.
         step: For training: times and memory are those of the training step.
+        offloaded: The parts that load their parameters from main memory.
 
     Returns:
         The changes that help, those that help most first. How many are placed again depends on the size of the graph
         only, so that the answer is the same on every machine.
     """
-    now = _now(graph_module, assignment, device_of, topology, objective, step)
+    now = _now(graph_module, assignment, device_of, topology, objective, step, offloaded)
     if not now.value:
         return []
     size = max(1, len(assignment.partition_of))
@@ -170,12 +173,16 @@ def _now(
     topology: Topology,
     objective: str,
     step: TrainingStep | None,
+    offloaded: Collection[str] = (),
 ) -> _Now:
-    seconds, load = _times(graph_module, assignment, device_of, topology, objective, step)
-    follow = follow_memory if step is None else step.course
-    course = follow(graph_module, assignment, device_of)
-    peaks = {name: course.memory(name).peak for name in course.held}
-    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks, step)
+    if step is None:
+        uses = ParameterUses.of(graph_module, assignment, device_of)
+        peaks, loads = {name: held.peak for name, held in uses.memory(offloaded).items()}, uses.loads(offloaded)
+    else:
+        course = step.course(graph_module, assignment, device_of)
+        peaks, loads = {name: course.memory(name).peak for name in course.held}, []
+    seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads)
+    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
 
 
 def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
@@ -240,12 +247,13 @@ def _used_links(now: _Now) -> Sequence[tuple[str, str]]:
     pairs: dict[tuple[str, str], None] = {(link.first, link.second): None for link in now.topology.links}
     known = {frozenset(pair) for pair in pairs}
     home = {node: now.device_of[str(part)].name for node, part in now.assignment.partition_of.items()}
-    for node, source in home.items():
-        for user in node.users:
-            target = home.get(user, source)
-            if target != source and frozenset((source, target)) not in known and value_bytes(node):
-                known.add(frozenset((source, target)))
-                pairs[source, target] = None
+    crossing = [(home[node], home.get(user)) for node in home if value_bytes(node) for user in node.users]
+    state = sent_state(shared_state(now.graph_module), now.assignment, now.device_of, now.loads)
+    crossing += [(each.source, target) for each in state for target in each.users]
+    for source, target in crossing:
+        if target not in (None, source) and frozenset((source, target)) not in known:
+            known.add(frozenset((source, target)))
+            pairs[source, target] = None
     return list(pairs)
 
 
@@ -254,7 +262,9 @@ def _with_same_placement(now: _Now, change: _Change) -> float:
         return now.value
     faster = change.name if change.what == "device" else None
     there = {part: now.topology[device.name] for part, device in now.device_of.items()}
-    seconds, load = _times(now.graph_module, now.assignment, there, change.topology, now.objective, now.step, faster)
+    seconds, load = _times(
+        now.graph_module, now.assignment, there, change.topology, now.objective, now.step, now.loads, faster
+    )
     return _value(now.objective, seconds, load, now.peaks)
 
 
@@ -265,6 +275,7 @@ def _times(
     topology: Topology,
     objective: str,
     step: TrainingStep | None,
+    loads: Sequence[ParameterLoad],
     faster: str | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Seconds of one run as the objective counts them, and the load of each device; measured seconds scale as well."""
@@ -276,10 +287,14 @@ def _times(
             known[node] = measured(node, device) / (MORE if device.name == faster else 1.0)
         return known[node]
 
-    total, load = predict_times(graph_module, assignment, device_of, topology, seconds=seconds, sent=sent)
+    shared = shared_state(graph_module)
+    total, load = predict_times(
+        graph_module, assignment, device_of, topology, seconds=seconds, sent=sent, loads=loads, shared=shared
+    )
     if objective == "latency":
-        shared = shared_state(graph_module)
-        total = predict_makespan(assignment, device_of, topology, seconds=seconds, sent=sent, shared=shared)
+        total = predict_makespan(
+            assignment, device_of, topology, seconds=seconds, sent=sent, loads=loads, shared=shared
+        )
     return total, load
 
 

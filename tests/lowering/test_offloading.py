@@ -393,3 +393,29 @@ def test_an_offloaded_module_is_exported(strict: bool) -> None:
     assert torch.equal(model(x), exported(x))
     gradients = [parameter.grad for parameter in exported.parameters()]
     assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], gradients))
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_a_fast_device_that_loads_beats_a_slow_one_that_need_not(objective: Any) -> None:
+    """No device map is below the bound, which was that of one device made larger and proved nothing."""
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), torch.randn(32, 64)
+    devices = [Device("slow", 75 * KiB, flops=1e8), Device("fast", 70 * KiB, flops=1e10)]
+
+    planned = place(model, (x,), devices=devices, offload="cpu", objective=objective)
+    mapped = place(model, (x,), devices=devices, offload="cpu", objective=objective, device_map={"": "fast"})
+
+    values = [each.summary.objective_value or 0.0 for each in (planned, mapped)]
+    assert 0 < (planned.summary.bound or 0.0) <= min(values)
+    assert values[0] <= values[1] * (1 + 1e-9)
+    assert all(row.peak_bytes <= (row.budget_bytes or 0) for row in planned.summary.devices)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_what_would_help_counts_the_loads(objective: Any) -> None:
+    planned = place(
+        Mlp(8), (torch.randn(2, 64),), devices=[Device("small", 60 * KiB)], offload="cpu", objective=objective
+    )
+    advice = planned.report().advice or ()
+
+    assert "device" in {each.what for each in advice}
+    assert [pytest.approx(planned.summary.objective_value)] * len(advice) == [each.before for each in advice]

@@ -21,6 +21,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
+from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import backward_partners, must_share
@@ -256,8 +257,10 @@ class _Prices:
             attribute = find_attribute(self.figures.graph_module, str(node.target))
             if isinstance(attribute.value, torch.nn.Parameter) or size > largest:
                 return NEVER
-            if attribute.kind == "constant" or all(_is_on(tensor, device) for tensor in tensors):
+            if attribute.kind == "constant":
                 return 0
+            holder = next(self.home[user] for user in sorted(node.users) if user in self.home)
+            return self._price(self.topology.seconds(holder, device.name, size), size)
         return self._price(Link(MAIN_MEMORY, device.name).seconds(size), size)
 
 
@@ -321,13 +324,20 @@ def _tried(
         was = float(check_budgets(figures, wish.topology, found.runs, wish.training, always=True).fullest)
     if how == "cheaper" and (now > was * (1 + 1e-12) or after.seconds >= before.seconds):
         return None
-    was_sent = crossing_bytes(found.runs.assignment, found.runs.device_of, figures.sent)
-    if sum(crossing_bytes(written, names, measured.sent).values()) >= sum(was_sent.values()):
+    if _crossing(measured, wish, runs) >= _crossing(figures, wish, found.runs):
         return None
     saved = bytes_saved(written, names, measured.sent)
     bound = min(_bound(figures, wish, found), now)
     better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
     return Replicated(better, measured, written, saved)
+
+
+def _crossing(figures: GraphFigures, wish: Wish, runs: Runs) -> int:
+    """Bytes that cross in one run: values, and buffers that several devices use."""
+    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
+    state = sent_state(figures.shared_state, runs.assignment, device_of)
+    values = crossing_bytes(runs.assignment, runs.device_of, figures.sent)
+    return sum(values.values()) + sum(len(each.users) * figures.sent(each.names[0]) for each in state)
 
 
 def _measured_again(

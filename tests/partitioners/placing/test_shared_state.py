@@ -411,3 +411,54 @@ def test_stages_hold_what_they_use() -> None:
 
     crossing = 16 * 16 * 4 / 1e6
     assert [pytest.approx(taken[stage] + crossing) for stage in range(2)] == list(balance.loads)
+
+
+def test_what_is_computed_again_does_not_make_a_larger_buffer_cross() -> None:
+    """The sum of a table is 64 times smaller than the table: to send it is the way of the fewest bytes."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Linear(64, 64, bias=False) for _ in range(2))
+            self.register_buffer("table", torch.randn(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            row = self.table.sum(0)
+            return self.second(self.first(x) * row) * row
+
+    sent = {}
+    for replicate in ("never", "cheaper", "always"):
+        planned = place(
+            Summed(),
+            (torch.randn(64, 64),),
+            devices=[Device("left"), Device("right")],
+            pinned={"first": "left", "second": "right"},
+            objective="throughput",
+            replicate=replicate,
+        )
+        sent[replicate] = sum(row.size for row in planned.summary.copies)
+        assert "table" not in {row.value for row in planned.summary.copies}
+    assert sent["always"] <= sent["cheaper"] <= sent["never"]
+
+
+def test_a_link_that_only_a_weight_takes_is_among_what_would_help() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.middle, self.last = (nn.Linear(64, 64, bias=False) for _ in range(3))
+            self.last.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.middle(self.first(x)).relu())
+
+    planned = place(
+        Three(),
+        (torch.randn(1, 64),),
+        devices=[Device(name) for name in "abc"],
+        pinned={"first": "a", "middle": "b", "last": "c"},
+        objective="throughput",
+    )
+    advice = planned.report().advice or ()
+
+    assert "a:c" in {each.name for each in advice if each.what == "link"}
+    assert {planned.summary.objective_value} == {each.before for each in advice}
