@@ -41,10 +41,10 @@ def apply_parts(model: str, parts: Sequence[PartPlan], graph_module: GraphModule
             f"{given.keys[torn.second]} on {home[torn.second]}, but {torn.why}; keep them on one device.",
             node=torn.second,
         )
-    for refused in not_replicable(graph_module, given):
+    for refused in not_replicable(parts, graph_module, given):
         raise PlanError(
-            f"The plan for {model} lets {refused.part} compute {given.keys[refused.node]} again, but "
-            f"{refused.why}; take it out of `again`.",
+            f"The plan for {model} lets {refused.part} compute {refused.name} again, but {refused.why}; "
+            "take it out of `again`.",
             node=refused.node,
         )
     return assignment_of(parts, graph_module, given)

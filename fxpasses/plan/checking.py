@@ -93,7 +93,7 @@ def check_plan(
         return found
     found += _unsupported(plan, graph_module, given, now)
     found += _torn(plan, graph_module, given)
-    if refused := _refused(graph_module, given):
+    if refused := _refused(plan, graph_module, given):
         return [*found, *refused]
     try:
         places = {part.name: part.device for part in plan.parts}
@@ -193,14 +193,14 @@ def _unsupported(plan: Plan, graph_module: GraphModule, given: Fit, now: Mapping
     return found
 
 
-def _refused(graph_module: GraphModule, given: Fit) -> list[Violation]:
+def _refused(plan: Plan, graph_module: GraphModule, given: Fit) -> list[Violation]:
     return [
         Violation(
             "again",
-            f"{refused.part} computes {given.keys[refused.node]} again, but {refused.why}; take it out of `again`.",
-            op=given.keys[refused.node],
+            f"{refused.part} computes {refused.name} again, but {refused.why}; take it out of `again`.",
+            op=refused.name,
         )
-        for refused in not_replicable(graph_module, given)
+        for refused in not_replicable(plan.parts, graph_module, given)
     ]
 
 

@@ -1,4 +1,7 @@
-"""What no plan may do, however complete it is: tear apart what belongs together, compute twice what has an effect."""
+"""What no plan may do, however complete it is: tear apart what belongs together, compute twice what has an effect.
+
+Nor may it let a part compute again what nothing there uses: that would change nothing, and is a slip.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.replicas import why_not_replicable
 from fxpasses.plan.fitting import Fit
+from fxpasses.plan.parts import PartPlan
 
 __all__ = ["Refused", "Torn", "not_replicable", "torn_apart"]
 
@@ -55,21 +59,56 @@ def _why_together(group: Sequence[Node], second: Node, figures: GraphFigures) ->
 
 @attrs.frozen(eq=False)
 class Refused:
-    """An operator that a part shall compute again and must not, and why."""
+    """An operator that a part shall compute again and must not, how the plan calls it, and why."""
 
     node: Node
+    name: str
     part: str
     why: str
 
 
-def not_replicable(graph_module: GraphModule, given: Fit) -> list[Refused]:
-    """Find what parts must not compute again: what is random, has an effect, or reads what is written."""
+def not_replicable(parts: Sequence[PartPlan], graph_module: GraphModule, given: Fit) -> list[Refused]:
+    """Find what parts must not compute again: what is random, has an effect, reads what is written, or is not used.
+
+    Args:
+        parts: The parts of the plan, in execution order.
+        graph_module: The graph.
+        given: How they lie over it.
+    """
     if not given.again:
         return []
     effects = analyze_effects(graph_module)
-    return [
-        Refused(node, part, why)
+    refused = [
+        Refused(node, given.keys[node], part, why)
         for part, nodes in given.again.items()
         for node in nodes
         if (why := why_not_replicable(node, effects))
     ]
+    used = _used_again(parts, given)
+    return refused or [
+        Refused(nodes[0], entry, part, f"neither it nor a later part on its device uses {_what_of(entry)}")
+        for part, entry, nodes in given.again_by_entry
+        if used[part].isdisjoint(nodes)
+    ]
+
+
+def _what_of(entry: str) -> str:
+    return "a value of that" if entry.endswith("/*") else "its value"
+
+
+def _used_again(parts: Sequence[PartPlan], given: Fit) -> dict[str, set[Node]]:
+    """What each part computes again and uses, or a later part on its device: all else would be left out."""
+    members: dict[str, list[Node]] = {}
+    for node, name in given.part_of.items():
+        members.setdefault(name, []).append(node)
+    served: dict[str, set[Node]] = {part.device: set() for part in parts}
+    used: dict[str, set[Node]] = {}
+    for part in reversed(parts):
+        there = served[part.device]
+        there.update(members.get(part.name, ()))
+        used[part.name] = set()
+        for node in sorted(given.again.get(part.name, ()), reverse=True):
+            if not there.isdisjoint(node.users):
+                used[part.name].add(node)
+                there.add(node)
+    return used

@@ -30,6 +30,7 @@ class Fit:
         unused: Entries that name nothing that the graph has, with their parts.
         doubled: Entries that stand in two parts, with both.
         again: What each part computes again, without what is its own anyway.
+        again_by_entry: The same, entry by entry: the part, the entry, and the operators that it names.
     """
 
     keys: Mapping[Node, str]
@@ -38,6 +39,7 @@ class Fit:
     unused: tuple[tuple[str, str], ...]
     doubled: tuple[tuple[str, str, str], ...]
     again: Mapping[Any, tuple[Node, ...]] = attrs.field(factory=dict)
+    again_by_entry: tuple[tuple[str, str, tuple[Node, ...]], ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -87,22 +89,26 @@ def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
         else:
             homeless.append(key)
     unused = tuple((entry, part) for entry, part in owner.items() if entry not in names_something)
-    again, unknown = _again(parts, keys, part_of)
-    return Fit(keys, part_of, tuple(homeless), (*unused, *unknown), tuple(doubled), again)
+    by_entry, unknown = _again(parts, keys, part_of)
+    again: dict[str, tuple[Node, ...]] = {}
+    for part, _entry, nodes in by_entry:
+        again[part] = tuple(dict.fromkeys((*again.get(part, ()), *nodes)))
+    return Fit(keys, part_of, tuple(homeless), (*unused, *unknown), tuple(doubled), again, by_entry)
 
 
 def _again(
     parts: Sequence[PartPlan], keys: Mapping[Node, str], part_of: Mapping[Node, str]
-) -> tuple[dict[str, tuple[Node, ...]], list[tuple[str, str]]]:
-    """What each part computes again, and the entries that name nothing."""
+) -> tuple[tuple[tuple[str, str, tuple[Node, ...]], ...], list[tuple[str, str]]]:
+    """What each part computes again, by entries, and the entries that name nothing."""
     covered: dict[str, list[Node]] = {}
     if any(part.again for part in parts):
         for node, key in keys.items():
             for entry in covering_entries(key):
                 covered.setdefault(entry, []).append(node)
-    again: dict[str, tuple[Node, ...]] = {}
-    for part in parts:
-        named = dict.fromkeys(node for entry in part.again for node in covered.get(entry, ()))
-        if found := tuple(node for node in named if part_of.get(node, part.name) != part.name):
-            again[part.name] = found
-    return again, [(entry, part.name) for part in parts for entry in part.again if entry not in covered]
+    given = [(part.name, entry) for part in parts for entry in part.again]
+    named = (
+        (part, entry, tuple(node for node in covered.get(entry, ()) if part_of.get(node, part) != part))
+        for part, entry in given
+    )
+    unknown = [(entry, part) for part, entry in given if entry not in covered]
+    return tuple(found for found in named if found[2]), unknown

@@ -360,3 +360,48 @@ def test_a_plan_is_simulated_without_its_devices(plan: Plan, encoder: GraphModul
 
     assert ("left", "right", "left → right") == run.timeline.tracks
     assert 3 == run.samples
+
+
+IDLE = "neither it nor a later part on its device uses"
+
+
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        ("layers.0/relu#0", f"right computes layers.0/relu#0 again, but {IDLE} its value; take it out of `again`."),
+        ("layers.0/*", f"right computes layers.0/* again, but {IDLE} a value of that; take it out of `again`."),
+    ],
+)
+def test_what_is_computed_again_for_nothing_is_named(
+    plan: Plan, encoder: GraphModule, again: str, message: str
+) -> None:
+    """It would be left out without a word: the part reads the second block only, and gets that sent."""
+    left, right = plan.parts
+    slip = attrs.evolve(plan, parts=(left, attrs.evolve(right, again=(again,))))
+
+    (violation,) = slip.check(encoder)
+    with pytest.raises(PlanError) as caught:
+        slip.assign(encoder)
+
+    assert ("again", again, message) == (violation.kind, violation.op, str(violation))
+    assert f"The plan for Encoder lets right compute {again} again, but {IDLE}" in str(caught.value)
+    assert caught.value.node is not None
+
+
+def test_what_another_replica_or_a_later_part_uses_is_computed_again(encoder: GraphModule) -> None:
+    """Of a module one value is enough; a replica serves the later parts of its device."""
+    chained = plan_for(encoder, left=["layers.0/*", "layers.1/*"], right=["layers.2/*", "head/*", "/softmax#0"])
+    left, right = chained.parts
+    again = attrs.evolve(chained, parts=(left, attrs.evolve(right, again=("layers.0/*", "layers.1/*"))))
+    turns = plan_for(
+        encoder,
+        left=["layers.0/*"],
+        right_first=["layers.1/*"],
+        left_then=["layers.2/*"],
+        right_end=["head/*", "/softmax#0"],
+    )
+    served, first, then, end = turns.parts
+    later = attrs.evolve(turns, parts=(served, attrs.evolve(first, again=("layers.2/*",)), then, end))
+
+    assert [] == again.check(encoder)
+    assert [] == later.check(encoder)
