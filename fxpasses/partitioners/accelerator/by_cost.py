@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import PlacementError
 
 from .by_size import partition_by_size
 from .by_swapping import improved
@@ -28,7 +28,8 @@ def partition_by_cost(workload: Workload, clock: Clock) -> list[Group]:
     Large graphs are joined as runs of atoms, and what comes of that is improved atom by atom.
 
     Raises:
-        InfeasibleError: No way was found that fits the devices.
+        InfeasibleError: There is no way that fits the devices.
+        PlacementError: None was found.
     """
     if len(workload.atoms) <= MOST_GROUPS:
         return _joined(workload, clock) or improved(workload, clock, partition_by_size(workload, clock.devices))
@@ -36,7 +37,7 @@ def partition_by_cost(workload: Workload, clock: Clock) -> list[Group]:
     joined = [workload.refined(group) for group in _joined(coarse, clock.of(coarse)) or ()]
     try:
         by_size = partition_by_size(workload, clock.devices)
-    except InfeasibleError:
+    except PlacementError:
         if not joined:
             raise
         by_size = joined

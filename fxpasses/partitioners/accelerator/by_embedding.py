@@ -18,7 +18,7 @@ from fxpasses.units import format_bytes
 
 from .bookkeeping import memory_of
 from .mapping import map_to_devices
-from .refusing import infeasible, listed, too_large, unmappable
+from .refusing import listed, none_found, too_large, unmappable
 from .workload import Filling, Group, Workload
 
 __all__ = ["is_embedding", "partition_by_embedding"]
@@ -40,8 +40,8 @@ def partition_by_embedding(workload: Workload, devices: Sequence[Device]) -> lis
     """Spread embeddings, copy the rest.
 
     Raises:
-        PlacementError: The devices differ in memory.
-        InfeasibleError: Something does not fit; the message says what.
+        PlacementError: The devices differ in memory, or no way was found; the message says what does not fit.
+        InfeasibleError: An operator fits no device.
     """
     room = memory_of(devices[0])
     if unequal := [device for device in devices if memory_of(device) != room]:
@@ -101,18 +101,18 @@ def _spread(tables: Sequence[Group], rest: Sequence[Group], devices: Sequence[De
     """One device for each group of tables; all other groups on each of these.
 
     Raises:
-        InfeasibleError: There are too few devices, or the rest does not fit beside the tables.
+        PlacementError: There are too few devices, or the rest does not fit beside the tables.
     """
     if len(tables) > len(devices):
-        raise infeasible(f"Need {len(tables)} devices, but only {len(devices)} provided", None)
+        raise none_found(f"Need {len(tables)} devices, but only {len(devices)} provided")
     beside = sum(group.used for group in rest)
     for group, device in zip(tables, devices, strict=False):
         if beside + group.used > room:
-            raise infeasible(
+            raise none_found(
                 f"the embeddings {listed([node.name for node in group.nodes() if is_embedding(node)])} "
                 f"({format_bytes(group.used)}) and the non embedding partitions ({format_bytes(beside)}), which go to "
-                f"each device, can not fit into one device of {format_bytes(int(room))}",
-                int(beside + group.used - room),
+                f"each device, can not fit into one device of {format_bytes(int(room))}; "
+                f"{format_bytes(int(beside + group.used - room))} are missing"
             )
         group.device_ids = [device.logical_id]
     for group in rest:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxpasses.devices import Device
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import PlacementError
 
 from .bookkeeping import memory_of
 from .mapping import map_to_devices
-from .refusing import too_large, unmappable
+from .refusing import no_room_left, unmappable
 from .workload import Filling, Group, Workload
 
 __all__ = ["partition_by_size"]
@@ -23,16 +23,18 @@ def partition_by_size(workload: Workload, devices: Sequence[Device]) -> list[Gro
     """Fill devices in their order; where that ends without room, pack them another way.
 
     Raises:
-        InfeasibleError: No way was found; the message says what does not fit.
+        InfeasibleError: There is no way.
+        PlacementError: No way was found; the message says what does not fit.
     """
     try:
         return _filled(workload, devices)
-    except InfeasibleError:
-        from .packing import pack  # here: solvers are many, and seldom needed
+    except PlacementError as error:
+        unplaced = error
+    from .packing import pack  # here: solvers are many, and seldom needed
 
-        if (packed := pack(workload, devices)) is None:
-            raise
-        return packed
+    if (packed := pack(workload, devices)) is None:
+        raise unplaced
+    return packed
 
 
 def _filled(workload: Workload, devices: Sequence[Device]) -> list[Group]:
@@ -66,4 +68,4 @@ def _first_that_takes(workload: Workload, atom: int, needed: int, idle: Sequence
     for device in idle:
         if memory_of(device) >= needed:
             return device
-    raise too_large(workload, atom, needed, idle)
+    raise no_room_left(workload, atom, needed, idle)

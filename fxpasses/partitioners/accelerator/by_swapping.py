@@ -41,7 +41,7 @@ def partition_by_swapping(workload: Workload, clock: Clock) -> list[Group]:
     """Improve the partitions by size until no move or swap does.
 
     Raises:
-        InfeasibleError: There are no partitions by size.
+        PlacementError: No partitions by size were found (InfeasibleError where there are none).
     """
     return improved(workload, clock, partition_by_size(workload, clock.devices))
 

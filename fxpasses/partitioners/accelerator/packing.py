@@ -1,4 +1,4 @@
-"""When filling devices one after the other fails: one convex part for each device, found by ``solve_placement``."""
+"""When filling devices one after the other fails: cuts of an order, all ways in a small graph, ``solve_placement``."""
 
 from __future__ import annotations
 
@@ -8,45 +8,66 @@ import networkx as nx
 from torch.fx import Node
 
 from fxpasses.devices import Device
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 from .bookkeeping import memory_of
+from .exhausting import try_all
+from .order_cuts import cut_order, orders
 from .workload import Group, Workload
 
 __all__ = ["pack"]
 
 ROUNDS = 5
-"""How often budgets are tightened by what the problem does not know."""
+"""How often the solvers are asked: budgets are lowered by what the problem does not know."""
 
 MOST_ATOMS = 4000
 
 
 def pack(workload: Workload, devices: Sequence[Device]) -> list[Group] | None:
-    """Parts that fit the devices, at most one for each, with their devices; None if none were found.
+    """Groups that fit the devices, with their devices; None if none were found, which proves nothing.
 
-    The problem counts a value once on each device that makes or reads it. The partitioner counts it for each node that
-    reads it from outside, so budgets are tightened until the parts keep the real ones.
+    Raises:
+        InfeasibleError: There are none.
     """
     if len(workload.atoms) > MOST_ATOMS:
         return None
+    for order in orders(workload):
+        if found := cut_order(workload, order, devices):
+            return found
+    return try_all(workload, devices) or _solved(workload, devices)
+
+
+def _solved(workload: Workload, devices: Sequence[Device]) -> list[Group] | None:
+    """One convex group for each device, from the solvers.
+
+    Their problem counts a value once on each device that makes or reads it. The partitioner counts it for each node
+    that reads it from outside, so an answer may be too large for a device. Then the order in which it runs may have
+    another cut; if not, the budgets of these devices are lowered, half as much once where that was too much: to find
+    that nothing is left takes the solvers longest.
+    """
     graph = _problem_graph(workload)
-    budgets = [memory_of(device) for device in devices]
+    memory = [memory_of(device) for device in devices]
+    budgets = list(memory)
+    was_too_much = False
     for _ in range(ROUNDS):
         named = tuple(_named(number, budget) for number, budget in enumerate(budgets))
-        problem = PlacementProblem(graph, named, objective="memory", time_budget=0.3)
         try:
-            solution = solve_placement(problem)
-        except InfeasibleError:
-            return None
+            solution = solve_placement(PlacementProblem(graph, named, objective="memory", time_budget=0.3))
+        except PlacementError:
+            if budgets == memory or was_too_much:
+                return None
+            was_too_much = True
+            budgets = [(budget + whole) / 2 for budget, whole in zip(budgets, memory, strict=True)]
+            continue
         groups = [_part(workload, solution, name, devices) for name in solution.order]
-        excess = [
-            group.used - memory_of(devices[int(name)]) for group, name in zip(groups, solution.order, strict=True)
-        ]
-        if max(excess) <= 0:
+        excess = {int(name): group.used - memory[int(name)] for name, group in zip(solution.order, groups, strict=True)}
+        if max(excess.values()) <= 0:
             return groups
-        for name, over in zip(solution.order, excess, strict=True):
-            budgets[int(name)] = max(0, budgets[int(name)] - max(over, 0))
+        if cut := cut_order(workload, [atom for group in groups for atom in group.atoms], devices):
+            return cut
+        for number, over in excess.items():
+            budgets[number] = max(0, budgets[number] - max(over, 0))
     return None
 
 

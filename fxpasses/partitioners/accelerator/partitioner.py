@@ -20,11 +20,12 @@ from .by_cost import partition_by_cost
 from .by_embedding import partition_by_embedding
 from .by_size import partition_by_size
 from .by_swapping import partition_by_swapping
+from .configurations import read_config
 from .kinds import is_guard
 from .latency import check_latencies, check_rate
 from .mapping import Clock
 from .recording import record_values, refuse_unknown, unknown_nodes
-from .refusing import check_complete, check_config, check_graph, check_nodes, check_room
+from .refusing import check_complete, check_graph, check_nodes, check_room
 from .structures import DAG, DAGNode, Partition, PartitionerConfig, PartitionMode, PartitionResult, pulled_by
 from .workload import Group, Workload
 
@@ -68,7 +69,7 @@ class Partitioner:
             fx_module: The graph, from any tracer; it stays as it is. Of an ExportedProgram, its ``module()`` is
                 partitioned, and mappings may be over the nodes of either.
             torch_module: Not used; there because torch's method has it.
-            partitioner_config: Devices, mode, and what the mode needs.
+            partitioner_config: Devices, mode, and what the mode needs; torch's own is taken, too.
             example_inputs: Inputs for a graph without recorded values, which then gets some; ``get_size_of_all_nodes``
                 does the same.
             constants: Where parameters and constants go that ``get_attr`` nodes read: by default they stay at the top
@@ -78,14 +79,15 @@ class Partitioner:
             The graph of partitions, and the module that calls one submodule per partition.
 
         Raises:
-            PlacementError: The configuration makes no sense (also a ``RuntimeError`` or a ``KeyError``, as in torch).
-            InfeasibleError: The graph does not fit the devices (also a ``RuntimeError``).
+            PlacementError: The configuration makes no sense, or no partitions were found that fit the devices (also a
+                ``RuntimeError`` or a ``KeyError``, as in torch).
+            InfeasibleError: It is proven that there are none (also a ``RuntimeError``).
             MissingMetadataError: Nodes have no recorded value (also a ``RuntimeError``).
+            FakeValueError: The graph cannot run on the example inputs (also of the kind that the graph raises).
             CycleError: Partitions of ``aot_based`` wait for each other; ``path`` shows why.
         """
         check_graph(fx_module)
-        check_config(partitioner_config)
-        graph_module, config = _unlifted(fx_module, partitioner_config)
+        graph_module, config = _unlifted(fx_module, read_config(partitioner_config))
         if example_inputs is not None and unknown_nodes(graph_module):
             record_values(graph_module, example_inputs)
         refuse_unknown(graph_module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -65,17 +66,33 @@ def get_tensor_meta(node: Node) -> Any:
 
 
 def record_values(fx_module: GraphModule, args: Sequence[Any]) -> None:
-    """Propagate example inputs: as fakes, and for real on a copy of the module where fakes do not do."""
-    try:
+    """Propagate example inputs: as fakes, and for real on a copy of the module where fakes do not do.
+
+    Raises:
+        FakeValueError: There are too many or too few inputs, or the graph cannot run on them (also of the kind that is
+            raised there).
+    """
+    _check_inputs(fx_module, args)
+    with contextlib.suppress(FakeValueError):
         propagate_values(fx_module, args)
-    except FakeValueError:
-        if len(args) > len(fx_module.graph.find_nodes(op="placeholder")):
-            raise
     if unknown_nodes(fx_module):
         _run_for_real(fx_module, args)
     for node in fx_module.graph.nodes:
         if found := described(value_of(node)):
             node.meta["tensor_meta"] = found
+
+
+def _check_inputs(fx_module: GraphModule, args: object) -> None:
+    if not isinstance(args, Sequence):
+        error = also_as(FakeValueError, TypeError())
+        raise error(f"the example inputs are a {type(args).__name__}; write a list, with one for each input")
+    placeholders = fx_module.graph.find_nodes(op="placeholder")
+    needed = [node for node in placeholders if not node.args]
+    if not len(needed) <= len(args) <= len(placeholders):
+        names = ", ".join(node.name for node in placeholders)
+        raise also_as(FakeValueError, RuntimeError())(
+            f"the graph takes {len(placeholders)} inputs ({names}), but got {len(args)} examples"
+        )
 
 
 def _run_for_real(fx_module: GraphModule, args: Sequence[Any]) -> None:
@@ -93,12 +110,31 @@ class _Values(Interpreter):
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
+        self.extra_traceback = False
         self.seen: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except Exception as error:  # operators and users' modules raise what they like
+            raise self._cannot_run(n, error) from error
         self.seen[n] = _mapped(_on_meta, result)
         return result
+
+    def _cannot_run(self, node: Node, cause: Exception) -> FakeValueError:
+        shapes = [
+            f"{used.name} of shape {tuple(self.seen[used].shape)}"
+            for used in node.all_input_nodes
+            if isinstance(self.seen.get(used), torch.Tensor)
+        ]
+        where = f" (from {line})" if (line := user_line(node)) else ""
+        reason = (str(cause).splitlines() or [""])[0] or type(cause).__name__
+        return also_as(FakeValueError, cause)(
+            f"the graph cannot run on the example inputs: {node.name}{where} was given "
+            f"{', '.join(shapes) or 'no tensor'}, and says: {reason}; give inputs such as the model takes",
+            node=node,
+            reason=reason,
+        )
 
 
 def _on_meta(leaf: Any) -> Any:

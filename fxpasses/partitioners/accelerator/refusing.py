@@ -5,7 +5,7 @@ Each error is also a ``RuntimeError``, which is what torch raises there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -15,46 +15,23 @@ from fxpasses.errors import InfeasibleError, PlacementError, also_as, user_line
 from fxpasses.units import format_bytes
 
 from .bookkeeping import memory_of
-from .structures import PartitionerConfig, PartitionMode
+from .structures import PartitionerConfig
 from .workload import Filling, Group, Workload
 
 __all__ = [
     "check_complete",
-    "check_config",
     "check_graph",
     "check_nodes",
     "check_room",
     "infeasible",
     "listed",
+    "no_room_left",
+    "none_found",
+    "refused",
+    "shared_out_in_vain",
     "too_large",
     "unmappable",
 ]
-
-
-def check_config(config: PartitionerConfig) -> None:
-    """Look at devices and mode.
-
-    Raises:
-        PlacementError: There is no device, two share a logical id, or a number makes no sense.
-    """
-    if not config.devices:
-        raise _refused("No devices: PartitionerConfig(devices=[...]) needs at least one fxpasses.Device")
-    known: dict[int, Device] = {}
-    for device in config.devices:
-        if not hasattr(device, "logical_id"):
-            raise _refused(f"devices holds {device!r}; write fxpasses.Device(name, bytes, logical_id)", TypeError)
-        if device.logical_id in known:
-            raise _refused(
-                f"devices {known[device.logical_id].name!r} and {device.name!r} both have the logical id "
-                f"{device.logical_id}; give each its own: Device(name, bytes, logical_id)"
-            )
-        known[device.logical_id] = device
-        if not memory_of(device) >= 0:
-            raise _refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
-    mode: object = config.mode
-    if not isinstance(mode, PartitionMode):
-        modes = ", ".join(map(str, PartitionMode))
-        raise _refused(f"the mode is {mode!r}; there are {modes}")
 
 
 def check_graph(graph: object) -> None:
@@ -64,7 +41,7 @@ def check_graph(graph: object) -> None:
         PlacementError: It is neither a GraphModule nor an ExportedProgram (also a ``TypeError``).
     """
     if not isinstance(graph, (GraphModule, ExportedProgram)):
-        raise _refused(
+        raise refused(
             f"fx_module is a {type(graph).__name__}; trace it with torch.fx.symbolic_trace or torch.export.export",
             TypeError,
         )
@@ -77,12 +54,12 @@ def check_nodes(mapping: Mapping[Node, int], graph_module: GraphModule) -> None:
         PlacementError: There are none, or one is not a node of this graph, or the output.
     """
     if not mapping:
-        raise _refused("aot_based needs node_to_partition_mapping={node: partition}; it is empty")
+        raise refused("aot_based needs node_to_partition_mapping={node: partition}; it is empty")
     for node in mapping:
         if not isinstance(node, Node) or node.graph is not graph_module.graph or node._erased:
-            raise _refused(f"node_to_partition_mapping names {node!r}, which is not a node of this graph", KeyError)
+            raise refused(f"node_to_partition_mapping names {node!r}, which is not a node of this graph", KeyError)
         if node.op == "output":
-            raise _refused(f"node_to_partition_mapping names {node.name}, which stays at the top level", KeyError)
+            raise refused(f"node_to_partition_mapping names {node.name}, which stays at the top level", KeyError)
 
 
 def check_complete(mapping: Mapping[Node, int], workload: Workload, config: PartitionerConfig) -> None:
@@ -92,15 +69,21 @@ def check_complete(mapping: Mapping[Node, int], workload: Workload, config: Part
         PlacementError: A mapping leaves something out, or names a device that is not there.
     """
     if missing := [node.name for node in sorted(workload.atom_of) if node not in mapping]:
-        raise _refused(f"node_to_partition_mapping has no partition for {listed(missing)}", KeyError)
+        raise refused(f"node_to_partition_mapping has no partition for {listed(missing)}", KeyError)
     devices = config.partition_to_logical_device_mapping
     known = [device.logical_id for device in config.devices]
     for partition in dict.fromkeys(mapping.values()):
         if partition not in devices:
-            raise _refused(f"partition_to_logical_device_mapping has no devices for partition {partition!r}", KeyError)
+            raise refused(f"partition_to_logical_device_mapping has no devices for partition {partition!r}", KeyError)
+        if not isinstance(devices[partition], Collection) or isinstance(devices[partition], str):
+            raise refused(
+                f"partition_to_logical_device_mapping puts partition {partition!r} on {devices[partition]!r}, which is "
+                f"no list; write {{{partition!r}: [{devices[partition]!r}]}}",
+                TypeError,
+            )
         for logical_id in devices[partition]:
             if logical_id not in known:
-                raise _refused(
+                raise refused(
                     f"partition_to_logical_device_mapping puts partition {partition!r} on the logical device "
                     f"{logical_id!r}; there are {', '.join(map(str, known))}",
                     KeyError,
@@ -127,31 +110,63 @@ def check_room(workload: Workload, total: int, devices: Sequence[Device]) -> Non
 
 
 def too_large(workload: Workload, atom: int, needed: int, devices: Sequence[Device]) -> InfeasibleError:
-    """The error for an atom that fits none of some devices."""
+    """The error for an atom that fits none of all devices."""
     largest = max(devices, key=memory_of)
+    message = f"{_oversized(workload, atom, needed)}the largest device that is left, {_sized(largest)}"
+    return infeasible(message, int(needed - memory_of(largest)), workload.atoms[atom][0])
+
+
+def no_room_left(workload: Workload, atom: int, needed: int, idle: Sequence[Device]) -> PlacementError:
+    """The error for an atom that fits none of the devices that have nothing on them yet."""
+    largest = max(idle, key=memory_of)
+    message = f"{_oversized(workload, atom, needed)}the largest device that is left, {_sized(largest)}"
+    return none_found(message, workload.atoms[atom][0])
+
+
+def _oversized(workload: Workload, atom: int, needed: int) -> str:
     members = workload.atoms[atom]
     where = f" (from {line})" if (line := user_line(members[0])) else ""
     together = f", which stays together with {listed([node.name for node in members[1:]])}," if members[1:] else ""
-    return infeasible(
+    return (
         f"{members[0].name}{where}{together} is too large to fit any device: it needs {format_bytes(needed)} with its "
-        f"inputs, and the largest device that is left, {largest.name!r}, has "
-        f"{format_bytes(int(memory_of(largest)))}",
-        int(needed - memory_of(largest)),
-        members[0],
+        "inputs, and "
     )
 
 
-def unmappable(groups: Sequence[Group], devices: Sequence[Device]) -> InfeasibleError:
+def _sized(device: Device) -> str:
+    return f"{device.name!r}, has {format_bytes(int(memory_of(device)))}"
+
+
+def unmappable(groups: Sequence[Group], devices: Sequence[Device]) -> PlacementError:
     """The error for partitions of which some find no device with room."""
     homeless = next(group for group in groups if not group.device_ids)
-    room = ", ".join(f"{device.name!r} of {format_bytes(int(memory_of(device)))}" for device in devices[:8])
-    return infeasible(
+    return none_found(
         f"Cannot Get a Valid Partition to Logical Device Mapping: a partition with "
         f"{listed([node.name for node in homeless.nodes()])} needs {format_bytes(homeless.used)} and finds no room "
-        f"beside the others on {room}; give a device more memory",
-        None,
+        f"beside the others on {_all_sized(devices)}",
         homeless.nodes()[0],
     )
+
+
+def shared_out_in_vain(workload: Workload, devices: Sequence[Device]) -> InfeasibleError:
+    """The error for a graph that was shared out in all ways, none of which fits."""
+    return infeasible(
+        f"Cannot Get a Valid Partition to Logical Device Mapping: the module needs "
+        f"{format_bytes(workload.total_bytes())} on one device, more where values are sent, and each way to share it "
+        f"out over {_all_sized(devices)} needs more than some device has; give a device more memory",
+        None,
+    )
+
+
+def _all_sized(devices: Sequence[Device]) -> str:
+    named = ", ".join(f"{device.name!r} of {format_bytes(int(memory_of(device)))}" for device in devices[:8])
+    return named + (f" and {len(devices) - 8} more" if len(devices) > 8 else "")
+
+
+def none_found(message: str, node: Node | None = None) -> PlacementError:
+    """A PlacementError for a search that ended without an answer and without a proof."""
+    advice = "It is not proven that no placement exists: give a device more memory."
+    return also_as(PlacementError, RuntimeError())(f"{message}. {advice}", node=node, reason=message)
 
 
 def infeasible(message: str, missing_bytes: int | None, node: Node | None = None) -> InfeasibleError:
@@ -159,7 +174,8 @@ def infeasible(message: str, missing_bytes: int | None, node: Node | None = None
     return also_as(InfeasibleError, RuntimeError())(message, missing_bytes=missing_bytes, node=node)
 
 
-def _refused(message: str, kind: type[Exception] = RuntimeError) -> PlacementError:
+def refused(message: str, kind: type[Exception] = RuntimeError) -> PlacementError:
+    """A PlacementError for what makes no sense, which ``except kind`` catches, too."""
     return also_as(PlacementError, kind())(message)
 
 

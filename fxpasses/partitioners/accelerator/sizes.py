@@ -60,6 +60,7 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
 
     Raises:
         MissingMetadataError: Nodes have no recorded value, and there are no ``args`` (also a ``RuntimeError``).
+        FakeValueError: The graph cannot run on ``args`` (also of the kind that the graph raises).
     """
     if args is not None:
         record_values(fx_module, args)

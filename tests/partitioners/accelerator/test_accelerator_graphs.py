@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.experimental import partitioner_utils
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from fxpasses.devices import Device, fake_devices
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.errors import CycleError, InfeasibleError, MissingMetadataError, PlacementError
+from fxpasses.errors import CycleError, FakeValueError, InfeasibleError, MissingMetadataError, PlacementError
 from fxpasses.partitioners import accelerator
 from fxpasses.partitioners.accelerator import (
     NodeLatency,
@@ -29,6 +30,7 @@ from fxpasses.partitioners.accelerator import (
     get_size_of_all_nodes,
     get_size_of_node,
 )
+from fxpasses.partitioners.accelerator.configurations import read_config
 
 MODES = (PartitionMode.size_based, PartitionMode.cost_aware, PartitionMode.kl_based)
 
@@ -577,6 +579,21 @@ PLACES = {0: [0], 1: [1]}
             r"partition_to_logical_device_mapping puts partition 1 on the logical device 9; there are 0, 1",
         ),
         (
+            {"mode": AOT, "node_to_partition_mapping": HOMES, "partition_to_logical_device_mapping": {0: [0], 1: 1}},
+            TypeError,
+            r"partition_to_logical_device_mapping puts partition 1 on 1, which is no list; write \{1: \[1\]\}",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES, "partition_to_logical_device_mapping": None},
+            TypeError,
+            r"partition_to_logical_device_mapping is None; write a dict",
+        ),
+        (
+            {"devices": 3},
+            TypeError,
+            r"devices is 3; write a list of fxpasses\.Device\(name, bytes, logical_id\)",
+        ),
+        (
             {
                 "mode": AOT,
                 "node_to_partition_mapping": {"_0": 0, "_1": 1, "_2": 0},
@@ -611,6 +628,71 @@ def test_only_graphs_and_devices_are_taken() -> None:
         partition(chain(), PartitionerConfig(devices(100)))
     with pytest.raises(TypeError, match=r"devices holds device\(type='cpu'\); write fxpasses.Device\(name, bytes, log"):
         partition(graph, PartitionerConfig([torch.device("cpu")]))
+
+
+def test_a_configuration_is_needed() -> None:
+    graph, _ = small()
+
+    with pytest.raises(
+        TypeError, match=r"partitioner_config is None; write PartitionerConfig\(devices=\[...\]"
+    ) as caught:
+        accelerator.Partitioner().partition_graph(graph, None, None)
+
+    assert isinstance(caught.value, PlacementError)
+
+
+def test_devices_may_be_an_iterator() -> None:
+    """They are counted, compared and used; the iterator gives them once."""
+    graph, _ = small()
+
+    partitioner, _ = partition(graph, PartitionerConfig(iter(devices(150, 150))))
+
+    assert devices(150, 150) == partitioner.devices
+    assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+def test_configuration_and_mode_of_torch_are_taken() -> None:
+    """Of torch's enum, which is another class, the mode of the same name; an import that was left costs nothing."""
+    graph, _ = small()
+    for mode in partitioner_utils.PartitionMode:
+        assert mode.name == read_config(PartitionerConfig(devices(1), mode)).mode.name
+    theirs = [
+        partitioner_utils.Device(each.name, each.available_mem_bytes, each.logical_id) for each in devices(150, 150)
+    ]
+
+    partitioner, _ = partition(graph, partitioner_utils.PartitionerConfig(theirs))
+
+    assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "message"),
+    [
+        (
+            [torch.rand(2, 9)],
+            RuntimeError,
+            r"^the graph cannot run on the example inputs: _0 was given input_1 of shape \(2, 9\), and says: mat1 and "
+            r"mat2 shapes cannot be multiplied \(2x9 and 4x4\); give inputs such as the model takes$",
+        ),
+        (["text"], TypeError, r"^the graph cannot run on the example inputs: _0 was given no tensor, and says: "),
+        ([], RuntimeError, r"^the graph takes 1 inputs \(input_1\), but got 0 examples$"),
+        ([torch.rand(4)] * 2, RuntimeError, r"^the graph takes 1 inputs \(input_1\), but got 2 examples$"),
+        (torch.rand(4), TypeError, r"^the example inputs are a Tensor; write a list, with one for each input$"),
+    ],
+)
+def test_example_inputs_that_do_not_fit_are_told_in_a_sentence(
+    inputs: Any, kind: type[Exception], message: str
+) -> None:
+    """The operator that refuses them is named, with what it was given; its own error is the cause."""
+    graph = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+
+    with pytest.raises(kind, match=message) as sizes:
+        get_size_of_all_nodes(graph, inputs)
+    with pytest.raises(kind, match=message):
+        partition(graph, PartitionerConfig(devices(100)), example_inputs=inputs)
+
+    assert isinstance(sizes.value, FakeValueError)
+    assert "cannot run" not in message or isinstance(sizes.value.__cause__, kind)
 
 
 def test_the_error_says_how_many_bytes_are_missing() -> None:
