@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.device_times import predict_times
+from fxpasses.partitioners.costs.device_times import predict_times, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
@@ -272,15 +272,7 @@ def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlac
 def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
     assignment, topology, value = found.runs.assignment, wish.topology, found.value
     device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
-    seconds, load = predict_times(
-        figures.graph_module,
-        assignment,
-        device_of,
-        topology,
-        seconds=figures.measured,
-        sent=figures.sent,
-        shared=figures.shared_state,
-    )
+    seconds, load = times_of(figures, assignment, device_of, topology)
     is_optimal = value <= found.bound * (1 + 1e-9)
     reasons = reasons_of(assignment, device_of, _whole_bytes(figures, wish), wish.objective, is_optimal)
     return DevicePlacement(

@@ -20,7 +20,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
-from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
+from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
@@ -167,29 +167,13 @@ def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence
         return placement
     uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
     loads = uses.loads(offloaded)
-    seconds, load = predict_times(
-        figures.graph_module,
-        placement.assignment,
-        placement.device_of,
-        placement.topology,
-        seconds=figures.measured,
-        sent=figures.sent,
-        loads=loads,
-        shared=figures.shared_state,
-    )
+    placed = (figures, placement.assignment, placement.device_of, placement.topology, loads)
+    seconds, load = times_of(*placed)
     value = placement.objective_value
     if placement.objective == "throughput":
         value = max(load.values())
     elif placement.objective == "latency":
-        value = predict_makespan(
-            placement.assignment,
-            placement.device_of,
-            placement.topology,
-            seconds=figures.measured,
-            sent=figures.sent,
-            loads=loads,
-            shared=figures.shared_state,
-        )
+        value = makespan_of(*placed)
     return attrs.evolve(
         placement,
         reasons=_reasons(placement, offloaded),

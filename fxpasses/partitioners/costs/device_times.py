@@ -14,7 +14,7 @@ from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
 from fxpasses.partitioners.costs.task_lists import run_as_soon_as_possible, tasks_of
 
-__all__ = ["critical_path", "predict_makespan", "predict_times"]
+__all__ = ["critical_path", "makespan_of", "predict_makespan", "predict_times", "times_of"]
 
 Seconds = Callable[[Node, Device], float]
 Bytes = Callable[[Node], int]
@@ -93,6 +93,45 @@ def predict_makespan(
     todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
     run_as_soon_as_possible(todo.tasks)
     return max((task.end for task in todo.tasks), default=0.0)
+
+
+def times_of(
+    figures: GraphFigures,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    loads: Sequence[ParameterLoad] = (),
+) -> tuple[float, dict[str, float]]:
+    """What :func:`predict_times` says of a measured graph."""
+    return predict_times(
+        figures.graph_module,
+        assignment,
+        device_of,
+        topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        loads=loads,
+        shared=figures.shared_state,
+    )
+
+
+def makespan_of(
+    figures: GraphFigures,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    topology: Topology,
+    loads: Sequence[ParameterLoad] = (),
+) -> float:
+    """What :func:`predict_makespan` says of a measured graph."""
+    return predict_makespan(
+        assignment,
+        device_of,
+        topology,
+        seconds=figures.measured,
+        sent=figures.sent,
+        loads=loads,
+        shared=figures.shared_state,
+    )
 
 
 def critical_path(figures: GraphFigures, topology: Topology) -> float:

@@ -19,7 +19,7 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.device_times import critical_path, predict_makespan, predict_times
+from fxpasses.partitioners.costs.device_times import critical_path, makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -357,24 +357,10 @@ class _Times:
     @classmethod
     def of(cls, figures: GraphFigures, wish: Wish, runs: Runs) -> _Times:
         device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
-        seconds, load = predict_times(
-            figures.graph_module,
-            runs.assignment,
-            device_of,
-            wish.topology,
-            seconds=figures.measured,
-            sent=figures.sent,
-            shared=figures.shared_state,
-        )
+        placed = (figures, runs.assignment, device_of, wish.topology)
+        seconds, load = times_of(*placed)
         if wish.objective == "latency":
-            value = predict_makespan(
-                runs.assignment,
-                device_of,
-                wish.topology,
-                seconds=figures.measured,
-                sent=figures.sent,
-                shared=figures.shared_state,
-            )
+            value = makespan_of(*placed)
         elif wish.objective == "throughput":
             value = max(load.values(), default=0.0)
         else:

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
+from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets
@@ -201,10 +201,12 @@ def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None
 
 
 def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
+    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
+    placed = (figures, runs.assignment, device_of, wish.topology)
     if wish.objective == "latency":
-        value = _makespan(figures, wish.topology, runs)
+        value = makespan_of(*placed)
     elif wish.objective == "throughput" and figures.shared_state:  # solvers may hold a parameter where nobody uses it
-        value = max(_load(figures, wish.topology, runs).values())
+        value = max(times_of(*placed)[1].values())
     return Found(runs, contiguity, value, min(bound, value))
 
 
@@ -245,32 +247,6 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
             for name, size in seen.over.items():
                 margin[name] = margin.get(name, 0) + size
     return None
-
-
-def _load(figures: GraphFigures, topology: Topology, runs: Runs) -> dict[str, float]:
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    _seconds, load = predict_times(
-        figures.graph_module,
-        runs.assignment,
-        device_of,
-        topology,
-        seconds=figures.measured,
-        sent=figures.sent,
-        shared=figures.shared_state,
-    )
-    return load
-
-
-def _makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
-    return predict_makespan(
-        runs.assignment,
-        device_of,
-        topology,
-        seconds=figures.measured,
-        sent=figures.sent,
-        shared=figures.shared_state,
-    )
 
 
 def _refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> None:
