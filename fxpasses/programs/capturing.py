@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CaptureError, InputError
 from fxpasses.programs.calling_convention import give_plain_outputs
+from fxpasses.programs.replaced_buffers import writing_replaced
+from fxpasses.programs.stale_buffers import refuse_stale_buffers
 from fxpasses.programs.unseen_state import unchanged
 
 __all__ = ["capture", "load_program", "own_line"]
@@ -78,7 +80,7 @@ def capture(
 
     Raises:
         InputError: ``model`` is none of these, or example inputs are missing.
-        CaptureError: torch cannot export the model.
+        CaptureError: torch cannot export the model; or its forward replaces a buffer by what a program cannot keep.
     """
     if isinstance(model, ExportedProgram):
         return model
@@ -118,7 +120,7 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
     try:
-        with warnings.catch_warnings(), unchanged(model):
+        with warnings.catch_warnings(), unchanged(model), writing_replaced(model, strict=strict) as replaced:
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
@@ -129,6 +131,7 @@ def _export(
             + ", or hand over a program that is exported already.",
             reason=_first_line(error),
         ) from error
+    refuse_stale_buffers(model, program, replaced)
     give_plain_outputs(program)
     return program
 

@@ -159,18 +159,24 @@ class ReplicaRow:
 
 @attrs.frozen
 class CheckRow:
-    """The comparison with the model itself: whether outputs agree, and the largest difference."""
+    """The comparison with the model itself: whether outputs agree, the largest difference, and what buffers differ."""
 
     ok: bool
     exact: bool
     tensors: int
     max_difference: float
     tolerance: str
+    stale: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """The result in words."""
         if self.exact:
             return f"equal to the model itself, bit by bit ({self.tensors} tensors)"
+        if self.stale:
+            return (
+                f"NOT equal to the model itself: a run leaves something else in {', '.join(map(repr, self.stale))}; "
+                f"let forward write in place, as in self.{self.stale[0].rpartition('.')[2]}.copy_(...)"
+            )
         verdict = "equal" if self.ok else "NOT equal"
         return f"{verdict} to the model itself within {self.tolerance}; largest difference {self.max_difference:.3g}"
 
