@@ -22,6 +22,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
+from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
@@ -80,6 +81,7 @@ class Wish:
     seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None
     effort: float | None = None
+    state_with_first_user: bool = False
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
@@ -97,6 +99,7 @@ class Wish:
             seed=self.seed,
             figures=figures,
             live=live,
+            state_with_first_user=self.state_with_first_user,
         )
 
 
@@ -157,6 +160,8 @@ def search(
                     found = _side_by_side(figures, wish, solution, found)
                 if wish.objective == "memory":
                     return _emptiest(figures, wish, found, along or _along_own_order(figures, wish, contiguity, bound))
+                if not wish.state_with_first_user and _sends_otherwise(figures, wish, solution, found):
+                    found = _with_first_users(figures, wish, found, solve)
                 return found if along is None else min(found, along, key=lambda each: each.value)
         if not round_:
             along = _along_own_order(figures, wish, contiguity, bound)
@@ -208,6 +213,26 @@ def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs
     elif wish.objective == "throughput" and figures.shared_state:  # solvers may hold a parameter where nobody uses it
         value = max(times_of(*placed)[1].values())
     return Found(runs, contiguity, value, min(bound, value))
+
+
+def _sends_otherwise(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> bool:
+    """Whether a parameter crosses from elsewhere than the solver thought, which thought that better."""
+    if wish.objective == "throughput" and found.value <= solution.objective_value * (1 + 1e-9):
+        return False
+    device_of = {part: wish.topology[name] for part, name in found.runs.device_of.items()}
+    thought = {key[1]: name for key, name in solution.device_of.items() if isinstance(key, tuple) and key[0] == "state"}
+    sent = sent_state(figures.shared_state, found.runs.assignment, device_of)
+    return any(thought.get(state.names[0]) != state.source for state in sent)
+
+
+def _with_first_users(figures: GraphFigures, wish: Wish, found: Found, solve: Solver) -> Found:
+    """The same search with each shared parameter beside its first user, if that finds better; the bound stays."""
+    try:
+        held = attrs.evolve(wish, state_with_first_user=True)
+        other = search(figures, held, found.contiguity, solve, by_loads=False)
+    except PlacementError:
+        return found
+    return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
 
 
 def _emptiest(figures: GraphFigures, wish: Wish, found: Found, along: Found | None) -> Found:

@@ -46,6 +46,7 @@ def placement_problem(
     figures: GraphFigures | None = None,
     live: NDArray[np.int64] | None = None,
     replicable: Callable[[Node], bool] | None = None,
+    state_with_first_user: bool = False,
 ) -> PlacementProblem:
     """Pose the placement of a graph as a problem for :func:`~fxpasses.partitioners.solve_placement`.
 
@@ -69,6 +70,9 @@ def placement_problem(
 
         replicable: Whether a node may be computed again where its value is used; the answer says where
             (:attr:`~fxpasses.partitioners.PlacementSolution.replicas`), and ``fxpasses.passes.replicating`` does it.
+        state_with_first_user: Whether a parameter that several operators use shares a device with the first of them. By
+            default only where the others need this one, as any device may send it else; or, of convex parts, it is
+            nowhere else.
 
     Returns:
         The problem. Its nodes are the compute nodes, and tuples that end with one: ``("after", node)`` stands for the
@@ -82,7 +86,7 @@ def placement_problem(
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module)
     users = state_nodes(figures)
-    homes = list(with_first_user(figures, users))
+    homes = [(key, key[2]) for key in users] if state_with_first_user else list(with_first_user(figures, users))
     if contiguity == "convex":  # parts may wait for each other: of another one, each home may tear a part
         users = {key: users[key] for key, _ in homes}
     graph, markers = _problem_graph(figures, topology.devices, supports, live, users)
