@@ -6,8 +6,10 @@ that is predicted, and comes back as parts that can run one after the other.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -32,9 +34,10 @@ from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, search
 from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
+from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.problem import as_groups
-from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn
+from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
@@ -210,8 +213,8 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
-            is_in_turn = wish.objective == "latency" and kind == "pipeline"
-            answers += _in_turn(figures, wish) if is_in_turn else [search(figures, wish, kind)]
+            is_in_turn = wish.objective == "latency" and kind != "free"
+            answers += _in_turn(figures, wish, kind) if is_in_turn else [search(figures, wish, kind)]
         except InfeasibleError as error:
             failures.append(does_not_fit(figures, wish.topology, error, kind))
         except PlacementError as error:
@@ -234,22 +237,43 @@ def _best_or_free(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ..
             raise error from None
 
 
-def _in_turn(figures: GraphFigures, wish: Wish) -> list[Found]:
-    """The pipeline whose parts take the least time one after the other; where that is far from proven, a searched one.
+def _in_turn(figures: GraphFigures, wish: Wish, kind: Contiguity) -> list[Found]:
+    """The pipeline whose parts take the least time one after the other; where that is far from proven, searched ones.
 
-    Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do.
+    Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do. Where
+    they may, pipelines of whole parts are annealed, from those that are known.
     """
-    try:
-        found = [search(figures, wish, "pipeline", solve_in_turn, by_loads=False)]
-    except PlacementError:
-        found = []
-    known = min((each.value for each in found), default=math.inf)
+    found: list[Found] = []
+    with contextlib.suppress(PlacementError):
+        found.append(search(figures, wish, "pipeline", solve_in_turn, by_loads=False))
+    bound = _bound_in_turn(figures, wish, found) if kind == "pipeline" else 0.0
+    if not found or _least(found) > bound * (1 + ENOUGH):
+        with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
+            found.append(search(figures, wish, kind))
+            bound = max(bound, found[-1].bound)
+    if _least(found) > bound * (1 + ENOUGH):
+        starts = [*map(_homes, found)]
+        whole = functools.partial(solve_whole_parts, starts=starts, parameters=state_nodes(figures).keys())
+        told = attrs.evolve(wish, state_with_first_user=True)  # these send a parameter from there
+        with contextlib.suppress(PlacementError):
+            found.append(search(figures, told, "pipeline", whole, by_loads=False))
+    bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
+    return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
+
+
+def _bound_in_turn(figures: GraphFigures, wish: Wish, found: list[Found]) -> float:
     plain = attrs.evolve(figures, sends_state=False) if figures.shared_state else figures
-    bound = bound_in_turn(wish.problem(plain, "pipeline", plain.needs), known)  # a parameter is sent beside the work
-    if known > bound * (1 + ENOUGH) or not found:
-        found.append(search(figures, wish, "pipeline"))
-    bound = max(bound, *(each.bound for each in found))
-    return [attrs.evolve(each, bound=min(bound, each.value)) for each in found]
+    problem = wish.problem(plain, "pipeline", plain.needs)  # a parameter is sent beside the work
+    return bound_in_turn(problem, _least(found))
+
+
+def _least(found: list[Found]) -> float:
+    return min((each.value for each in found), default=math.inf)
+
+
+def _homes(found: Found) -> dict[Hashable, str]:
+    """The device of each operator."""
+    return {node: found.runs.device_of[str(part)] for node, part in found.runs.assignment.partition_of.items()}
 
 
 def _with_replicas(wish: Wish, again: Replicated) -> DevicePlacement:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 import attrs
 import numpy as np
 
@@ -12,6 +14,7 @@ from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
+from fxpasses.partitioners.solvers.latency.whole_parts import anneal_parts
 from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
@@ -20,8 +23,10 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, t
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["bound_in_turn", "solve_in_turn", "solve_placement"]
+__all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts"]
 
+MOST_ANNEALED = 4_000
+"""Units up to which pipelines of whole parts are annealed."""
 MOST_TOLD = 4
 """Nodes of which an error tells where they may run."""
 
@@ -71,6 +76,56 @@ def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
         raise PlacementError("No cut of a linear order into one run a device keeps every budget.")
     used = tuple(dict.fromkeys(device_of.tolist()))
     return _solution(attrs.evolve(problem, objective="throughput"), tables, Solved(device_of, used, 0.0))
+
+
+def solve_whole_parts(
+    problem: PlacementProblem, starts: Sequence[Mapping[Node, str]], parameters: Collection[Node] = ()
+) -> PlacementSolution:
+    """Find a pipeline that takes one sample little time if each of its parts runs as a whole.
+
+    Parts that no path connects run side by side, which :func:`solve_in_turn` does not see; and operators wait for all
+    that their part takes, which :func:`solve_placement` does not see.
+
+    Args:
+        problem: What to place, where.
+        starts: Pipelines, by the names of devices; one or more.
+        parameters: Nodes of the problem that take no time: the first part that uses one has it from the beginning.
+
+    Raises:
+        PlacementError: there are too many nodes, or some are of a backward pass.
+    """
+    similar, sent = _without(problem, parameters)
+    tables = tables_of(similar)
+    units = reduce_problem(similar, tables)
+    if units.size > MOST_ANNEALED or (tables.forward >= 0).any():
+        raise PlacementError("Pipelines of whole parts are annealed for the forward pass of some thousand nodes only.")
+    names = {device.name: index for index, device in enumerate(problem.devices)}
+    homes = [[0] * units.size for _ in starts]
+    for home, start in zip(homes, starts, strict=True):
+        for node, unit in zip(tables.nodes, units.unit_of.tolist(), strict=True):
+            home[unit] = names[start[node]] if node in start else home[unit]
+    unit_of = dict(zip(tables.nodes, units.unit_of.tolist(), strict=True))
+    home = anneal_parts(
+        units,
+        tables,
+        homes,
+        parameters=[([unit_of[user] for user in users], size) for users, size in sent],
+        time_budget=problem.time_budget,
+        seed=problem.seed,
+    )
+    device_of = np.array(home, dtype=np.int64)[units.unit_of]
+    return _solution(similar, tables, Solved(device_of, tuple(dict.fromkeys(device_of.tolist())), 0.0))
+
+
+def _without(
+    problem: PlacementProblem, parameters: Collection[Node]
+) -> tuple[PlacementProblem, list[tuple[list[Node], float]]]:
+    """The problem of its other nodes, as one of loads; and the users of each parameter, with its bytes."""
+    sent = [(list(problem.graph.successors(node)), problem.graph.nodes[node]["output_bytes"]) for node in parameters]
+    graph = problem.graph.copy()
+    graph.remove_nodes_from(parameters)
+    groups = [[node for node in group if node in graph] for group in problem.colocate]
+    return attrs.evolve(problem, graph=graph, colocate=groups, objective="throughput", contiguity="pipeline"), sent
 
 
 def bound_in_turn(problem: PlacementProblem, value: float) -> float:
