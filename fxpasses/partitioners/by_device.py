@@ -245,7 +245,7 @@ def _in_turn(figures: GraphFigures, wish: Wish, kind: Contiguity) -> list[Found]
     """
     found: list[Found] = []
     with contextlib.suppress(PlacementError):
-        found.append(search(figures, wish, "pipeline", solve_in_turn, by_loads=False))
+        found.append(search(figures, wish, "pipeline", solve_in_turn, by_another=False))
     bound = _bound_in_turn(figures, wish, found) if kind == "pipeline" else 0.0
     if not found or _least(found) > bound * (1 + ENOUGH):
         with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
@@ -256,7 +256,7 @@ def _in_turn(figures: GraphFigures, wish: Wish, kind: Contiguity) -> list[Found]
         whole = functools.partial(solve_whole_parts, starts=starts, parameters=state_nodes(figures).keys())
         told = attrs.evolve(wish, state_with_first_user=True)  # these send a parameter from there
         with contextlib.suppress(PlacementError):
-            found.append(search(figures, told, "pipeline", whole, by_loads=False))
+            found.append(search(figures, told, "pipeline", whole, by_another=False))
     bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
     return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
 

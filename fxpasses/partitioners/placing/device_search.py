@@ -126,7 +126,7 @@ def search(
     contiguity: Contiguity,
     solve: Solver = solve_placement,
     *,
-    by_loads: bool = True,
+    by_another: bool = True,
 ) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
@@ -135,7 +135,7 @@ def search(
         wish: What the caller asks for.
         contiguity: What a device may take.
         solve: Answers problems.
-        by_loads: Whether what balances loads will do where nothing else is found.
+        by_another: Whether what another objective finds will do where nothing else is found.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
@@ -174,25 +174,40 @@ def search(
         try:
             solution = solve(wish.problem(figures, contiguity, live))
         except PlacementError:  # that proves nothing: what is alive beside an operator may be less elsewhere
-            live = (live + figures.needs) // 2
+            live, solution = (live + figures.needs) // 2, None
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
-    if along is None and by_loads:
-        along = _by_loads(figures, asked, contiguity, bound)
+    if along is None and by_another:
+        along = _by_another(figures, asked, contiguity, bound)
     if along is None:
         raise _none_found(figures, wish, contiguity)
     return along
 
 
-def _by_loads(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
-    """What balancing loads finds, where nothing else was found: the budgets are the same."""
-    if wish.objective == "throughput":
-        return None
-    try:
-        runs = search(figures, attrs.evolve(wish, objective="throughput"), contiguity).runs
-    except PlacementError:
-        return None
-    return _found(figures, wish, contiguity, runs, float(len(set(runs.device_of.values()))), bound)
+def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+    """What another objective finds, where nothing else was found: the budgets are the same.
+
+    That is what balances loads; or a schedule, whose operators run in another order than the graph's. For pipelines
+    both look at the same cuts.
+    """
+    others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
+    for objective in others:
+        if objective == wish.objective:
+            continue
+        try:
+            runs = search(figures, attrs.evolve(wish, objective=objective), contiguity, by_another=False).runs
+        except PlacementError:
+            continue
+        return _found(figures, wish, contiguity, runs, _value(figures, wish, runs), bound)
+    return None
+
+
+def _value(figures: GraphFigures, wish: Wish, runs: Runs) -> float:
+    """What throughput and the number of devices make small; the rest is measured elsewhere."""
+    if wish.objective != "throughput":
+        return float(len(set(runs.device_of.values())))
+    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
+    return max(times_of(figures, runs.assignment, device_of, wish.topology)[1].values())
 
 
 def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
@@ -206,12 +221,11 @@ def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None
 
 
 def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
-    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
-    placed = (figures, runs.assignment, device_of, wish.topology)
     if wish.objective == "latency":
-        value = makespan_of(*placed)
+        device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
+        value = makespan_of(figures, runs.assignment, device_of, wish.topology)
     elif wish.objective == "throughput" and figures.shared_state:  # solvers may hold a parameter where nobody uses it
-        value = max(times_of(*placed)[1].values())
+        value = _value(figures, wish, runs)
     return Found(runs, contiguity, value, min(bound, value))
 
 
@@ -229,7 +243,7 @@ def _with_first_users(figures: GraphFigures, wish: Wish, found: Found, solve: So
     """The same search with each shared parameter beside its first user, if that finds better; the bound stays."""
     try:
         held = attrs.evolve(wish, state_with_first_user=True)
-        other = search(figures, held, found.contiguity, solve, by_loads=False)
+        other = search(figures, held, found.contiguity, solve, by_another=False)
     except PlacementError:
         return found
     return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
