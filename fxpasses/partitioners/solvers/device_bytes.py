@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.compiling import inlined
 
-__all__ = ["Held", "Kept", "drop", "held_bytes", "hold"]
+__all__ = ["Held", "Kept", "drop", "held_bytes", "hold", "over_budget"]
 
 
 class Kept(Protocol):
@@ -40,6 +40,10 @@ class Kept(Protocol):
     @property
     def sizes(self) -> NDArray[Any]:
         """What units have alive, each size once, smallest first."""
+
+    @property
+    def memory(self) -> NDArray[Any]:
+        """Bytes that each device has, ``(k,)``."""
 
 
 class Held(Protocol):
@@ -96,3 +100,14 @@ def held_bytes(units: Kept, devices: Held, device: int) -> float:
     """The bytes of a device, with the most that is alive there."""
     size: float = devices.bytes[device] + units.sizes[devices.top[device]]
     return size
+
+
+@inlined
+def over_budget(units: Kept, devices: Held) -> float:
+    """By which shares of the budgets they are passed, all together."""
+    over = 0.0
+    for device in range(len(units.memory)):
+        need = held_bytes(units, devices, device)
+        if need > units.memory[device]:
+            over += (need - units.memory[device]) / max(units.memory[device], 1.0)
+    return over

@@ -14,7 +14,6 @@ from fxpasses.partitioners.solvers.convex import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
-from fxpasses.partitioners.solvers.latency.whole_parts import anneal_parts
 from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
@@ -22,6 +21,7 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
+from fxpasses.partitioners.solvers.whole_parts.annealing import anneal_parts
 
 __all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts"]
 
@@ -100,7 +100,7 @@ def solve_whole_parts(
     if units.size > MOST_ANNEALED or (tables.forward >= 0).any():
         raise PlacementError("Pipelines of whole parts are annealed for the forward pass of some thousand nodes only.")
     names = {device.name: index for index, device in enumerate(problem.devices)}
-    homes = [[0] * units.size for _ in starts]
+    homes = [np.zeros(units.size, dtype=np.int64) for _ in starts]
     for home, start in zip(homes, starts, strict=True):
         for node, unit in zip(tables.nodes, units.unit_of.tolist(), strict=True):
             home[unit] = names[start[node]] if node in start else home[unit]
@@ -113,7 +113,7 @@ def solve_whole_parts(
         time_budget=problem.time_budget,
         seed=problem.seed,
     )
-    device_of = np.array(home, dtype=np.int64)[units.unit_of]
+    device_of = home[units.unit_of]
     return _solution(similar, tables, Solved(device_of, tuple(dict.fromkeys(device_of.tolist())), 0.0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -21,10 +22,15 @@ from fxpasses.partitioners.costs.device_times import makespan_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.solvers.latency.whole_parts import _Parts
+from fxpasses.partitioners.solvers.annealing.graphs import graph_of
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 from fxpasses.partitioners.solvers.solving import solve_whole_parts
+from fxpasses.partitioners.solvers.whole_parts.cooling import anneal
+from fxpasses.partitioners.solvers.whole_parts.parts import Cooling, parts_of, shared_of
+
+STEPS = (300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
 
 
 class Branches(nn.Module):
@@ -100,32 +106,73 @@ def test_budgets_hold(seed: int) -> None:
     assert best * (1 - 1e-9) <= found.objective_value <= best * 1.05
 
 
-@pytest.mark.parametrize("seed", range(4))
+def plain_makespan(problem: PlacementProblem, parameters: list[tuple[list[int], float]], home: list[str]) -> float:
+    """What the pipeline takes, straight from what the words say; infinite if its parts wait for each other."""
+    graph, links = problem.graph, {frozenset((link.first, link.second)): link for link in problem.links}
+    parts: nx.DiGraph = nx.DiGraph()
+    parts.add_nodes_from(home)
+    parts.add_edges_from((home[a], home[b]) for a, b in graph.edges if home[a] != home[b])
+    if not nx.is_directed_acyclic_graph(parts):
+        return math.inf
+    order = list(nx.lexicographical_topological_sort(parts, key=home.index))
+
+    def crossing(source: str, target: str, size: float) -> float:
+        return links[frozenset((source, target))].seconds(size)
+
+    loaded: dict[tuple[str, str], float] = {}
+    for users, size in parameters:
+        source, *targets = sorted({home[user] for user in users}, key=order.index)
+        for target in targets:
+            loaded[source, target] = loaded.get((source, target), 0.0) + crossing(source, target, size)
+    begin, end = dict.fromkeys(order, 0.0), {}
+    for (_source, target), seconds in loaded.items():
+        begin[target] = max(begin[target], seconds)
+    for name in order:
+        end[name] = begin[name] + sum(graph.nodes[n]["seconds"][name] for n in graph if home[n] == name)
+        for target in parts.successors(name):
+            sizes = [
+                graph.nodes[n]["output_bytes"]
+                for n in graph
+                if home[n] == name and any(home[user] == target for user in graph.successors(n))
+            ]
+            arrival = max(end[name], loaded.get((name, target), 0.0))
+            arrival += sum(crossing(name, target, size) for size in sizes if size)
+            begin[target] = max(begin[target], arrival)
+    return max(end.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_sums_that_follow_moves_are_those_made_anew(seed: int) -> None:
-    draw, size, devices = random.Random(seed), 12, 4
+    draw, size, names = random.Random(seed), 12, "abcd"
     graph: nx.DiGraph = nx.DiGraph()
     for node in range(size):
         graph.add_node(
-            node, seconds={name: draw.uniform(1, 2) for name in "abcd"}, output_bytes=draw.choice([0, 100, 1000])
+            node, seconds={name: draw.uniform(1, 2) for name in names}, output_bytes=draw.choice([0, 100, 1000])
         )
         graph.add_edges_from((before, node) for before in range(node) if draw.random() < 0.3)
-    links = [Link(a, b, draw.choice([10, 100, 1000]), draw.random()) for a, b in itertools.combinations("abcd", 2)]
-    problem = PlacementProblem(graph, [Device(name) for name in "abcd"], links, objective="throughput")
+    links = [Link(a, b, draw.choice([10, 100, 1000]), draw.random()) for a, b in itertools.combinations(names, 2)]
+    problem = PlacementProblem(graph, [Device(name) for name in names], links, objective="throughput")
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    parameters = [(draw.sample(range(units.size), 3), 500.0) for _ in range(2)]
-    parts = _Parts(units, tables, [0] * units.size, parameters)
+    parameters = [(draw.sample(range(size), 3), 5_000.0) for _ in range(2 if seed % 2 else 0)]
+    unit_of = units.unit_of.tolist()
+    costs = graph_of(LoadModel.of(units, tables), units.before)
+    shared = shared_of([([unit_of[user] for user in users], size) for users, size in parameters], tables)
 
-    seen = set()
-    for _ in range(300):
-        parts.move(draw.randrange(units.size), draw.randrange(devices))
-        anew = _Parts(units, tables, parts.home, parameters)
-        assert anew.value() == pytest.approx(parts.value(), rel=1e-9)
-        assert np.allclose(anew.sent, parts.sent, atol=1e-9)
-        assert anew.arcs == [{key: arcs[key] for key in arcs} for arcs in parts.arcs]
-        seen.add(np.isfinite(parts.value()))
+    anywhere = [[draw.randrange(len(names)) for _ in range(units.size)] for _ in range(8)]
+    in_order, nowhere_else = [sorted(home) for home in anywhere], [0] * units.size
+    starts = [(0, home) for home in anywhere + in_order] + [(steps, nowhere_else) for steps in STEPS]
+    values = []
+    for steps, start in starts:
+        home = np.array(start)
+        seed_words = np.array([draw.getrandbits(63), 1], dtype=np.uint64)
+        value = anneal(costs, shared, parts_of(costs, home), home, Cooling(steps, 0.3, 0.01, 1.0), seed_words)
+        named = [names[device] for device in home[units.unit_of].tolist()]
+        assert plain_makespan(problem, parameters, named) == pytest.approx(value, rel=1e-9)
+        values.append(value)
 
-    assert {True, False} == seen
+    assert math.inf in values[:8]
+    assert min(values[-len(STEPS) :]) < plain_makespan(problem, parameters, ["a"] * size)
 
 
 def test_what_comes_back_is_not_annealed() -> None:

@@ -16,7 +16,6 @@ from fxpasses.partitioners.solvers.annealing.moves import propose
 from fxpasses.partitioners.solvers.annealing.shifts import EXCHANGED, exchange, shift
 from fxpasses.partitioners.solvers.annealing.sums import (
     keep,
-    over_budget,
     power_of,
     rebuild,
     root,
@@ -25,6 +24,7 @@ from fxpasses.partitioners.solvers.annealing.sums import (
     turn_back,
 )
 from fxpasses.partitioners.solvers.compiling import Random, cached, chance
+from fxpasses.partitioners.solvers.device_bytes import over_budget
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["anneal"]

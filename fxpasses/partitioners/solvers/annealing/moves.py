@@ -6,8 +6,9 @@ import math
 
 from fxpasses.partitioners.solvers.annealing.graphs import LARGEST, Graph, State
 from fxpasses.partitioners.solvers.compiling import Random, below, chance, inlined
+from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["propose"]
+__all__ = ["propose", "somewhere"]
 
 SINGLE, SWAP = 0.55, 0.75
 """Below these chances a move takes one unit, or swaps two; else it takes a connected set."""
@@ -16,12 +17,12 @@ BESIDE = 0.5
 
 
 @inlined
-def _device(graph: Graph, state: State, random: Random, unit: int) -> int:
+def somewhere(graph: Graph, home: Ints, random: Random, unit: int) -> int:
     """Where a unit might go: to a neighbour, or anywhere."""
     first, count = graph.near_start[unit], graph.near_start[unit + 1] - graph.near_start[unit]
     if count and chance(random) < BESIDE:
-        return state.home[graph.near[first + below(random, count)]]
-    return below(random, len(state.load))
+        return home[graph.near[first + below(random, count)]]
+    return below(random, graph.weight.shape[1])
 
 
 @inlined
@@ -62,7 +63,7 @@ def propose(graph: Graph, state: State, random: Random, stamp: int) -> int:
     unit, kind = below(random, len(state.home)), chance(random)
     if SINGLE <= kind < SWAP:
         return _swap(graph, state, random, unit)
-    target = _device(graph, state, random, unit)
+    target = somewhere(graph, state.home, random, unit)
     if target == state.home[unit] or math.isinf(graph.weight[unit, target]):
         return 0
     most = 1 if kind < SINGLE else 2 + int(LARGEST * chance(random) ** 3)

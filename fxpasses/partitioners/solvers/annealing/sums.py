@@ -9,7 +9,7 @@ from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["keep", "over_budget", "power_of", "rebuild", "root", "squared", "turn", "turn_back"]
+__all__ = ["keep", "power_of", "rebuild", "root", "squared", "turn", "turn_back"]
 
 
 @inlined
@@ -130,17 +130,6 @@ def power_of(graph: Graph, state: State, scale: float, squarings: int) -> float:
     for device in range(len(state.load)):
         total += state.power[device]
     return total
-
-
-@inlined
-def over_budget(graph: Graph, state: State) -> float:
-    """By which shares of the budgets they are passed, all together."""
-    over = 0.0
-    for device in range(len(state.load)):
-        need = held_bytes(graph, state, device)
-        if need > graph.memory[device]:
-            over += (need - graph.memory[device]) / max(graph.memory[device], 1.0)
-    return over
 
 
 @inlined

@@ -1,0 +1,1 @@
+"""Pipelines for one sample whose parts run as wholes: each begins once all that it takes is there."""
