@@ -82,10 +82,11 @@ class Wish:
     training: TrainingStep | None = None
     effort: float | None = None
     state_with_first_user: bool = False
+    explain: str = "proven"
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
-        return placement_problem(
+        problem = placement_problem(
             figures.graph_module,
             self.topology,
             objective=self.objective,
@@ -101,6 +102,7 @@ class Wish:
             live=live,
             state_with_first_user=self.state_with_first_user,
         )
+        return attrs.evolve(problem, explain=self.explain)
 
 
 @attrs.frozen(eq=False)
@@ -169,7 +171,9 @@ def search(
                 _refuse_if_proven(figures, wish, contiguity)
         if seen is None or round_ == ROUNDS_MORE:
             break
-        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_), effort=first.program_effort)
+        wish = attrs.evolve(
+            wish, time_budget=wish.time_budget / (2 + round_), effort=first.program_effort, explain="never"
+        )
         live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
             solution = solve(wish.problem(figures, contiguity, live))

@@ -87,7 +87,7 @@ def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
     """The best pipeline, if there is one."""
-    similar = attrs.evolve(problem, contiguity="pipeline")
+    similar = attrs.evolve(problem, contiguity="pipeline", explain="never")
     try:
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
     except PlacementError:

@@ -25,6 +25,7 @@ Node = Hashable
 
 OBJECTIVES = ("throughput", "latency", "memory", "devices")
 CONTIGUITIES = ("pipeline", "convex", "free")
+EXPLAIN = ("always", "proven", "never")
 ENOUGH = 0.5
 """Seconds of budget from which on integer programs get all their steps; the default of what places graphs."""
 LEAST_EFFORT = 0.05
@@ -93,6 +94,8 @@ class PlacementProblem:
         seed: For whatever is drawn.
         effort: The share of their steps that integer programs get, from 0 (none is asked) to 1. By default it follows
             ``time_budget``: all from half a second on, in proportion below, a twentieth at least.
+        explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
+            ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 
     Raises:
         PlacementError: a node, a device, a number or an option that makes no sense, or that is not there yet.
@@ -110,6 +113,7 @@ class PlacementProblem:
     time_budget: float = attrs.field(default=1.0, kw_only=True)
     seed: int = attrs.field(default=0, kw_only=True)
     effort: float | None = attrs.field(default=None, kw_only=True)
+    explain: str = attrs.field(default="always", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         Topology.of(self.devices, self.links)
@@ -117,6 +121,7 @@ class PlacementProblem:
             raise PlacementError(f"The graph is a networkx.DiGraph, not {type(self.graph).__name__}.")
         _check_choice("objective", self.objective, OBJECTIVES)
         _check_choice("contiguity", self.contiguity, CONTIGUITIES)
+        _check_choice("explain", self.explain, EXPLAIN)
         budget, seed = self.time_budget, self.seed
         if not _is_number(budget, numbers.Real) or not 0 <= budget < math.inf:
             raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")

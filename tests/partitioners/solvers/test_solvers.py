@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import attrs
 import networkx as nx
 import numpy as np
 import pytest
@@ -290,10 +291,41 @@ def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> Non
     )
 
 
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+def test_a_proof_is_told_as_one_also_where_nobody_asks_what_is_missing(objective: str, contiguity: str) -> None:
+    """Three nodes of 10 bytes on two devices of 16; whoever asks again only wants to know whether to go on."""
+    problem = PlacementProblem(chain(1.0, 1.0, 1.0), devices(2, 16), objective=objective, contiguity=contiguity)
+    errors = {}
+    for explain in ("always", "proven", "never"):
+        with pytest.raises(PlacementError) as caught:
+            solve_placement(attrs.evolve(problem, explain=explain))
+        errors[explain] = caught.value
+
+    assert isinstance(errors["always"], InfeasibleError)
+    assert "the one that comes nearest needs 4 bytes more on 'd" in str(errors["always"])
+    assert str(errors["always"]) == str(errors["proven"])
+    if contiguity == "pipeline":
+        assert isinstance(errors["never"], InfeasibleError)
+    assert "bytes" not in str(errors["never"])
+
+
+def test_what_is_not_proven_is_explained_only_where_all_is() -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from((f"n{index}" for index in range(25)), kept_bytes=3)
+    for explain in ("proven", "never"):
+        with pytest.raises(PlacementError) as caught:
+            solve_placement(PlacementProblem(graph, devices(20, 5), time_budget=0, explain=explain))
+
+        assert not isinstance(caught.value, InfeasibleError)
+        assert str(caught.value) == "No placement that keeps every budget was found."
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"objective": "speed"}, "There is no objective 'speed'; there is throughput, latency, memory, devices."),
+        ({"explain": "no"}, "There is no explain 'no'; there is always, proven, never."),
         ({"time_budget": -1}, "The time budget is a number of seconds, not -1."),
         ({"time_budget": "1"}, "The time budget is a number of seconds, not '1'."),
         ({"seed": -1}, "The seed is a whole number from 0 on, not -1."),

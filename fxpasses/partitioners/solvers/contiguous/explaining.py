@@ -19,7 +19,7 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evalu
 
 MAX_IDEALS = 200_000
 
-__all__ = ["first_over", "lacks", "never", "no_pipeline", "not_found"]
+__all__ = ["first_over", "lacks", "never", "no_pipeline", "none_fits", "not_found"]
 
 
 def no_pipeline(
@@ -78,6 +78,13 @@ def lacks(problem: PlacementProblem, tables: CostTables, device_of: Ints, least:
         f"nearest one that was found {where}.",
         missing_bytes=missing,
     )
+
+
+def none_fits(*, proven: bool) -> PlacementError:
+    """Say only that memory is too small, where nobody asked how much."""
+    if proven:
+        return InfeasibleError("No pipeline keeps every budget, which is proven.")
+    return PlacementError("No placement that keeps every budget was found.")
 
 
 def never() -> InfeasibleError:

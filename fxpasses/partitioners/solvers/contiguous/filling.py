@@ -73,12 +73,15 @@ class Filling:
                 return runs
         return None
 
-    def nearest(self) -> Runs | None:
-        """Runs of which the fullest device lacks as few bytes as narrow searches find; None: none with any memory."""
-        best = attrs.evolve(self, memory=np.full(len(self.memory), np.inf)).beam(*WIDTHS[0], self.seed)
-        low, high = 0.0, np.inf if best is None else self.lacking(best)
+    def anywhere(self) -> Runs | None:
+        """Runs that would do if each device had any memory, if a narrow search finds some."""
+        return attrs.evolve(self, memory=np.full(len(self.memory), np.inf)).beam(*WIDTHS[0], self.seed)
+
+    def nearest(self, best: Runs) -> Runs:
+        """Runs of which the fullest device lacks as few bytes as narrow searches find, from some that lack more."""
+        low, high = 0.0, self.lacking(best)
         for _halving in range(HALVINGS):
-            if best is None or high - low <= CLOSE * high:
+            if high - low <= CLOSE * high:
                 break
             middle = (low + high) / 2
             runs = attrs.evolve(self, memory=self.memory + middle).beam(*WIDTHS[0], self.seed)

@@ -249,7 +249,7 @@ def _settled(search: Search, found: Answer, passed: dict[int, int]) -> Answer | 
 
 def _none(search: Search) -> PlacementError:
     """Why there is none, when that is proven."""
-    if States.count(search.classes) > FEW_STATES:
+    if States.count(search.classes) > FEW_STATES or search.problem.explain == "never":
         return why_not(search, proven=True)
     return no_pipeline(search.problem, search.tables, search.units, search.classes)
 

@@ -8,7 +8,7 @@ import numpy as np
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.cutting import stops_of
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
-from fxpasses.partitioners.solvers.contiguous.explaining import lacks, never, not_found
+from fxpasses.partitioners.solvers.contiguous.explaining import lacks, never, none_fits, not_found
 from fxpasses.partitioners.solvers.contiguous.filling import Filling, Runs
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits
 from fxpasses.partitioners.solvers.contiguous.improving import improved
@@ -26,12 +26,18 @@ STEPS, MORE_STEPS = 1e10, 2e10
 
 
 def tight_answer(search: Search) -> Answer | None:
-    """Any pipeline that keeps the budgets, made better around its cuts with the devices in the order it has."""
-    search = _short(search)
+    """Any pipeline that keeps the budgets, made better around its cuts with the devices in the order it has.
+
+    Raises:
+        InfeasibleError: proven that none exists, where nobody asks for more than that.
+    """
+    is_long, search = search.units.size > LONG, _short(search)
     filling = Filling(search.units, search.tables.memory, search.problem.seed)
     runs = filling.found(0.0)
     if runs is None and _decided(search)[0] is not False:
         runs = filling.found(SECONDS + MORE_SECONDS * search.problem.time_budget)
+    elif runs is None and not is_long and search.problem.explain == "never":
+        raise none_fits(proven=True)
     if runs is None:
         return None
     used = [device for device, _members in runs]
@@ -58,15 +64,21 @@ def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | Non
 
 
 def why_not(search: Search, *, proven: bool = False) -> PlacementError:
-    """What to say where no pipeline was found: how many bytes the nearest one lacks, and whether none is proven."""
+    """What to say where no pipeline was found: whether none is proven, and how many bytes the nearest one lacks.
+
+    The latter where the problem asks for it.
+    """
     problem, tables = search.problem, search.tables
     decided, fits, steps = _decided(search)
     short = _short(search)
     filling = Filling(short.units, tables.memory, problem.seed)
-    runs = filling.nearest()
+    runs = filling.anywhere()
     if runs is None:
         return never() if _decided(search, np.inf)[0] is False else not_found(problem.time_budget)
-    least = 1 if proven else None
+    is_proven = proven or decided is False
+    if problem.explain == "never" or (problem.explain == "proven" and not is_proven):
+        return none_fits(proven=is_proven)
+    runs, least = filling.nearest(runs), 1 if proven else None
     if fits is not None and decided is False:
         runs, least = _nearest(fits, filling, runs, steps)
     return lacks(problem, tables, short.devices(Pipeline(runs, np.inf)), least)

@@ -71,7 +71,8 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
     """The best pipeline, if there is one."""
     budget = min(problem.time_budget / 4, 2.0)
-    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
+    effort = problem.program_effort
+    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=effort, explain="never")
     try:
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
     except PlacementError:
@@ -157,7 +158,7 @@ def refuse(
         f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
     )
     packing = Packing.of(model, nodes=NODES, extra=extra)
-    if packing.size > SMALL:
+    if packing.size > SMALL or problem.explain == "never":
         return PlacementError(more)
     proof = packing.missing_bytes()
     if proof.home is None and math.isinf(proof.bound) and proof.bound > 0:

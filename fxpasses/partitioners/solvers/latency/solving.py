@@ -146,12 +146,13 @@ def _starts(
     if (cheapest := in_turn(problem, tables)) is not None:
         found.append(_of_units(cheapest, units))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
+    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
+    if problem.contiguity == "free":
+        similar = attrs.evolve(similar, explain="never")  # a free placement may exist all the same
     for objective in ("throughput", "devices"):
         if found and not every:
             break
-        similar = attrs.evolve(
-            problem, objective=objective, contiguity="pipeline", time_budget=budget, effort=problem.program_effort
-        )
+        similar = attrs.evolve(similar, objective=objective)
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
             found.append(_of_units(device_of, units))
