@@ -6,7 +6,7 @@ Each asks :mod:`fxpasses.effects` before it removes, merges or moves anything.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -332,15 +332,36 @@ def _replaced_by_input(graph_module: GraphModule, nodes: Sequence[Node]) -> Pass
 _COPIES = frozenset({aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default, "clone", torch.clone})
 
 
+_COPIES_INTO = frozenset({aten.copy_.default, "copy_"})
+
+
 def find_no_ops(graph_module: GraphModule, effects: EffectAnalysis | None = None) -> list[Node]:
     """The calls whose result is their first input, as far as anybody can see.
 
     Views that change nothing (same type, shape, strides and offset, read from ``meta["val"]``), casts to what the value
-    is already, dropout that is switched off, ``nn.Identity``; and copies of values that nobody writes and that are not
-    what the graph gives back. ``detach`` is none: it cuts gradients.
+    is already, dropout that is switched off, ``nn.Identity``; copies of values that nobody writes and that are not
+    what the graph gives back; and what copies a tensor into itself. ``detach`` is none: it cuts gradients.
     """
     effects = effects or analyze_effects(graph_module)
-    return [node for node in effects.nodes if _is_no_op(node, graph_module, effects)]
+    found: list[Node] = []
+    origin: dict[Node, Node | str] = {}  # what a node is the same tensor as
+    for node in effects.nodes:
+        source = node.args[0] if node.args else None
+        origin[node] = str(node.target) if node.op == "get_attr" else node
+        if _copies_into_itself(node, origin) or _is_no_op(node, graph_module, effects):
+            found.append(node)
+            origin[node] = origin[node.all_input_nodes[0]]
+        elif isinstance(source, Node) and _gives_back_what_it_writes(node, effects):
+            origin[node] = origin[source]
+    return found
+
+
+def _copies_into_itself(node: Node, origin: Mapping[Node, Node | str]) -> bool:
+    """Whether a tensor is copied into itself, as torch.export writes it behind ``self.steps += 1``."""
+    if node.target not in _COPIES_INTO or len(node.args) < 2:
+        return False
+    target, source = node.args[:2]
+    return isinstance(target, Node) and isinstance(source, Node) and origin[target] == origin[source]
 
 
 def _is_no_op(node: Node, graph_module: GraphModule, effects: EffectAnalysis) -> bool:
@@ -359,6 +380,16 @@ def _is_no_op(node: Node, graph_module: GraphModule, effects: EffectAnalysis) ->
         return _copy_is_needless(node, source, effects)
     call = effects.call(node)
     return call.returns == 1 and call.aliases == ((source,),) and _always_aliases(node)
+
+
+def _gives_back_what_it_writes(node: Node, effects: EffectAnalysis) -> bool:
+    """Whether a call writes one tensor in place, and gives back that tensor."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    call = effects.call(node)
+    if len(call.writes) != 1 or call.aliases != (call.writes,):
+        return False
+    return call.writes[0] is node.args[0] and _same_layout(call.writes[0].meta.get("val"), node.meta.get("val"))
 
 
 def _always_aliases(node: Node) -> bool:

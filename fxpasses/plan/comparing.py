@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "Move", "PlanDiff", "diff"]
 
+_MADE_SMALL = ("objective_value", "bound")
+"""What is told in the unit of the objective."""
+
 
 @attrs.frozen
 class Move:
@@ -34,18 +37,24 @@ class Move:
 
 @attrs.frozen
 class Change:
-    """A fact that differs: of what, which one, and the two values; None where only one plan has it."""
+    """A fact that differs: of what, which one, and the two values; None where only one plan has it.
+
+    The objectives of both plans say what was made small.
+    """
 
     what: str
     field: str
     before: Any
     after: Any
+    objectives: tuple[str, str] = ("", "")
 
     def sentence(self) -> str:
         """The change in words."""
         if self.field == "":
             return f"{self.what} is {'new' if self.before is None else 'gone'}"
-        return f"{self.what}: {self.field} {_worded(self.field, self.before)} → {_worded(self.field, self.after)}"
+        first, second = self.objectives
+        before, after = _worded(self.field, self.before, first), _worded(self.field, self.after, second)
+        return f"{self.what}: {self.field} {before} → {after}"
 
 
 @attrs.frozen
@@ -73,7 +82,7 @@ class PlanDiff:
 
     def to_json(self) -> dict[str, Any]:
         """The differences as plain data."""
-        return attrs.asdict(self, recurse=True)
+        return attrs.asdict(self, recurse=True, filter=lambda field, _value: field.name != "objectives")
 
     def lines(self) -> Iterator[str]:
         """The differences as lines of text, one group after the other."""
@@ -218,7 +227,7 @@ def _changed_figures(first: Plan, second: Plan) -> Iterator[Change]:
     for what, key in dict.fromkeys([*before, *after]):
         here, there = before.get((what, key)), after.get((what, key))
         if here != there:
-            yield Change(what, key, here, there)
+            yield Change(what, key, here, there, (first.objective, second.objective))
 
 
 def _figures(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -230,13 +239,17 @@ def _figures(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], An
             yield (f"predicted for {device}", key), value
 
 
-def _worded(field: str, value: Any) -> str:
+def _worded(field: str, value: Any, objective: str) -> str:
     if value is None:
         return {"available_mem_bytes": "no limit", "size": "nothing", "training": "none"}.get(field, "not known")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if "bytes" in field or "size" in field:
             return format_bytes(value)
-        if field in ("seconds", "latency", "overhead", "bound", "objective_value"):
+        if field in _MADE_SMALL and objective == "memory":
+            return format_bytes(value)
+        if field in _MADE_SMALL and objective == "devices":
+            return f"{value:g} device{'' if value == 1 else 's'}"
+        if field in ("seconds", "latency", "overhead", *_MADE_SMALL):
             return format_seconds(value)
         return f"{value:.4g}/s" if field in ("bandwidth", "flops") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 from torch.fx import Graph, GraphModule, Node
@@ -19,7 +20,12 @@ _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
 
 
 def module_path(node: Node) -> str:
-    """The path of the innermost module that a node comes from; ``""`` for the model itself."""
+    """The path of the innermost module that a node comes from; ``""`` for the model itself.
+
+    A tuple's elements come from where it is made: that is what torch.export leaves of them in a file.
+    """
+    while node.target is operator.getitem and isinstance(made := node.args[0], Node) and is_compute(made):
+        node = made
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,32 @@ def test_tied_weights_are_tied_when_they_are_loaded(tmp_path: Path) -> None:
     save(lowered, tmp_path)
 
     assert len(list(lowered.parameters())) == len(list(load(tmp_path).parameters()))
+
+
+class Frozen(nn.Module):
+    """A small region whose module is all that it has: in a file, torch.export forgets which module its result is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.no_grad():
+            z = self.frozen(y)
+        result: Tensor = self.last(z + y)
+        return result
+
+
+def test_a_small_region_without_gradients_is_found_again_in_the_file(tmp_path: Path) -> None:
+    model, x = Frozen(), torch.randn(4, 8)
+    lowered = lower(model, (x,), devices=cpu_pair(), objective="memory")
+    save(lowered, tmp_path / "lowered")
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "program.pt2")
+
+    again = lower(torch.export.load(tmp_path / "program.pt2"), plan=lowered.plan)
+
+    assert len(lowered.plan.parts) == 2
+    for each in (load(tmp_path / "lowered"), again, pickle.loads(pickle.dumps(lowered))):
+        assert torch.equal(each(x), model(x))
+        assert each.plan.parts == lowered.plan.parts

@@ -558,6 +558,36 @@ def test_an_exported_model_loses_its_no_ops() -> None:
     assert torch.equal(program.module()(X), result.exported_program.module()(X))
 
 
+class Counting(nn.Module):
+    """torch.export copies ``steps`` into itself; ``last`` is really copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.last.copy_(x * self.steps)
+        return x + self.last
+
+
+def test_a_tensor_that_is_copied_into_itself_is_no_copy() -> None:
+    graph_module = torch.export.export(Counting(), (X,)).module(check_guards=False)
+    assert isinstance(graph_module, GraphModule)
+    assert {"copy_", "copy__default"} <= set(names(graph_module))
+    eager = Counting()
+
+    result = RemoveNoOps()(graph_module)
+    left = [node for node in result.graph_module.graph.nodes if node.target is torch.ops.aten.copy_.default]
+
+    assert [node.args[0].target for node in left] == ["last"]
+    for _ in range(2):
+        assert torch.equal(result.graph_module(X), eager(X))
+    for name, buffer in eager.named_buffers():
+        assert torch.equal(result.graph_module.get_buffer(name), buffer)
+
+
 class Asserting(nn.Module):
     """The assertion that comes with casts of exported models, written by hand."""
 

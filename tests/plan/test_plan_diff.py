@@ -11,7 +11,7 @@ from lowering_models import Mlp, cpu_pair
 
 from fxpasses import Device, Link, Plan, lower
 from fxpasses.plan import PartPlan, diff
-from fxpasses.units import KiB
+from fxpasses.units import KiB, format_bytes
 
 DEVICES = (Device("left", 40 * KiB), Device("right", 40 * KiB))
 
@@ -112,3 +112,20 @@ def test_copies_and_predicted_figures_are_compared() -> None:
     assert "predicted for left: peak_bytes " in text
     assert "copy of " in text
     assert json.loads(json.dumps(found.to_json()))["predicted"]
+
+
+def test_what_is_made_small_is_told_in_its_unit() -> None:
+    """Bytes under ``memory``, devices under ``devices``; both were told in seconds."""
+    args = (torch.randn(2, 64),)
+    plans = {
+        objective: lower(Mlp().eval(), args, devices=cpu_pair(), objective=objective).plan  # type: ignore[arg-type]
+        for objective in ("memory", "devices", "throughput")
+    }
+    lines = [line for line in diff(plans["memory"], plans["devices"]).lines() if "objective_value" in line]
+    more = [line for line in diff(plans["devices"], plans["throughput"]).lines() if "objective_value" in line]
+    size = format_bytes(plans["memory"].predicted["objective_value"])
+
+    assert lines == [f"predicted: objective_value {size} → 1 device"]
+    assert more[0].startswith("predicted: objective_value 1 device → ")
+    assert more[0].endswith(" us")
+    assert "objectives" not in json.dumps(plans["memory"].diff(plans["devices"]).to_json())

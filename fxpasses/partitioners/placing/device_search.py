@@ -31,6 +31,7 @@ from fxpasses.partitioners.placing.graph_problems import homes_of, placement_pro
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
 from fxpasses.partitioners.placing.selectors import Selector
+from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
@@ -238,7 +239,7 @@ def _sends_otherwise(figures: GraphFigures, wish: Wish, solution: PlacementSolut
     if wish.objective == "throughput" and found.value <= solution.objective_value * (1 + 1e-9):
         return False
     device_of = {part: wish.topology[name] for part, name in found.runs.device_of.items()}
-    thought = {key[1]: name for key, name in solution.device_of.items() if isinstance(key, tuple) and key[0] == "state"}
+    thought = {key.state: name for key, name in solution.device_of.items() if isinstance(key, StateNode)}
     sent = sent_state(figures.shared_state, found.runs.assignment, device_of)
     return any(thought.get(state.names[0]) != state.source for state in sent)
 

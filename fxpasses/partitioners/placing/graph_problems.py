@@ -76,8 +76,8 @@ def placement_problem(
 
     Returns:
         The problem. Its nodes are the compute nodes, and tuples that end with one: ``("after", node)`` stands for the
-        order behind it, ``("state", get_attr, node)`` for a parameter that it is the first to use. Constants are shared
-        bytes under their storage, so that tied ones count once a device.
+        order behind it, a :class:`.StateNode` for a parameter that it is the first to use. Constants are shared bytes
+        under their storage, so that tied ones count once a device.
 
     Raises:
         PlacementError: a selector that means nothing, an unknown device, objective or contiguity.
@@ -86,7 +86,7 @@ def placement_problem(
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module)
     users = state_nodes(figures)
-    homes = [(key, key[2]) for key in users] if state_with_first_user else list(with_first_user(figures, users))
+    homes = [(key, key.first_user) for key in users] if state_with_first_user else list(with_first_user(figures, users))
     if contiguity == "convex":  # parts may wait for each other: of another one, each home may tear a part
         users = {key: users[key] for key, _ in homes}
     graph, markers = _problem_graph(figures, topology.devices, supports, live, users)
@@ -133,9 +133,9 @@ def _problem_graph(
     times = figures.seconds(devices, supports)
     for index, (node, seconds) in enumerate(zip(figures.nodes, times, strict=True)):
         for state in used_first.get(node, ()):
-            graph.add_node(state, seconds=0.0, output_bytes=figures.sent(state[1]))
-            if state[1] in figures.trained and figures.beside_state:
-                graph.nodes[state]["kept_bytes"] = int(value_bytes(state[1]) * figures.beside_state)
+            graph.add_node(state, seconds=0.0, output_bytes=figures.sent(state.state))
+            if state.state in figures.trained and figures.beside_state:
+                graph.nodes[state]["kept_bytes"] = int(value_bytes(state.state) * figures.beside_state)
         facts: dict[str, Any] = {"seconds": seconds}
         if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
             facts["seconds"] = next(iter(seconds.values()))
@@ -158,7 +158,7 @@ def _by_first_user(users: Iterable[StateNode]) -> dict[Node, list[StateNode]]:
     """Which parameters stand before each operator: so the order of the problem's nodes stays a topological one."""
     found: dict[Node, list[StateNode]] = {}
     for state in users:
-        found.setdefault(state[2], []).append(state)
+        found.setdefault(state.first_user, []).append(state)
     return found
 
 

@@ -6,6 +6,7 @@ Where the users are on several devices, one of these sends the parameter to the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -13,8 +14,15 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 
 __all__ = ["StateNode", "state_nodes", "with_first_user"]
 
-StateNode = tuple[str, Node, Node]
-"""``("state", get_attr, node)``: a parameter or a buffer, and the first operator that uses it."""
+
+class StateNode(NamedTuple):
+    """A parameter or a buffer (its ``get_attr``), and the first operator that uses it; errors call it by its name."""
+
+    state: Node
+    first_user: Node
+
+    def __repr__(self) -> str:
+        return f"the shared {self.state.target}"
 
 
 def state_nodes(figures: GraphFigures) -> dict[StateNode, tuple[Node, ...]]:
@@ -23,7 +31,7 @@ def state_nodes(figures: GraphFigures) -> dict[StateNode, tuple[Node, ...]]:
     for state in figures.shared_state:
         users = tuple(user for user in state.users if user in figures.position)
         if len(users) > 1 and figures.sent(state.names[0]):
-            found["state", state.names[0], users[0]] = users
+            found[StateNode(state.names[0], users[0])] = users
     return found
 
 
@@ -34,7 +42,7 @@ def with_first_user(
 
     Time for the edges of the graph, times the number of different first users / 64.
     """
-    bit = {first: 1 << index for index, first in enumerate(dict.fromkeys(first for _, _, first in users))}
+    bit = {first: 1 << index for index, first in enumerate(dict.fromkeys(key.first_user for key in users))}
     reached: dict[Node, int] = {}
     for node in figures.nodes if bit else ():
         mask = bit.get(node, 0)

@@ -16,7 +16,7 @@ from lowering_models import Tied
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses import Device, Link, PlacementError, Topology, lower, place
+from fxpasses import Device, InfeasibleError, Link, PlacementError, Topology, lower, place
 from fxpasses.errors import CycleError
 from fxpasses.lowering import Planned
 from fxpasses.partitioners import Assignment, Training
@@ -481,3 +481,17 @@ def test_a_link_that_only_a_weight_takes_is_among_what_would_help() -> None:
 
     assert "a:c" in {each.name for each in advice if each.what == "link"}
     assert {planned.summary.objective_value} == {each.before for each in advice}
+
+
+def test_errors_call_a_shared_weight_by_its_name() -> None:
+    """They printed the key that stands for it in the problem."""
+    graph = graph_of(Woven(0))
+    products = [node for node in graph.graph.nodes if node.target is torch.ops.aten.matmul.default]
+    pins = {products[0]: "b", products[-1]: "a"}
+
+    with pytest.raises(InfeasibleError, match=r"the shared weights\.1, matmul.* have to share a device") as caught:
+        place_by_device(
+            graph, devices_of(2), contiguity="convex", colocate=[products], pinned=pins, objective="throughput"
+        )
+
+    assert "'state'" not in str(caught.value)
