@@ -140,13 +140,30 @@ class LoweredModule(GraphModule):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a checkpoint of the model, whose own names are expected; torch asks each module of a module for this."""
-        names = {prefix + key: prefix + self.qualified_names.get(key, key) for key in super().state_dict()}
+        held = {prefix + key: value for key, value in super().state_dict(keep_vars=True).items()}
+        names = {key: prefix + self.qualified_names.get(key[len(prefix) :], key[len(prefix) :]) for key in held}
         found = {key: state_dict[name] for key, name in names.items() if name in state_dict}
+        if args[0].get("assign_to_params_buffers"):
+            found = _kept_tied(found, held)
         for name in set(names.values()):
             state_dict.pop(name, None)
         state_dict.update(found)
         self._loading = names, args[-1]
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Tensors to assign: where several parts hold one parameter, they get one; torch makes each of them its own."""
+    made: dict[tuple[int, int], torch.nn.Parameter] = {}
+    assigned: dict[str, Any] = dict(found)
+    for key, value in found.items():
+        parameter = held[key]
+        if type(value) is torch.Tensor and isinstance(parameter, torch.nn.Parameter):
+            pair = id(parameter), id(value)
+            if pair not in made:
+                made[pair] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+            assigned[key] = made[pair]
+    return assigned
 
 
 def _tell_own_names(lowered: LoweredModule, keys: Any) -> None:

@@ -155,6 +155,27 @@ def test_inside_of_another_module_a_checkpoint_has_the_models_names() -> None:
             each.load_state_dict(less)
 
 
+def test_what_is_assigned_to_a_weight_of_two_parts_is_one_parameter() -> None:
+    """An optimizer would step it once for each part."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    two = [Device("left"), Device("right")]
+    lowered = lower(model, (ids,), devices=two, device_map={"embed": "left", "middle": "left", "head": "right"})
+    exported = torch.export.export(copy.deepcopy(model), (ids,)).module()
+    losses = []
+    for each in (lowered, exported):
+        each.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        optimizer = torch.optim.Adam(each.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = each(ids).square().sum()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss)
+
+    assert len(list(lowered.parameters())) == len(list(exported.parameters()))
+    assert torch.allclose(*losses)
+
+
 def test_a_checkpoint_of_another_shape_is_told_under_the_models_names() -> None:
     """Torch names the part that the tensor is in, which no checkpoint knows."""
     model = Training().train()

@@ -419,3 +419,19 @@ def test_what_would_help_counts_the_loads(objective: Any) -> None:
 
     assert "device" in {each.what for each in advice}
     assert [pytest.approx(planned.summary.objective_value)] * len(advice) == [each.before for each in advice]
+
+
+def test_gradients_of_loaded_embeddings_may_be_sparse() -> None:
+    """torch's own copy wants dense ones, and raised in the backward pass."""
+    model = nn.Sequential(nn.Embedding(40, 8, sparse=True), *(nn.Linear(8, 8) for _ in range(6)))
+    ids = torch.randint(0, 40, (5,))
+    lowered = small(copy.deepcopy(model), ids, budget=2700)
+    for each in (model, lowered):
+        each(ids).sum().backward()
+
+    assert "cpu" in [part.offload for part in lowered.plan.parts]
+    gradients = {lowered.qualified_names.get(name, name): each.grad for name, each in lowered.named_parameters()}
+    assert gradients["0.weight"] is not None
+    assert gradients["0.weight"].is_sparse
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad.to_dense(), gradients[name].to_dense())  # type: ignore[union-attr]

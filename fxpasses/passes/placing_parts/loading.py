@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import attrs
 import torch
@@ -75,10 +76,31 @@ def call_loads(graph_module: GraphModule) -> None:
 
 def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """In a graph: a copy of a parameter on a device, which the backward pass loads again."""
-    loaded: torch.Tensor = COPY(value, device=device)
+    if torch.compiler.is_compiling() or _under_functorch():
+        loaded: torch.Tensor = COPY(value, device=device)
+    else:
+        loaded = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
     if not torch.compiler.is_exporting():  # the exported program has no call that could remember it
         note_load(loaded, value)
     return loaded
+
+
+class _Load(torch.autograd.Function):
+    """A copy whose gradient goes home as it is; that of torch's own has to be dense, and an embedding's may not be."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        ctx.home = value.device
+        loaded: torch.Tensor = COPY(value, device=device)
+        return loaded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.to(ctx.home), None
+
+
+def _under_functorch() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @attrs.frozen(eq=False)
@@ -143,7 +165,7 @@ def loading_again() -> Iterator[None]:
 
     Under ``torch.func`` neither, which has no hooks for what is saved: what is loaded stays there for the backward.
     """
-    if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.is_grad_enabled() or _under_functorch():
         yield
         return
     loads = _Loads()
