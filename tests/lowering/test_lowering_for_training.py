@@ -367,3 +367,71 @@ def test_values_that_several_devices_use_have_a_gradient_on_each() -> None:
         predicted = peaks(lowered)
 
         assert all(real <= predicted[device] + 8 for device, real in allocated.total.items())  # scalars aside
+
+
+class Picking(nn.Module):
+    """Two layers, and between them something whose size the data say."""
+
+    def __init__(self, pick: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.pick = nn.Linear(64, 64), nn.Linear(64, 64), pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.pick(self.first(x))).pow(2).sum()
+
+
+def as_many_as_counted(y: Tensor) -> Tensor:
+    count = (y[:, 0] > -1e9).sum().item()
+    torch._check(count >= 1)
+    torch._check(count <= 128)
+    return y.narrow(0, 0, count)  # type: ignore[arg-type]  # a number
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda y: y[y[:, 0] > -1e9],
+        lambda y: y[:, y[0] > -1e9].sum(1, keepdim=True).expand(128, 64),
+        lambda y: y[(y[:, 0] > -1e9).nonzero().squeeze(1)],
+        lambda y: y * torch.unique((y[:, 0] * 3).int()).shape[0],
+        as_many_as_counted,
+    ],
+    ids=["mask", "second dimension", "nonzero", "unique", "item"],
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sizes_that_data_say_count_at_their_most(pick: Callable[[Tensor], Tensor], devices: int) -> None:
+    """Autograd is asked on tensors without data, which have no such sizes; the models were refused."""
+    model, x, other = Picking(pick), torch.randn(128, 64), torch.randn(128, 64)
+    pair = [Device(name) for name in ("left", "right")[:devices]]
+    lowered = lower(
+        copy.deepcopy(model), (x,), devices=pair, objective="memory", training=Training(optimizer_slots=0, step_slots=0)
+    )
+    optimizer = torch.optim.SGD(lowered.parameters(), lr=1e-3, foreach=False)
+    for each in (model, lowered):
+        each(other).backward()
+    found = gradients(lowered)
+
+    assert all(equal(parameter.grad, found[name]) for name, parameter in model.named_parameters())
+    optimizer.zero_grad()
+    with AllocatedByDevice(lowered, (x,), optimizer) as tracked:
+        lowered(x).backward()
+        optimizer.step()
+    for row in lowered.report.devices:
+        assert tracked.total[row.name] <= row.peak_bytes <= 1.1 * tracked.total[row.name]
+
+
+def test_a_size_that_nobody_can_know_is_told_in_one_sentence() -> None:
+    @torch.library.custom_op("fxpasses_tests::positive", mutates_args=())
+    def positive(x: Tensor) -> Tensor:
+        return x[x > 0]
+
+    @positive.register_fake
+    def _(x: Tensor) -> Tensor:
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    model = Picking(lambda y: positive(y).sum() * torch.ones(2, 64))
+    with pytest.raises(PlacementError) as failure:
+        lower(model, (torch.randn(128, 64),), devices=two(2000 * KiB), training=Training())
+
+    assert "what the backward needs is not known: " in str(failure.value)
+    assert "\n" not in str(failure.value)

@@ -74,6 +74,10 @@ class BackwardNeeds:
     trained: Mapping[Node, Node] = attrs.field(factory=dict)
 
 
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+
+
 def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = False) -> BackwardNeeds:
     """Ask autograd what it keeps and makes for the backward of a graph. One run without data, about 0.5 ms a node.
 
@@ -95,7 +99,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             with forward.followed:
                 forward.run(*inputs, enable_io_processing=False)
         except CANNOT_RUN as error:
-            raise PlacementError(f"what the backward needs is not known: {error}") from error
+            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise PlacementError(f"what the backward needs is not known: {what}") from error
         finally:
             forward.leave_regions()
         backward = _Backward(forward)
@@ -128,6 +133,21 @@ def _of_each_value(forward: _Forward) -> BackwardNeeds:
             if node.op == "get_attr":
                 trained[node] = last_user
     return _needs(forward, stays, {}, trained)
+
+
+def _picked(operator: Any, source: Tensor, by: Any, example: Tensor) -> Tensor:
+    """What masks pick of a tensor, as many elements as in the example."""
+    if operator is aten.masked_select.default:
+        source, mask = torch.broadcast_tensors(source, by)  # type: ignore[no-untyped-call]  # torch's
+        by = [mask]
+    first = next(place for place, index in enumerate(by) if index is not None)
+    numbers = torch.empty(example.shape[first], dtype=torch.int64, device=source.device)
+    picks: list[Tensor | None] = []
+    for index in by:
+        is_mask = index is not None and index.dtype in _MASKS
+        picks += [numbers] * index.ndim if is_mask else [index]
+    picked: Tensor = aten.index.Tensor(source, picks)
+    return picked
 
 
 def _example(node: Node) -> Any:
@@ -169,7 +189,7 @@ class _Forward(Interpreter):
         self.followed.restart()
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
-            result = super().run_node(n)
+            result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
         tensors = tensors_in(result) if n.op != "output" else []
         for tensor in tensors:
             self.owner.setdefault(_storage(tensor), n)
@@ -184,6 +204,20 @@ class _Forward(Interpreter):
             self.inside[n] = self.followed.peak - kept
         self._note_functions(n, tensors)
         return result
+
+    def _without_data(self, n: Node) -> Any:
+        """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
+
+        What a mask picks has a gradient, so that is picked by numbers.
+        """
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        example = _example(n)
+        if n.target in (aten.index.Tensor, aten.masked_select.default):
+            return _picked(n.target, args[0], args[1], example)
+        given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+        if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
+            raise RuntimeError(f"the size of what {n.target} gives depends on data")
+        return example
 
     def _note(self, n: Node, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
