@@ -36,8 +36,11 @@ def devices_of_map(device_map: DeviceMap) -> tuple[Device, ...]:
         PlacementError: a place is no torch device.
     """
     _refuse_words(device_map)
-    places = dict.fromkeys(_torch_device(module, place) for module, place in device_map.items())
-    return tuple(Device(place.replace(":", ""), torch_device=place) for place in places)
+    places: dict[tuple[str, int], str] = {}  # "cpu" and "cpu:0" are one
+    for module, place in device_map.items():
+        device = _torch_device(module, place)
+        places.setdefault((device.type, device.index or 0), str(device))
+    return tuple(Device(place.replace(":", ""), torch_device=place) for place in places.values())
 
 
 def place_by_device_map(
@@ -96,9 +99,9 @@ def _parsed(place: Any) -> torch.device:
     return torch.device(f"cuda:{place}" if type(place) is int else place)
 
 
-def _torch_device(module: str, place: Any) -> str:
+def _torch_device(module: str, place: Any) -> torch.device:
     try:
-        return str(_parsed(place))
+        return _parsed(place)
     except (RuntimeError, TypeError):
         raise PlacementError(
             f"The device map puts {_quoted(module)} on {place!r}, which is no torch device; write cpu, cuda:0 or 0, or "

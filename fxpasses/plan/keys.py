@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.outlining.regions import BODY_AT
+from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
@@ -22,10 +23,11 @@ _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
 def module_path(node: Node) -> str:
     """The path of the innermost module that a node comes from; ``""`` for the model itself.
 
-    A tuple's elements come from where it is made: that is what torch.export leaves of them in a file.
+    A tuple's elements come from where it is made, and what a region gives from where that is made inside: files of
+    torch.export do not say it of them.
     """
     while node.target is operator.getitem and isinstance(made := node.args[0], Node) and is_compute(made):
-        node = made
+        node = _inside(made, node.args[1]) if is_region(made) else made
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
@@ -33,6 +35,14 @@ def module_path(node: Node) -> str:
     path = str(entry[0] if isinstance(entry, tuple) else entry)
     path = path.removeprefix("L['self']").removeprefix("L__self__").strip("._")
     return "" if path == _NO_MODULE else path
+
+
+def _inside(region: Node, index: Any) -> Node:
+    """What a region gives at a place of its results; the region itself where that is one of its inputs."""
+    body = body_of_region(region)
+    results = None if body is None else body.graph.output_node().args[0]
+    found = results[index] if isinstance(results, (list, tuple)) and isinstance(index, int) else None
+    return found if isinstance(found, Node) and is_compute(found) else region
 
 
 def _op_name(node: Node) -> str:

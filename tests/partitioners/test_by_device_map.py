@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower, place
 from fxpasses.cli.demo_model import demo_llama
+from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
@@ -247,6 +248,13 @@ def test_a_map_alone_must_name_torch_devices() -> None:
         mapped({"head": "disk", "": "cpu"}, devices=None)
     with pytest.raises(InputError, match="There is no device to place the model on"):
         lower(Mlp(), (torch.randn(2, 64),))
+
+
+def test_one_torch_device_under_two_names_is_one() -> None:
+    """Else each was said to be two devices, and no name could be given that tells them apart."""
+    assert [("cpu", "cpu")] == [(each.name, each.torch_device) for each in devices_of_map({"": "cpu", "head": "cpu:0"})]
+    assert ["cuda0", "cuda1"] == [each.name for each in devices_of_map({"a": 0, "b": "cuda", "": "cuda:1"})]
+    assert len(mapped({"head": "cpu:0", "": "cpu"}, devices=None).plan.devices) == 1
 
 
 def test_a_word_is_no_map() -> None:
