@@ -158,7 +158,7 @@ def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> di
     assigned: dict[str, Any] = dict(found)
     for key, value in found.items():
         parameter = held[key]
-        if type(value) is torch.Tensor and isinstance(parameter, torch.nn.Parameter):
+        if isinstance(parameter, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
             pair = id(parameter), id(value)
             if pair not in made:
                 made[pair] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)

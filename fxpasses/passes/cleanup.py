@@ -330,8 +330,6 @@ def _replaced_by_input(graph_module: GraphModule, nodes: Sequence[Node]) -> Pass
 
 
 _COPIES = frozenset({aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default, "clone", torch.clone})
-
-
 _COPIES_INTO = frozenset({aten.copy_.default, "copy_"})
 
 

@@ -11,6 +11,7 @@ from allocations import AllocatedBytes
 from fake_streams import LateStreams
 from lowering_models import KeyValueCache, Mlp
 from torch import nn
+from torch.autograd import forward_ad
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, lower, place
 from fxpasses.lowering import lower_with_plan
@@ -435,3 +436,20 @@ def test_gradients_of_loaded_embeddings_may_be_sparse() -> None:
     assert gradients["0.weight"].is_sparse
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad.to_dense(), gradients[name].to_dense())  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_derivatives_of_loaded_parameters_go_forward_as_well() -> None:
+    model, x = Mlp(6, 8), torch.randn(4, 8)
+    lowered = small(copy.deepcopy(model), x, budget=1100)
+    tangents = []
+    for each in (model, lowered):
+        with forward_ad.dual_level():
+            duals = {
+                name: forward_ad.make_dual(value, torch.ones_like(value)) for name, value in each.named_parameters()
+            }
+            result = torch.func.functional_call(each, duals, (x,))
+            tangents.append(forward_ad.unpack_dual(result).tangent)
+
+    assert "cpu" in [part.offload for part in lowered.plan.parts]
+    assert torch.allclose(*tangents)

@@ -27,6 +27,11 @@ from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tens
 
 __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
 
+aten = torch.ops.aten
+
+_MASKS = (torch.bool, torch.uint8)
+"""Types of indices that say yes or no."""
+
 
 @attrs.define(eq=False)
 class Stay:
@@ -74,10 +79,6 @@ class BackwardNeeds:
     trained: Mapping[Node, Node] = attrs.field(factory=dict)
 
 
-aten = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
-
-
 def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = False) -> BackwardNeeds:
     """Ask autograd what it keeps and makes for the backward of a graph. One run without data, about 0.5 ms a node.
 
@@ -100,7 +101,10 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
                 forward.run(*inputs, enable_io_processing=False)
         except CANNOT_RUN as error:
             what = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise PlacementError(f"what the backward needs is not known: {what}") from error
+            raise PlacementError(
+                f"What the backward pass needs is not known, as an operator cannot run without data: {what}. Plan "
+                "without training; budgets then count the forward pass only."
+            ) from error
         finally:
             forward.leave_regions()
         backward = _Backward(forward)

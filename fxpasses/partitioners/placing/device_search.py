@@ -87,7 +87,7 @@ class Wish:
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""
-        problem = placement_problem(
+        return placement_problem(
             figures.graph_module,
             self.topology,
             objective=self.objective,
@@ -102,8 +102,8 @@ class Wish:
             figures=figures,
             live=live,
             state_with_first_user=self.state_with_first_user,
+            explain=self.explain,
         )
-        return attrs.evolve(problem, explain=self.explain)
 
 
 @attrs.frozen(eq=False)

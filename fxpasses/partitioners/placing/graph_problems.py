@@ -47,6 +47,7 @@ def placement_problem(
     live: NDArray[np.int64] | None = None,
     replicable: Callable[[Node], bool] | None = None,
     state_with_first_user: bool = False,
+    explain: str = "always",
 ) -> PlacementProblem:
     """Pose the placement of a graph as a problem for :func:`~fxpasses.partitioners.solve_placement`.
 
@@ -73,6 +74,7 @@ def placement_problem(
         state_with_first_user: Whether a parameter that several operators use shares a device with the first of them. By
             default only where the others need this one, as any device may send it else; or, of convex parts, it is
             nowhere else.
+        explain: Whether errors say what is missing, as :class:`~fxpasses.partitioners.PlacementProblem` takes it.
 
     Returns:
         The problem. Its nodes are the compute nodes, and tuples that end with one: ``("after", node)`` stands for the
@@ -116,6 +118,7 @@ def placement_problem(
         time_budget=time_budget,
         seed=seed,
         effort=effort,
+        explain=explain,
     )
 
 

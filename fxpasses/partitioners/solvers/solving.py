@@ -100,10 +100,11 @@ def solve_whole_parts(
     if units.size > MOST_ANNEALED or (tables.forward >= 0).any():
         raise PlacementError("Pipelines of whole parts are annealed for the forward pass of some thousand nodes only.")
     names = {device.name: index for index, device in enumerate(problem.devices)}
-    homes = [np.zeros(units.size, dtype=np.int64) for _ in starts]
+    homes = [units.seconds.argmin(axis=1) for _ in starts]
     for home, start in zip(homes, starts, strict=True):
         for node, unit in zip(tables.nodes, units.unit_of.tolist(), strict=True):
-            home[unit] = names[start[node]] if node in start else home[unit]
+            if node in start and np.isfinite(units.seconds[unit, names[start[node]]]):  # by what it was joined with
+                home[unit] = names[start[node]]
     unit_of = dict(zip(tables.nodes, units.unit_of.tolist(), strict=True))
     home = anneal_parts(
         units,

@@ -76,10 +76,11 @@ def call_loads(graph_module: GraphModule) -> None:
 
 def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """In a graph: a copy of a parameter on a device, which the backward pass loads again."""
-    if torch.compiler.is_compiling() or _under_functorch():
-        loaded: torch.Tensor = COPY(value, device=device)
+    has_gradient = value.requires_grad and torch.is_grad_enabled()
+    if has_gradient and not (torch.compiler.is_compiling() or _under_functorch()):
+        loaded: torch.Tensor = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
     else:
-        loaded = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
+        loaded = COPY(value, device=device)
     if not torch.compiler.is_exporting():  # the exported program has no call that could remember it
         note_load(loaded, value)
     return loaded
@@ -90,13 +91,18 @@ class _Load(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        ctx.home = value.device
+        ctx.home, ctx.device = value.device, device
         loaded: torch.Tensor = COPY(value, device=device)
         return loaded
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient.to(ctx.home), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _device: None) -> torch.Tensor:
+        loaded: torch.Tensor = COPY(tangent, device=ctx.device)
+        return loaded
 
 
 def _under_functorch() -> bool:

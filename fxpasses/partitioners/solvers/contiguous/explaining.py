@@ -18,6 +18,7 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate
 
 MAX_IDEALS = 200_000
+_MORE = "with explain='always' it is told what the nearest one lacks"
 
 __all__ = ["first_over", "lacks", "never", "no_pipeline", "none_fits", "not_found"]
 
@@ -83,8 +84,8 @@ def lacks(problem: PlacementProblem, tables: CostTables, device_of: Ints, least:
 def none_fits(*, proven: bool) -> PlacementError:
     """Say only that memory is too small, where nobody asked how much."""
     if proven:
-        return InfeasibleError("No pipeline keeps every budget, which is proven.")
-    return PlacementError("No placement that keeps every budget was found.")
+        return InfeasibleError(f"No pipeline keeps every budget, which is proven; {_MORE}.")
+    return PlacementError(f"No placement that keeps every budget was found; {_MORE}.")
 
 
 def never() -> InfeasibleError:

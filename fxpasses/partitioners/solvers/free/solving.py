@@ -157,8 +157,10 @@ def refuse(
         "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
         f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
     )
+    if problem.explain == "never":
+        return PlacementError(more)
     packing = Packing.of(model, nodes=NODES, extra=extra)
-    if packing.size > SMALL or problem.explain == "never":
+    if packing.size > SMALL:
         return PlacementError(more)
     proof = packing.missing_bytes()
     if proof.home is None and math.isinf(proof.bound) and proof.bound > 0:
