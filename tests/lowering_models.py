@@ -146,6 +146,22 @@ def chain_program(length: int) -> torch.export.ExportedProgram:
     return program
 
 
+class Windows(nn.Module):
+    """What is small in memory that is large: windows that are added up again, and losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        functions = nn.functional
+        windows = functions.unfold(self.linear(x), 3, padding=1)
+        added = functions.fold(windows.sigmoid(), 16, 3, padding=1)
+        few = functions.unfold(added, 1, stride=4)
+        smooth = functions.smooth_l1_loss(added, x)
+        return few, added.relu(), smooth, functions.mse_loss(row, added), functions.soft_margin_loss(added, x.sign())
+
+
 class _Negation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.aten.neg.default(x)

@@ -13,7 +13,16 @@ from torch.fx import Node
 
 from fxpasses.effects.calls import NO_TENSOR_RULE, PLAIN_RULE, CallEffects, Constant, Rule, flat_nodes, is_off, words
 
-__all__ = ["WORLD_NAMES", "aten_overloads", "overload_rule", "overloads_rule", "packet_overloads"]
+__all__ = [
+    "EACH_OF_ITS_OWN",
+    "UNANNOTATED_VIEWS",
+    "WORLD_NAMES",
+    "aten_overloads",
+    "each_of_its_own_rule",
+    "overload_rule",
+    "overloads_rule",
+    "packet_overloads",
+]
 
 # Composite operators that may hand back their input though their schema does not say so.
 UNANNOTATED_VIEWS = words(
@@ -25,7 +34,9 @@ UNANNOTATED_VIEWS = words(
     _lazy_clone as_tensor from_numpy _reshape_alias
     """
 )
-# The same, but only while they are switched off (argument names).
+# Of several operands these give as many results, each of which may be a view of the operand in its place.
+EACH_OF_ITS_OWN = words("align_tensors atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
+# Composite operators that hand back their input only while they are switched off (argument names).
 _DROPOUTS = {
     "dropout": ("p", "train"),
     "alpha_dropout": ("p", "train"),
@@ -297,6 +308,8 @@ def _refine(name: str, overloads: list[OpOverload], base: _SchemaRule) -> Rule |
         return functools.partial(_switched_rule, base, overloads, flag)
     if statistics := _HIDDEN_STATISTICS.get(name):
         return functools.partial(_statistics_rule, base, overloads, statistics)
+    if name in EACH_OF_ITS_OWN:
+        return functools.partial(each_of_its_own_rule, base)
     return None
 
 
@@ -307,6 +320,15 @@ def _dropout_rule(base: _SchemaRule, overloads: list[OpOverload], switches: tupl
         aliases = (source, *answer.aliases[1:]) if base.returns > 1 else (source,)
         return attrs.evolve(answer, aliases=aliases, reason=base._reason(answer.writes) if answer.writes else "")
     return base(node)
+
+
+def each_of_its_own_rule(base: Rule, node: Node) -> CallEffects:
+    """The rule of what gives a view of each of several operands; ``base`` for other calls of it."""
+    operands = node.args[0] if len(node.args) == 1 and isinstance(node.args[0], (list, tuple)) else node.args
+    nodes = [operand for operand in operands if isinstance(operand, Node)]
+    if len(nodes) < max(2, len(operands)):
+        return base(node)
+    return attrs.evolve(base(node), returns=len(nodes), aliases=tuple((operand,) for operand in nodes))
 
 
 def _switched_rule(base: _SchemaRule, overloads: list[OpOverload], flag: str, node: Node) -> CallEffects:

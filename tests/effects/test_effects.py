@@ -205,6 +205,29 @@ def test_the_elements_of_a_tuple_have_storages_of_their_own() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (torch.broadcast_tensors, ("x", "y")),
+        (torch.meshgrid, ("x", "y")),
+        (aten.broadcast_tensors.default, (["x", "y"],)),
+        (aten.meshgrid.indexing, (["x", "y"],)),
+        (aten.atleast_2d.Sequence, (["x", "y"],)),
+    ],
+    ids=["broadcast_tensors", "meshgrid", "broadcast overload", "meshgrid overload", "atleast overload"],
+)
+def test_of_several_tensors_that_are_broadcast_each_result_is_a_view_of_one(target: Any, args: tuple[Any, ...]) -> None:
+    graph_module = one_call("call_function", target, *args)
+    call = node(graph_module, "call")
+    with graph_module.graph.inserting_after(call):
+        first, second = (graph_module.graph.call_function(operator.getitem, (call, index)) for index in (0, 1))
+    effects = analyze_effects(graph_module)
+
+    assert effects.storages(node(graph_module, "x")) == effects.storages(first)
+    assert effects.storages(node(graph_module, "y")) == effects.storages(second)
+    assert effects.storages(first) != effects.storages(second)
+
+
 def test_reasons_say_what_is_wrong_with_a_node() -> None:
     def reason(*call: Any) -> str:
         graph_module = one_call(*call)

@@ -17,6 +17,7 @@ from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
 from fxpasses.partitioners.costs.dry_runs import Autocast
+from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.costs.workspaces import (
@@ -26,7 +27,7 @@ from fxpasses.partitioners.costs.workspaces import (
     workspace_bytes,
 )
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -299,7 +300,7 @@ def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ..
     for node in graph_module.graph.nodes:
         if node.op in ("get_attr", "output") or not value_bytes(node):
             continue
-        for storage, size in bytes_by_place(homes[node], tensors_in(value_of(node))).items():
+        for storage, size in result_bytes(node, homes[node]).items():
             if storage >= 0 and storage not in constants:
                 sizes[storage] = max(sizes.get(storage, 0), size)
     return sizes

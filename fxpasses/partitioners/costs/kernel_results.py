@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
-__all__ = ["as_large_as_real"]
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
+
+__all__ = ["as_large_as_real", "result_bytes"]
 
 _PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
 aten = torch.ops.aten
@@ -19,6 +25,30 @@ def as_large_as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """The result of an operator on tensors without data, with results as large as those of its kernel."""
     enlarged = _ENLARGED.get(func)
     return result if enlarged is None else enlarged(args, result)
+
+
+def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
+    """The bytes of memory that the result of a node lies in, by the storages that its tensors have."""
+    result = tensors_in(value_of(node))
+    found = bytes_by_place(places, result)
+    if found and node.target in _IN_MEMORY_OF_OPERANDS:
+        size = _elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
+        found = {place: max(least, size) for place, least in found.items()}
+    return found
+
+
+def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
+    """What is smaller than the operands lies at the beginning of memory as large as they are."""
+    count = _elements_together(args)
+    if count * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
+        return result
+    return result.new_empty(count).as_strided(result.shape, result.stride())
+
+
+def _elements_together(operands: Sequence[Any]) -> int:
+    """Of one tensor, or of what several have together when small ones are repeated."""
+    shapes = [[concrete_size(size) for size in each.shape] for each in operands if isinstance(each, Tensor)]
+    return math.prod(map(max, itertools.zip_longest(*map(reversed, shapes), fillvalue=1)))
 
 
 def _lstm(args: tuple[Any, ...], result: Any) -> Any:
@@ -35,13 +65,22 @@ def _lstm_backward(_args: tuple[Any, ...], result: Any) -> Any:
 
 
 def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
-    """To which bag each index belongs: one more than there are indices."""
+    """To which bag each index belongs: one more than there are indices; the size of each bag, and of what ends them."""
     bag_of = result[1].new_empty(args[1].shape[0] + 1) if result[1].numel() else result[1]
-    return (result[0], bag_of, *result[2:])
+    sizes = result[2].new_empty(args[2].shape[0])[: result[2].shape[0]]
+    return (result[0], bag_of, sizes, *result[3:])
 
+
+_IN_MEMORY_OF_OPERANDS = (
+    *(aten.col2im.default, aten.im2col.default),
+    *(aten.binary_cross_entropy.default, aten.mse_loss.default),
+    *(aten.smooth_l1_loss.default, aten.soft_margin_loss.default),
+)
+"""Kernels that take memory as large as their operands, and shrink the result in it."""
 
 _ENLARGED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
     {
+        **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
         aten._embedding_bag.default: _embedding_bag,

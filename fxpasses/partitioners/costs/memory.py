@@ -23,6 +23,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
+from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
     autocasts_open_at,
@@ -30,7 +31,7 @@ from fxpasses.partitioners.costs.workspaces import (
     kept_cast_bytes,
     workspace_bytes,
 )
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
 
@@ -252,7 +253,7 @@ def _lives(
         tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
         if not tensors:
             continue
-        own, sent = (bytes_by_place(homes[node], tensors, measure) for measure in (memory_bytes, tensor_bytes))
+        own, sent = result_bytes(node, homes[node]), bytes_by_place(homes[node], tensors, tensor_bytes)
         for device, start, stop in _stays(node, assignment, position, spans, home, end, regions):
             for storage in own:
                 size = (own if home.get(node) == device else sent)[storage]

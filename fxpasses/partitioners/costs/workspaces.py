@@ -13,8 +13,9 @@ from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.costs.dry_runs import Autocast, dry_run, makes_a_copy, run_body
+from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.grouping.keep_together import is_getitem
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, memory_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
 
 __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
@@ -115,7 +116,7 @@ def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
     sizes: dict[int, int] = {}
     last: dict[int, Node] = {}
     for node in body.graph.nodes:
-        for storage, made in bytes_by_place(effects.storages(node), tensors_in(value_of(node))).items():
+        for storage, made in result_bytes(node, effects.storages(node)).items():
             if storage not in given and storage >= 0 and node.op != "output":
                 sizes[storage] = max(sizes.get(storage, 0), made)
         for used in (node, *node.all_input_nodes):

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits, ancestors, only, pair_bytes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, tensors_in
 
 __all__ = ["least_missing"]
 
@@ -125,7 +124,7 @@ class _Alive:
             if not here or not later or not touched.isdisjoint(here):
                 continue
             mask = self._near(self.unit_of[value], [self.unit_of[user] for user in later])
-            size = bytes_by_place(figures.homes[value], tensors_in(value_of(value)))[here[0]]
+            size = result_bytes(value, figures.homes[value])[here[0]]
             known = forced.get(here[0])
             forced[here[0]] = (size, mask) if known is None else (min(size, known[0]), mask | known[1])
         yield from forced.values()

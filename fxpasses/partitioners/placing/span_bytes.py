@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, tensors_in
+from fxpasses.partitioners.costs.kernel_results import result_bytes
 
 __all__ = ["span_bytes"]
 
@@ -100,7 +99,7 @@ def _lives(figures: GraphFigures, place: Ints) -> list[tuple[int, int, int]]:
     end, here = len(place), figures.sizes.keys() - figures.inputs
     found: dict[int, list[int]] = {}
     for index, node in enumerate(figures.nodes):
-        own = bytes_by_place(figures.homes[node], tensors_in(value_of(node)))
+        own = result_bytes(node, figures.homes[node])
         users = [int(place[figures.position[user]]) if user in figures.position else end for user in node.users]
         for storage, size in own.items():
             if storage not in here:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from allocations import AllocatedBytes
-from lowering_models import KeyValueCache, Mlp, Tied
+from lowering_models import KeyValueCache, Mlp, Tied, Windows
 from torch import Tensor, nn
 
 from fxpasses import Device, LoweredModule, lower
@@ -154,6 +154,7 @@ MODELS = {
     "gated": lambda: (nn.GRU(16, 32, 2, bidirectional=True).eval(), (torch.randn(10, 4, 16),)),
     "bags": lambda: (nn.EmbeddingBag(50, 8, mode="max"), (torch.arange(60) % 50, torch.arange(0, 60, 5))),
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
+    "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
 }
 
 

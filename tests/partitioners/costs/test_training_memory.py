@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from allocations import AllocatedBytes
-from lowering_models import Mlp, Tied
+from lowering_models import Mlp, Tied, Windows
 from torch import Tensor, nn
 from torch.export import export
 from torch.fx import GraphModule
@@ -67,6 +67,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "recurrent": lambda: (nn.GRU(16, 32, 2, bidirectional=True), (torch.randn(6, 4, 16),)),
     "long memory": lambda: (nn.LSTM(32, 64, 2, batch_first=True), (torch.randn(8, 20, 32),)),
     "in place": lambda: (InPlace(), (torch.randn(2, 3, 16, 16),)),
+    "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
 }
 
@@ -168,6 +169,7 @@ def used_state(module: GraphModule) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
+@pytest.mark.filterwarnings("ignore:Using a target size")  # a loss that repeats a row
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -> None:
     """Saved activations, gradients of values and of parameters; never less, and at most a tenth more."""
