@@ -153,19 +153,21 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
     if given.is_for_another_model and not renames:
         return [Violation("another model", misfit(plan.model, plan.parts, given))]
     found = []
-    tips = "".join(f" ({tip})" for tip in hints(plan.parts, given, renames))
     for module, keys in _homeless_by_module(given).items():
-        count = f"{len(keys)} operators of {module or 'the model itself'} have" if len(keys) > 1 else f"{keys[0]} has"
-        which = f" ({listed(keys)})" if len(keys) > 1 else ""
-        found.append(Violation("no part", f"{count} no part{which}; add them to a part, or place again.", op=keys[0]))
+        message = f"{keys[0]} has no part; add it to one, or place again."
+        if len(keys) > 1:
+            many = f"{len(keys)} operators of {module or 'the model itself'}"
+            message = f"{many} have no part ({listed(keys)}); add them to one, or place again."
+        found.append(Violation("no part", message, op=keys[0]))
     for entry, part in given.unused:
         message = f"{part} names {entry}, which the model does not have; take it out, or place again."
         found.append(Violation("not there", message, op=entry))
     for entry, first, second in given.doubled:
         message = f"{entry} stands in two parts, {first} and {second}; take it out of one."
         found.append(Violation("two parts", message, op=entry))
-    if found and tips:
-        found[0] = attrs.evolve(found[0], message=f"{found[0].message[:-1]}{tips}.")
+    for about, tip in hints(plan.parts, given, renames).items() if found else ():
+        at = next((at for at, violation in enumerate(found) if violation.op == about), 0)
+        found[at] = attrs.evolve(found[at], message=f"{found[at].message[:-1]} ({tip}).")
     return found
 
 

@@ -13,31 +13,34 @@ from fxpasses.plan.renaming import guess_renames
 __all__ = ["hints", "misfit"]
 
 
-def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> list[str]:
-    """What may have happened to the model since, as sentences; :func:`guess_renames` says what was renamed."""
+def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> dict[str, str]:
+    """What may have happened to the model since, by what it is about: an operator, an entry, or "" for the whole.
+
+    :func:`guess_renames` says what was renamed.
+    """
     if renames:
         names = [(old or "the model", new or "the model") for old, new in renames.items()]
         said = ", ".join(f"{old!r} seems to be called {new!r} now" for old, new in names)
-        return [f"{said}: plan.rename_modules({dict(renames)!r}) adapts the plan"]
+        return {"": f"{said}: plan.rename_modules({dict(renames)!r}) adapts the plan"}
     if given.has_closed_region:
-        return ["the graph has a region of autocast or of a grad mode as one operator: OpenRegions() takes it apart"]
+        return {"": "the graph has a region of autocast or of a grad mode as one operator: OpenRegions() opens it"}
     if given.names_closed_region:
-        return ["regions of autocast and of grad modes are placed operator by operator: place the model again"]
-    found = []
+        return {"": "regions of autocast and of grad modes are placed operator by operator: place the model again"}
+    found = {}
     for key in given.homeless[:1]:
         counted = sum(_stem(other) == _stem(key) for other in given.keys.values())
         known = [op for part in parts for op in part.ops if _stem(op) == _stem(key)]
         if known:
             operator = _stem(key).rpartition("/")[2]
-            found.append(f"{path_in(key) or 'the model'} has {counted} x {operator} now, the plan knows {len(known)}")
+            found[key] = f"{path_in(key) or 'the model'} has {counted} x {operator} now, the plan knows {len(known)}"
         elif close := get_close_matches(key, [op for part in parts for op in part.ops], n=2, cutoff=0.5):
-            found.append(f"nearest to {key} in the plan: {', '.join(close)}")
+            found[key] = f"nearest to {key} in the plan: {', '.join(close)}"
     for entry, _part in given.unused[:1]:
         there = dict.fromkeys(
             [*given.keys.values(), *(entry for key in given.keys.values() for entry in covering_entries(key))]
         )
         if close := get_close_matches(entry, list(there), n=2, cutoff=0.5):
-            found.append(f"nearest to {entry} in the model: {', '.join(close)}")
+            found[entry] = f"nearest to {entry} in the model: {', '.join(close)}"
     return found
 
 
@@ -65,7 +68,7 @@ def misfit(model: str, parts: Sequence[PartPlan], given: Fit) -> str:
         )
     for entry, first, second in given.doubled[:1]:
         said.append(f"gives {entry} to two parts, {first} and {second}; take it out of one")
-    tips = "".join(f" ({tip})" for tip in hints(parts, given, renames))
+    tips = "".join(f" ({tip})" for tip in hints(parts, given, renames).values())
     return f"The plan for {model} " + ", and ".join(said) + tips + "."
 
 

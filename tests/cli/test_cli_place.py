@@ -230,7 +230,7 @@ def test_a_plan_that_fits_passes_the_check(source: str, plan_file: Path) -> None
 @pytest.mark.parametrize(
     ("model", "more", "lines"),
     [
-        ("longer", [], ["  no part: layers.4/linear#0 has no part; add them to a part, or place again"]),
+        ("longer", [], ["  no part: layers.4/linear#0 has no part; add it to one, or place again"]),
         (
             "renamed",
             [],

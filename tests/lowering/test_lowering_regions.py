@@ -278,7 +278,7 @@ def test_who_places_a_closed_region_is_told_how_to_open_it() -> None:
     closed = capture(copy.deepcopy(model), (x(),)).module(check_guards=False)
     with pytest.raises(InfeasibleError, match=r"one operator because torch.export makes one .* OpenRegions\(\)"):
         place_by_device(closed, three_devices())
-    with pytest.raises(PlanError, match=r"as one operator: OpenRegions\(\) takes it apart"):
+    with pytest.raises(PlanError, match=r"as one operator: OpenRegions\(\) opens it"):
         place(model, (x(),), devices=three_devices()).plan.assign(closed)
 
 

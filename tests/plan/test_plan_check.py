@@ -151,7 +151,7 @@ def test_an_added_layer_has_no_part(plan: Plan) -> None:
     assert "no part" == violation.kind
     assert "layers.3/linear#0" == violation.op
     assert str(violation).startswith(
-        "2 operators of layers.3 have no part (layers.3/linear#0, layers.3/relu#0); add them to a part, or place again"
+        "2 operators of layers.3 have no part (layers.3/linear#0, layers.3/relu#0); add them to one, or place again"
     )
 
 
@@ -173,12 +173,25 @@ def test_a_layer_that_is_gone_is_named(plan: Plan) -> None:
     )
 
 
+def test_what_comes_near_stands_with_what_it_is_about(plan: Plan) -> None:
+    right = plan.parts[-1]
+    slip = attrs.evolve(right, ops=[op.replace("/softmax#0", "/softmin#0") for op in right.ops])
+
+    found = attrs.evolve(plan, parts=[*plan.parts[:-1], slip]).check(exported(Encoder()))
+
+    assert [
+        "/softmax#0 has no part; add it to one, or place again (nearest to /softmax#0 in the plan: /softmin#0).",
+        "right names /softmin#0, which the model does not have; take it out, or place again (nearest to /softmin#0 in "
+        "the model: /softmax#0).",
+    ] == list(map(str, found))
+
+
 def test_another_number_of_operators_in_a_module_is_counted(encoder: GraphModule) -> None:
     plan = plan_for(encoder, left=[*stable_keys(encoder).values()])
 
     (first, *others) = plan.check(exported(Encoder(linears=2)))
 
-    assert "layers.0/linear#1 has no part; add them to a part" in str(first)
+    assert "layers.0/linear#1 has no part; add it to one" in str(first)
     assert "(layers.0 has 2 x linear now, the plan knows 1)" in str(first)
     assert ["no part", "no part"] == kinds(others)
 
