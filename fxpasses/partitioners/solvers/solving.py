@@ -10,7 +10,8 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.explaining import first_over
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
-from fxpasses.partitioners.solvers.convex import solve_convex
+from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
+from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
@@ -92,6 +93,7 @@ def solve_whole_parts(
         parameters: Nodes of the problem that take no time: the first part that uses one has it from the beginning.
 
     Raises:
+        InfeasibleError: a node fits nowhere, or all devices together are too small.
         PlacementError: there are too many nodes, or some are of a backward pass.
     """
     similar, sent = _without(problem, parameters)
@@ -99,6 +101,7 @@ def solve_whole_parts(
     units = reduce_problem(similar, tables)
     if units.size > MOST_ANNEALED or (tables.forward >= 0).any():
         raise PlacementError("Pipelines of whole parts are annealed for the forward pass of some thousand nodes only.")
+    _check_each(similar, tables, units)
     names = {device.name: index for index, device in enumerate(problem.devices)}
     homes = [units.seconds.argmin(axis=1) for _ in starts]
     for home, start in zip(homes, starts, strict=True):
@@ -145,7 +148,8 @@ def bound_in_turn(problem: PlacementProblem, value: float) -> float:
 def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
     """The answer of the solver for an objective and a contiguity."""
     if problem.objective == "latency":
-        return solve_latency(problem, tables, units)
+        in_sets = problem.contiguity == "convex"
+        return solve_convex_latency(problem, tables, units) if in_sets else solve_latency(problem, tables, units)
     solve = {"pipeline": solve_pipeline, "convex": solve_convex, "free": solve_free}[problem.contiguity]
     solved = Solved(*solve(problem, tables, units))
     return add_replicas(problem, tables, solved) if problem.objective == "throughput" else solved

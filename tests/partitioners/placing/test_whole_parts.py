@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses import Device, Link, PlacementError, Topology
+from fxpasses import Device, Link, PlacementError, Topology, place
 from fxpasses.errors import CycleError
 from fxpasses.partitioners import Assignment, PlacementProblem
 from fxpasses.partitioners.by_device import place_by_device
@@ -183,3 +183,23 @@ def test_what_comes_back_is_not_annealed() -> None:
 
     with pytest.raises(PlacementError, match="annealed for the forward pass of some thousand nodes only"):
         solve_whole_parts(problem, [dict.fromkeys(graph, "a")])
+
+
+class TwoChains(nn.Module):
+    """Two chains with their devices in opposite order: no pipeline, but two convex sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a1, self.b1, self.b2, self.a2 = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.b1(self.a1(x)), self.a2(self.b2(y))
+
+
+def test_pins_that_no_pipeline_can_keep_are_kept_by_convex_sets() -> None:
+    pins = {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}
+    args = (torch.randn(4, 64), torch.randn(4, 64))
+
+    placed = place(TwoChains(), args, devices=[Device("a"), Device("b")], pinned=pins, contiguity="convex")
+
+    assert pins == placed.plan.device_map(strict=False)

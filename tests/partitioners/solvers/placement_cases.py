@@ -117,3 +117,20 @@ def is_pipeline(problem: PlacementProblem, placed: Placed) -> bool:
     quotient: nx.DiGraph[str] = nx.DiGraph()
     quotient.add_edges_from((placed[a], placed[b]) for a, b in problem.graph.edges if placed[a] != placed[b])
     return nx.is_directed_acyclic_graph(quotient)
+
+
+def is_convex(problem: PlacementProblem, placed: Placed) -> bool:
+    """Whether no path leaves a device and comes back."""
+    for first in problem.graph:
+        later = nx.descendants(problem.graph, first)
+        left = {node for node in later if placed[node] != placed[first]}
+        back = {node for away in left for node in nx.descendants(problem.graph, away)}
+        if any(placed[node] == placed[first] for node in back):
+            return False
+    return True
+
+
+def is_allowed(problem: PlacementProblem, placed: Placed) -> bool:
+    """Whether a placement is of the kind that is asked for."""
+    kept = {"pipeline": is_pipeline, "convex": is_convex}.get(problem.contiguity)
+    return kept is None or kept(problem, placed)

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from placement_cases import every_placement, is_legal, is_pipeline, seconds_on, sending
+from placement_cases import every_placement, is_allowed, is_legal, seconds_on, sending
 
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import solve_placement
@@ -41,7 +41,7 @@ def shortest(problem, placed, known=math.inf):
 def optimum(problem):
     best = math.inf
     for placed in every_placement(problem):
-        if is_legal(problem, placed) and (problem.contiguity == "free" or is_pipeline(problem, placed)):
+        if is_legal(problem, placed) and is_allowed(problem, placed):
             best = shortest(problem, placed, best)
     return best
 

@@ -44,6 +44,17 @@ def crossed() -> PlacementProblem:
     return PlacementProblem(graph, [Device("a"), Device("b")], contiguity="convex")
 
 
+def ladder() -> PlacementProblem:
+    """Crossed chains, too many for the integer program."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for step in range(120):
+        graph.add_edge(f"a1.{step}", f"b1.{step}")
+        graph.add_edge(f"b2.{step}", f"a2.{step}")
+    for node, facts in graph.nodes(data=True):
+        facts["seconds"] = {"a": 1.0 if node[0] == "a" else 3.0, "b": 1.0 if node[0] == "b" else 3.0}
+    return PlacementProblem(graph, [Device("a"), Device("b")], contiguity="convex", time_budget=0)
+
+
 def test_convex_sets_may_need_values_of_each_other_where_a_pipeline_must_not() -> None:
     problem = crossed()
 
@@ -55,15 +66,42 @@ def test_convex_sets_may_need_values_of_each_other_where_a_pipeline_must_not() -
     assert 2.0 < pipeline.objective_value
 
 
+def test_a_sample_may_be_quickest_where_two_sets_need_values_of_each_other() -> None:
+    graph = nx.DiGraph([("n0", "n1"), ("n0", "n3"), ("n2", "n3"), ("n2", "n4")])
+    for node, seconds in {"n0": 3.0, "n1": {"a": 3.0}, "n2": 2.0, "n3": {"a": 0.5}, "n4": 3.0}.items():
+        graph.nodes[node].update(seconds=seconds, output_seconds=0.7)
+    graph.nodes["n2"]["kept_bytes"] = 10
+    problem = PlacementProblem(graph, [Device("a"), Device("b", 9)], objective="latency", contiguity="convex")
+
+    convex = solve_placement(problem)
+    pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+    assert {"n0": "b", "n1": "a", "n2": "a", "n3": "a", "n4": "b"} == convex.device_of
+    assert pytest.approx(7.2) == convex.objective_value
+    assert convex.is_optimal
+    assert pytest.approx(8.5) == pipeline.objective_value
+
+
+def test_convex_sets_that_no_pipeline_can_be_have_a_latency() -> None:
+    problem = attrs.evolve(crossed(), objective="latency", pinned={"a1": "a", "a2": "a", "b1": "b", "b2": "b"})
+
+    assert 2.0 == solve_placement(problem).objective_value
+    with pytest.raises(InfeasibleError, match="have to share a device"):
+        solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+
+def test_moves_make_a_latency_of_many_nodes_better() -> None:
+    problem = attrs.evolve(ladder(), objective="latency")
+
+    convex = solve_placement(problem)
+    pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+    assert convex.bound <= convex.objective_value < pipeline.objective_value
+
+
 def test_without_a_program_the_search_still_improves_the_pipeline() -> None:
-    """A ladder too large for the integer program: moves find what no pipeline reaches, under the bound."""
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    for step in range(120):
-        graph.add_edge(f"a1.{step}", f"b1.{step}")
-        graph.add_edge(f"b2.{step}", f"a2.{step}")
-    for node, facts in graph.nodes(data=True):
-        facts["seconds"] = {"a": 1.0 if node[0] == "a" else 3.0, "b": 1.0 if node[0] == "b" else 3.0}
-    problem = PlacementProblem(graph, [Device("a"), Device("b")], contiguity="convex", time_budget=0)
+    """Moves find what no pipeline reaches, under the bound."""
+    problem = ladder()
 
     convex = solve_placement(problem)
     pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))

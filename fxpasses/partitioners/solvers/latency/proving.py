@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.latency.heads import Heads
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, add_assignments, add_budgets
-from fxpasses.partitioners.solvers.proofs.ordering import add_order
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra, add_assignments, add_budgets
 from fxpasses.partitioners.solvers.proofs.programs import Program
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -27,14 +26,14 @@ class LatencyProgram:
         model: What units need, and where they may be.
         scheduler: The nodes.
         unit_of: The unit of each node.
-        flow: For pipelines, pairs of units (before, after), ``(e, 2)``.
+        extra: More rows, for pipelines or convex sets.
         heads: When each node can start at the earliest, and what has to follow it.
     """
 
     model: LoadModel
     scheduler: Scheduler
     unit_of: Ints
-    flow: Ints | None
+    extra: Extra
     heads: Heads
 
     @property
@@ -98,8 +97,8 @@ class LatencyProgram:
             if self._alike() and self.model.devices > 1:  # which device is called the first does not matter
                 heaviest = int(np.argmax(self.model.weight[:, 0]))
                 program.at_most(0.0, (1.0, runs[heaviest, None, 1:]))
-        if whole and self.flow is not None:
-            add_order(program, runs, self.flow)
+        if whole and self.extra is not None:
+            self.extra(program, runs)
         return program, runs, start, top, scale
 
     def _edges(self, program: Program, runs: Ints, start: Ints, scale: float, *, crossing: bool) -> None:

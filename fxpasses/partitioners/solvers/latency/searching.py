@@ -18,7 +18,7 @@ from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import rules
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["LatencySearch"]
+__all__ = ["LatencySearch", "started"]
 
 WORK_A_SECOND = 12_000_000
 """Nodes that are looked at in a second, about."""
@@ -63,7 +63,7 @@ class LatencySearch:
 
     def run(self, starts: Sequence[Ints]) -> LatencyAnswer:
         """Search from some assignments of units, and from those of simple rules."""
-        starting = _started(self.level, [*starts, *rules(self.level)])
+        starting = started(self.level, [*starts, *rules(self.level)])
         first = starting[0]
         if math.isinf(first.value) or first.value <= self.goal:
             return first
@@ -114,7 +114,7 @@ def _value(found: Found) -> float:
     return found.value
 
 
-def _started(level: Level, homes: Sequence[Ints]) -> list[LatencyAnswer]:
+def started(level: Level, homes: Sequence[Ints]) -> list[LatencyAnswer]:
     """Some assignments, each with two orders, the best first; those that are not allowed only if no other is."""
     scheduler = level.scheduler
     rows = np.unique(np.stack(homes), axis=0)

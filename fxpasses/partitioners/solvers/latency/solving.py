@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import attrs
@@ -24,15 +25,26 @@ from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
 from fxpasses.partitioners.solvers.latency.shrinking import is_large, shortest_path, shrunk, widened
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.ordering import add_order
 from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["in_turn", "solve_latency"]
+__all__ = [
+    "bounded",
+    "in_turn",
+    "is_small",
+    "of_units",
+    "proven",
+    "solve_latency",
+    "solved",
+    "topological_order",
+    "work_of",
+]
 
 SMALL = 400
 """Variables up to which the integer program is asked."""
@@ -50,7 +62,7 @@ VARIABLES_A_SECOND = 150_000
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
-    """Place a reduced problem whose units each fit some device.
+    """Place a reduced problem whose units each fit some device, in a pipeline or freely.
 
     Returns:
         The answer, with the devices in the order in which they begin, and when each node starts.
@@ -59,9 +71,9 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
-    topological = _topological(tables)
-    is_pipeline = problem.contiguity != "free"
-    model = _model(units, tables)
+    topological = topological_order(tables)
+    is_pipeline = problem.contiguity == "pipeline"
+    model = work_of(units, tables)
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
@@ -78,10 +90,11 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         answer, bound = _node_by_node(problem, level, units, starts)
     if math.isinf(answer.value):
         raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
-    return Solved(answer.home[units.unit_of], _devices(answer, units), bound, answer.start, answer.value)
+    return solved(answer, units, bound)
 
 
-def _topological(tables: CostTables) -> Ints:
+def topological_order(tables: CostTables) -> Ints:
+    """An order of the nodes; refused where they wait for each other in a circle."""
     order = order_of_groups(np.arange(len(tables.nodes)), tables)
     if len(order) < len(tables.nodes):
         stuck = np.setdiff1d(np.arange(len(tables.nodes)), order)
@@ -90,7 +103,7 @@ def _topological(tables: CostTables) -> Ints:
     return np.array(order, dtype=np.int64)
 
 
-def _model(units: Units, tables: CostTables) -> LoadModel:
+def work_of(units: Units, tables: CostTables) -> LoadModel:
     """What units weigh; the values between them are left to the schedule."""
     allowed = np.isfinite(units.seconds)
     weight = np.where(allowed, units.seconds, 0.0)
@@ -101,18 +114,28 @@ def _node_by_node(
     problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
 ) -> tuple[LatencyAnswer, float]:
     """Search all nodes, prove what is small."""
+    flow = None if level.flow is None else functools.partial(add_order, flow=level.flow.pairs)
+    program, bound = bounded(problem, level, units, flow)
+    search = LatencySearch(level, bound, problem.time_budget * (SEARCH if is_small(program) else 1), problem.seed)
+    answer = search.run(starts)
+    return proven(problem, level, program, answer, bound)
+
+
+def bounded(problem: PlacementProblem, level: Level, units: Units, extra: Extra) -> tuple[LatencyProgram, float]:
+    """The integer program of all nodes, with more rows, and what is known without solving it."""
     model, memory = level.model, level.tables.memory
     prices = prices_of(units, memory, "throughput")
     heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
     bound = max(load_bound(units, memory, "throughput"), heads.bound)
-    flow = None if level.flow is None else level.flow.pairs
-    program = LatencyProgram(model, level.scheduler, level.unit_of, flow, heads)
+    program = LatencyProgram(model, level.scheduler, level.unit_of, extra, heads)
     if problem.time_budget and model.size * model.devices <= RELAXED:
         bound = max(bound, program.relaxed() * (1 - ROUNDING))
-    small = model.size * model.devices <= SMALL and program.size <= SMALL
-    search = LatencySearch(level, bound, problem.time_budget * (SEARCH if small else 1), problem.seed)
-    answer = search.run(starts)
-    return _proven(problem, search, program, answer) if small else (answer, min(bound, answer.value))
+    return program, bound
+
+
+def is_small(program: LatencyProgram) -> bool:
+    """Whether the integer program is asked."""
+    return program.model.size * program.model.devices <= SMALL and program.size <= SMALL
 
 
 def _in_groups(
@@ -127,11 +150,12 @@ def _in_groups(
     return answer, min(bound, answer.value)
 
 
-def _devices(answer: LatencyAnswer, units: Units) -> tuple[int, ...]:
-    """The devices in the order in which they begin."""
+def solved(answer: LatencyAnswer, units: Units, bound: float) -> Solved:
+    """The answer for nodes, with the devices in the order in which they begin."""
     home = answer.home[units.unit_of]
     used = np.unique(home).tolist()
-    return tuple(sorted(used, key=lambda device: (float(answer.start[home == device].min()), device)))
+    devices = sorted(used, key=lambda device: (float(answer.start[home == device].min()), device))
+    return Solved(home, tuple(devices), bound, answer.start, answer.value)
 
 
 def _starts(
@@ -144,7 +168,7 @@ def _starts(
     found: list[Ints] = []
     error: PlacementError | None = None
     if (cheapest := in_turn(problem, tables)) is not None:
-        found.append(_of_units(cheapest, units))
+        found.append(of_units(cheapest, units))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
     if problem.contiguity == "free":
@@ -155,7 +179,7 @@ def _starts(
         similar = attrs.evolve(similar, objective=objective)
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
-            found.append(_of_units(device_of, units))
+            found.append(of_units(device_of, units))
         except PlacementError as failure:
             error = failure
             if not found:
@@ -171,7 +195,8 @@ def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[I
     return [] if home is None else [home]
 
 
-def _of_units(device_of: Ints, units: Units) -> Ints:
+def of_units(device_of: Ints, units: Units) -> Ints:
+    """The device of each unit."""
     home = np.zeros(units.size, dtype=np.int64)
     home[units.unit_of] = device_of
     return home
@@ -190,18 +215,17 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     return None if found.pipeline is None else search.devices(found.pipeline)
 
 
-def _proven(
-    problem: PlacementProblem, search: LatencySearch, program: LatencyProgram, answer: LatencyAnswer
+def proven(
+    problem: PlacementProblem, level: Level, program: LatencyProgram, answer: LatencyAnswer, bound: float
 ) -> tuple[LatencyAnswer, float]:
-    """What the integer program adds: a better answer, a better bound."""
-    if answer.value <= search.goal:
-        return answer, search.bound
+    """What the integer program adds where it is small: a better answer, a better bound."""
+    if not is_small(program) or answer.value <= bound * (1 + 1e-9):
+        return answer, min(bound, answer.value)
     budget = problem.time_budget
     nodes = nodes_within(problem.program_effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
-    home, start, proven = program.solve(answer.value, nodes=nodes)
+    home, start, least = program.solve(answer.value, nodes=nodes)
     if home is not None and start is not None:
-        answer = min(answer, search.level.started(home, start), key=lambda each: each.value)
-    if proven >= answer.value * (1 - ROUNDING):
+        answer = min(answer, level.started(home, start), key=lambda each: each.value)
+    if least >= answer.value * (1 - ROUNDING):
         return answer, answer.value
-    bound = max(search.bound, proven * (1 - ROUNDING))
-    return answer, min(bound, answer.value)
+    return answer, min(max(bound, least * (1 - ROUNDING)), answer.value)

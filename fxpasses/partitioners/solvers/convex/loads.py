@@ -1,11 +1,6 @@
-"""Each device one convex set of nodes, while values may flow between two devices in both directions.
+"""Convex sets of the smallest load, of the fewest bytes, or on the fewest devices.
 
-A set is convex if no path leaves it and comes back. Every pipeline is such a placement, but not the other way round:
-two convex sets can each need a value of the other, so a device has to run its nodes one by one and wait in between; if
-each set is one part that runs as a whole, the two wait for each other for ever.
-
-The best pipeline is where the search starts. A move takes a unit and all that follows it (or all that it follows) on
-its device to another one, where both sets stay convex. An integer program proves small problems.
+The best pipeline is where the search starts; moves make it better. An integer program proves small problems.
 """
 
 from __future__ import annotations
@@ -18,12 +13,12 @@ import numpy as np
 
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
 from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
-from fxpasses.partitioners.solvers.proofs.programs import Program
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -33,8 +28,6 @@ __all__ = ["solve_convex"]
 
 SMALL = 1500
 """Variables up to which the integer program is asked."""
-ROWS = 5000
-"""Rows that keep sets convex up to which the program is asked."""
 NODES = 100
 """Branch-and-bound nodes of the program, and ten times as many more for each second of the budget; fewer with rows."""
 LIGHT = 250
@@ -60,21 +53,22 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         device_of, order, _bound_of_pipelines = solve_pipeline(similar, tables, reduce_problem(similar, tables))
         return device_of, order, _bound(problem, tables, units)
     model = LoadModel.of(units, tables, problem.objective)
-    search = _Search(model, Reach.of(units.unit_of, tables), problem.objective, problem.time_budget)
+    sets = ConvexSets(model, Reach.of(units.unit_of, tables))
+    search = _Search(sets, problem.objective, problem.time_budget)
     bound = _bound(problem, tables, units)
     home = _pipeline(problem, tables, units)
     if home is not None:
         home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
-    is_small = program_size(model) <= SMALL and search.row_count <= ROWS
+    is_small = program_size(model) <= SMALL and sets.row_count <= ROWS
     if is_small and (home is None or search.value(home) > bound * (1 + 1e-9)):
         proof = search.proven(math.inf if home is None else search.value(home))
-        found = [each for each in (home, proof.home) if each is not None and search.is_legal(each)]
+        found = [each for each in (home, proof.home) if each is not None and sets.is_legal(each)]
         home = min(found, key=search.rank, default=None)
         bound = max(bound, proof.bound * (1 - ROUNDING))
         if home is not None and search.value(home) <= bound * (1 + 3 * ROUNDING):
             bound = search.value(home)
     if home is None:
-        raise refuse(problem, tables, units, model, search.rows if is_small else None)
+        raise refuse(problem, tables, units, model, sets.rows if is_small else None)
     device_of = home[units.unit_of]
     return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
 
@@ -101,10 +95,13 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> In
 class _Search:
     """Moves that keep the sets convex, each better than the one before."""
 
-    model: LoadModel
-    reach: Reach
+    sets: ConvexSets
     objective: str
     budget: float
+
+    @property
+    def model(self) -> LoadModel:
+        return self.sets.model
 
     def value(self, home: Ints) -> float:
         return self.rank(home)[0]
@@ -118,11 +115,6 @@ class _Search:
         """The figures of each assignment from the largest down."""
         falling: Floats = -np.sort(-self.model.figures(homes), axis=1)
         return falling
-
-    def is_legal(self, home: Ints) -> bool:
-        return bool(self.model.legal(home[None])[0]) and all(
-            self.reach.is_convex(np.flatnonzero(home == device).tolist()) for device in np.unique(home).tolist()
-        )
 
     def descended(self, home: Ints, moves: int) -> Ints:
         """Take the best of all moves until none is better, or so many were looked at."""
@@ -147,20 +139,7 @@ class _Search:
     def _moves(self, home: Ints) -> Iterator[Ints]:
         """From the busiest device to any other; from any other to any, where a value of the busiest is concerned."""
         busiest = int(np.argmax(self.model.figures(home[None])[0]))
-        sets = [np.flatnonzero(home == device).tolist() for device in range(self.model.devices)]
-        near = self._near(busiest, home)
-        for unit in near:
-            own = sets[int(home[unit])]
-            for part in dict.fromkeys((self.reach.following(unit, own), self.reach.leading(unit, own))):
-                rest = [other for other in own if other not in part]
-                if not self.reach.is_convex(rest):
-                    continue
-                for device, there in enumerate(sets):
-                    banned = self.model.banned[list(part), device].any()
-                    if device != home[unit] and not banned and self.reach.is_convex([*there, *part]):
-                        moved = home.copy()
-                        moved[list(part)] = device
-                        yield moved
+        return self.sets.moves(home, self._near(busiest, home))
 
     def _near(self, busiest: int, home: Ints) -> list[int]:
         """The units of the busiest device, and those that exchange values with it."""
@@ -173,20 +152,8 @@ class _Search:
 
     def proven(self, below: float) -> Proof:
         """What the integer program says; rows keep the sets convex."""
-        nodes = int(NODES * (1 + 10 * self.budget) / (1 + self.row_count / LIGHT))
+        nodes = int(NODES * (1 + 10 * self.budget) / (1 + self.sets.row_count / LIGHT))
         if self.objective == "throughput":
-            return least_load(self.model, below=below, nodes=nodes, extra=self.rows)
-        packing = Packing.of(self.model, nodes=nodes, extra=self.rows)
+            return least_load(self.model, below=below, nodes=nodes, extra=self.sets.rows)
+        packing = Packing.of(self.model, nodes=nodes, extra=self.sets.rows)
         return packing.fewest_devices() if self.objective == "devices" else packing.least_bytes(below=below)
-
-    @property
-    def row_count(self) -> int:
-        """How many rows :meth:`rows` adds."""
-        return len(self.reach.triples()) * self.model.devices
-
-    def rows(self, program: Program, runs: Ints) -> None:
-        """Whoever holds a unit and one that a path leads to holds the next one on that path."""
-        triples = self.reach.triples()
-        for device in range(self.model.devices if len(triples) else 0):
-            first, middle, last = (runs[triples[:, place], device] for place in range(3))
-            program.at_most(np.ones(len(triples)), (1.0, first), (1.0, last), (-1.0, middle))

@@ -1,0 +1,87 @@
+"""Convex sets for one sample as soon as possible: the best pipeline, then moves; an integer program proves few nodes.
+
+A device runs its nodes one by one, so two sets may need values of each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import attrs
+
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.convex.loads import solve_convex
+from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
+from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
+from fxpasses.partitioners.solvers.latency.searching import started
+from fxpasses.partitioners.solvers.latency.solving import (
+    bounded,
+    of_units,
+    proven,
+    solve_latency,
+    solved,
+    topological_order,
+    work_of,
+)
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reduced.reaching import Reach
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
+from fxpasses.partitioners.solvers.solved import Solved
+
+__all__ = ["solve_convex_latency"]
+
+MOST_MOVED = 300
+"""Units up to which moves are tried."""
+WORK_A_SECOND = 300_000
+"""Nodes of assignments that are scheduled in a second, about."""
+BATCH = 64
+
+
+def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
+    """Place a reduced problem whose units each fit some device.
+
+    Returns:
+        The answer, with the devices in the order in which they begin, and when each node starts.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, or the nodes wait for each other in a circle.
+    """
+    topological_order(tables)
+    level = Level(tables, work_of(units, tables), units.unit_of, None)
+    sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
+    program, bound = bounded(problem, level, units, sets.rows if sets.row_count <= ROWS else None)
+    answer = started(level, _starts(problem, tables, units))[0]
+    if units.size <= MOST_MOVED:
+        answer = _descended(level, sets, answer, int(WORK_A_SECOND * (0.5 + problem.time_budget)))
+    if program.extra is not None:
+        answer, bound = proven(problem, level, program, answer, bound)
+    return solved(answer, units, min(bound, answer.value))
+
+
+def _starts(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
+    """The quickest pipeline, if there is one; and the convex sets of the smallest largest load."""
+    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
+    device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
+    found = [of_units(device_of, units)]
+    pipelines = attrs.evolve(problem, contiguity="pipeline", explain="never")
+    with contextlib.suppress(PlacementError):  # convex sets may exist all the same
+        quickest = solve_latency(pipelines, tables, reduce_problem(pipelines, tables))
+        found.append(of_units(quickest.device_of, units))
+    return found
+
+
+def _descended(level: Level, sets: ConvexSets, answer: LatencyAnswer, work: int) -> LatencyAnswer:
+    """Take the best of all moves until none is better, or so many nodes were scheduled."""
+    while work > 0:
+        moves = sets.moves(answer.home, range(level.model.size))
+        best = answer
+        while work > 0 and (batch := list(itertools.islice(moves, BATCH))):
+            work -= len(batch) * len(level.unit_of)
+            best = min(best, started(level, batch)[0], key=lambda each: each.value)
+        if best.value >= answer.value * (1 - 1e-12):
+            break
+        answer = best
+    return answer
