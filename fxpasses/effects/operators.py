@@ -15,6 +15,7 @@ from fxpasses.effects.calls import NO_TENSOR_RULE, PLAIN_RULE, CallEffects, Cons
 
 __all__ = [
     "EACH_OF_ITS_OWN",
+    "MAY_HAND_BACK",
     "UNANNOTATED_VIEWS",
     "WORLD_NAMES",
     "aten_overloads",
@@ -48,6 +49,9 @@ _DROPOUTS = {
     "feature_dropout_": ("p", "train"),
     "feature_alpha_dropout_": ("p", "train"),
 }
+MAY_HAND_BACK = UNANNOTATED_VIEWS | _DROPOUTS.keys()
+"""Operators whose result may be an operand, though their schemas do not say so."""
+
 # Random only if this argument is not zero.
 _RANDOM_BY_PROBABILITY = {
     "scaled_dot_product_attention": "dropout_p",

@@ -39,6 +39,8 @@ def recorded(fx_module: GraphModule, node: Node) -> Any:
         return node.meta["tensor_meta"]
     if node.op == "get_attr":
         return find_attribute(fx_module, str(node.target)).value
+    if node.target is torch.ops.aten.copy_.default:  # torch records nothing where it writes a buffer of a program back
+        return recorded(fx_module, node.args[0])  # type: ignore[arg-type]  # a node
     return NOTHING
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
@@ -64,8 +64,22 @@ class PartitionLatency(NamedTuple):
     overall_latency_sec: float
 
 
-class PartitionerConfig(NamedTuple):
-    """What to partition for.
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
+"""Stands for a mapping of its own."""
+
+
+class _ConfigFields(NamedTuple):
+    devices: Sequence[Device]
+    mode: PartitionMode
+    transfer_rate_bytes_per_sec: float
+    node_to_latency_mapping: Mapping[Node, NodeLatency]
+    node_to_partition_mapping: Mapping[Node, int]
+    partition_to_logical_device_mapping: Mapping[int, Sequence[int]]
+    saturate_host: bool
+
+
+class PartitionerConfig(_ConfigFields):
+    """What to partition for; each has mappings of its own.
 
     Attributes:
         devices: The devices, each with its own ``logical_id``.
@@ -77,13 +91,29 @@ class PartitionerConfig(NamedTuple):
         saturate_host: Put copies of the partitions on devices that are left over.
     """
 
-    devices: Sequence[Device]
-    mode: PartitionMode = PartitionMode.size_based
-    transfer_rate_bytes_per_sec: float = 0.0
-    node_to_latency_mapping: Mapping[Node, NodeLatency] = MappingProxyType({})
-    node_to_partition_mapping: Mapping[Node, int] = MappingProxyType({})
-    partition_to_logical_device_mapping: Mapping[int, Sequence[int]] = MappingProxyType({})
-    saturate_host: bool = False
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        devices: Sequence[Device],
+        mode: PartitionMode = PartitionMode.size_based,
+        transfer_rate_bytes_per_sec: float = 0.0,
+        node_to_latency_mapping: Mapping[Node, NodeLatency] = _EMPTY,
+        node_to_partition_mapping: Mapping[Node, int] = _EMPTY,
+        partition_to_logical_device_mapping: Mapping[int, Sequence[int]] = _EMPTY,
+        saturate_host: bool = False,
+    ) -> PartitionerConfig:
+        """Fill in what is left out."""
+        return super().__new__(
+            cls,
+            devices,
+            mode,
+            transfer_rate_bytes_per_sec,
+            {} if node_to_latency_mapping is _EMPTY else node_to_latency_mapping,
+            {} if node_to_partition_mapping is _EMPTY else node_to_partition_mapping,
+            {} if partition_to_logical_device_mapping is _EMPTY else partition_to_logical_device_mapping,
+            saturate_host,
+        )
 
 
 class Partition:

@@ -18,10 +18,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
+from fxpasses.effects.operators import MAY_HAND_BACK
 from fxpasses.errors import MissingMetadataError, user_line
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
-from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+from fxpasses.partitioners.costs.dry_runs import dry_run, makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of, taken_apart, within_module
 from fxpasses.partitioners.costs.traffic import (
     BAGS,
@@ -109,6 +110,8 @@ def _is_view(node: Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
         is_alias = not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+        if not is_alias and _name_of(node.target) in MAY_HAND_BACK:
+            return (ran := dry_run(node)) is not None and not ran.made
         return is_alias and not makes_a_copy(node)
     return node.target is operator.getitem
 

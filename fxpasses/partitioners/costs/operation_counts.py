@@ -55,6 +55,10 @@ def _grouped_product(inputs: Sequence[Any], output: Any) -> int:
     return 2 * math.prod(shape_of(inputs[0])) * shape_of(output)[-1]
 
 
+def _products_of_rows(inputs: Sequence[Any], _output: Any) -> int:
+    return 2 * max(math.prod(shape_of(each)) for each in inputs[:2])
+
+
 def _bilinear(inputs: Sequence[Any], output: Any) -> int:
     return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[2])[1:])
 
@@ -142,6 +146,7 @@ COUNTERS: Mapping[str, Counter] = {
     "conv_tbc": _time_first_convolution,
     "convolution_backward": _convolution_backward,
     "bilinear": _bilinear,
+    "linalg_vecdot": _products_of_rows,
     "flex_attention_backward": _scored_attention_backward,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _recurrent_layer_backward,

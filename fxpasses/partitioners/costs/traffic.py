@@ -15,7 +15,8 @@ __all__ = ["BAGS", "LOOKUPS", "WRITES_ROWS", "bytes_moved", "rows_looked_up", "s
 
 LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
 BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
-WRITES_ROWS = ("index_copy_", "index_put_", "scatter_")
+_ADDS_ROWS = ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_")
+WRITES_ROWS = ("index_copy_", "index_put_", "scatter_", *_ADDS_ROWS)
 _OVERWRITES = ("copy_", "fill_", "zero_")
 
 
@@ -30,7 +31,7 @@ def bytes_moved(node: Node, name: str, operands: Sequence[torch.Tensor], written
         looked_up = written if name in LOOKUPS else rows_looked_up(operands)[1]
         return sum(sizes) - table + min(table, looked_up), written
     if name in WRITES_ROWS and len(sizes) > 1:
-        return sum(sizes[1:]), sizes[-1]
+        return sum(sizes[1:]) + (sizes[-1] if name in _ADDS_ROWS else 0), sizes[-1]
     return sum(sizes[1:] if name in _OVERWRITES else sizes), written
 
 

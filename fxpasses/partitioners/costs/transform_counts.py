@@ -22,24 +22,30 @@ def _each_matrix(count: Callable[[int, int], float]) -> Counter:
     return counter
 
 
-def _solution(count: Callable[[int], float], passes: int = 1) -> Counter:
-    """A factorization, then substitutions of ``n * n`` multiply-adds for all right sides together."""
+def _solution(count: Callable[[int], float], passes: int = 1, factors: int = 0) -> Counter:
+    """A factorization, then substitutions of ``n * n`` operations for each right side; ``factors`` is the matrix."""
 
     def counter(inputs: Sequence[Any], output: Any) -> int:
-        *batch, size, _ = (1, 1, *shape_of(inputs[0]))
+        *batch, size, _ = (1, 1, *shape_of(inputs[factors]))
         substituted = passes * size * math.prod(shape_of(tensors_in(output)[0]))
         return int(math.prod(batch) * count(size)) + substituted
 
     return counter
 
 
-def _fourier(dims: Callable[[Sequence[Any], int], Sequence[int]]) -> Counter:
-    """``5 n log2 n`` operations for ``n`` complex numbers, half of it for real ones."""
+def _fourier(dims: Callable[[Sequence[Any], int], Sequence[int]], *, halves: bool = False) -> Counter:
+    """``5 n log2 n`` operations for ``n`` complex numbers, half of it for real ones.
+
+    With ``halves`` the last dimension of the result has only one half of what is symmetric.
+    """
 
     def counter(inputs: Sequence[Any], output: Any) -> int:
-        before, after = shape_of(inputs[0]), shape_of(output)
-        sizes = [max(sizes) for sizes in zip(before, after, strict=True)]  # of real numbers half is not there
-        length = math.prod(sizes[dim] for dim in dims(inputs, len(sizes)))
+        before, sizes = shape_of(inputs[0]), list(shape_of(output))
+        over = list(dims(inputs, len(sizes)))
+        if halves and over and before[over[-1]] != sizes[over[-1]]:
+            given, half = before[over[-1]], sizes[over[-1]]
+            sizes[over[-1]] = given if given // 2 + 1 == half else 2 * (half - 1)
+        length = math.prod(sizes[dim] for dim in over)
         is_real = not (inputs[0].is_complex() and output.is_complex())
         return int(5 * math.prod(sizes) * math.log2(max(2, length)) / (2 if is_real else 1))
 
@@ -62,10 +68,11 @@ def _short_time_fourier(inputs: Sequence[Any], output: Any) -> int:
     return int(2.5 * frames * window * math.log2(window))
 
 
+_HALVES = ("rfft", "ihfft")
 _FOURIER = {
-    **{kind: _fourier(_given(2, (-1,))) for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")},
-    **{f"{kind}2": _fourier(_given(2, (-2, -1))) for kind in ("fft", "ifft", "rfft", "irfft")},
-    **{f"{kind}n": _fourier(_given(2, None)) for kind in ("fft", "ifft", "rfft", "irfft")},
+    f"{kind}{more}": _fourier(_given(2, dims), halves=kind in _HALVES)
+    for more, dims in (("", (-1,)), ("2", (-2, -1)), ("n", None))
+    for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 }
 
 _CHOLESKY = _each_matrix(lambda m, n: n**3 / 3)
@@ -79,6 +86,8 @@ _EIG = _each_matrix(lambda m, n: 25 * n**3)
 _EXPONENTIAL = _each_matrix(lambda m, n: 20 * n**3)
 _SOLVE = _solution(lambda n: 2 * n**3 / 3, passes=2)
 _SUBSTITUTE = _solution(lambda n: 0)
+_SUBSTITUTE_TWICE = _solution(lambda n: 0, passes=2)
+_SUBSTITUTE_TWICE_BY_SECOND = _solution(lambda n: 0, passes=2, factors=1)
 
 TRANSFORM_COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex"), _CHOLESKY),
@@ -94,9 +103,13 @@ TRANSFORM_COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("linalg_eig", "linalg_eigvals"), _EIG),
     **dict.fromkeys(("matrix_exp", "linalg_matrix_exp"), _EXPONENTIAL),
     **dict.fromkeys(("linalg_solve", "linalg_solve_ex", "_linalg_solve_ex"), _SOLVE),
-    **dict.fromkeys(("linalg_solve_triangular", "triangular_solve"), _SUBSTITUTE),
+    "linalg_solve_triangular": _SUBSTITUTE,
+    "triangular_solve": _solution(lambda n: 0, factors=1),
+    "linalg_lu_solve": _SUBSTITUTE_TWICE,
+    **dict.fromkeys(("cholesky_solve", "lu_solve"), _SUBSTITUTE_TWICE_BY_SECOND),
     **{f"fft_{kind}": counter for kind, counter in _FOURIER.items()},
-    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _fourier(_given(1, None))),
+    **dict.fromkeys(("_fft_c2c", "_fft_c2r"), _fourier(_given(1, None))),
+    "_fft_r2c": _fourier(_given(1, None), halves=True),
     "stft": _short_time_fourier,
 }
 """The formula of an operator, by its name without namespace and overload; of those that iterate, as much as is usual.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.devices import Topology
+from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
@@ -41,6 +41,9 @@ __all__ = ["Contiguity", "Found", "Objective", "Wish", "search"]
 MAX_ROUNDS = 8
 ROUNDS_MORE = 3
 """How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
+
+LITTLE_EFFORT = 0.1
+"""The share of their steps that integer programs get where nobody asks for a proof."""
 
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
@@ -138,7 +141,8 @@ def search(
         wish: What the caller asks for.
         contiguity: What a device may take.
         solve: Answers problems.
-        by_another: Whether what another objective finds will do where nothing else is found.
+        by_another: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
+            else is found.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
@@ -173,7 +177,10 @@ def search(
         if seen is None or round_ == ROUNDS_MORE:
             break
         wish = attrs.evolve(
-            wish, time_budget=wish.time_budget / (2 + round_), effort=first.program_effort, explain="never"
+            wish,
+            time_budget=wish.time_budget / (2 + round_),
+            effort=first.program_effort * LITTLE_EFFORT,
+            explain="never",
         )
         live = np.maximum(seen.alive, (live + figures.needs) // 2)
         try:
@@ -183,10 +190,44 @@ def search(
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
     if along is None and by_another:
-        along = _by_another(figures, asked, contiguity, bound)
+        along = _with_room_to_spare(figures, asked, contiguity, bound)
+        along = along or _by_another(figures, asked, contiguity, bound)
     if along is None:
         raise _none_found(figures, wish, contiguity)
     return along
+
+
+def _with_room_to_spare(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+    """An assignment of few bytes, where nothing else was found: budgets shrink by what was seen to be over.
+
+    Where they have become too small for the solver, they grow again by half of it.
+    """
+    wish = attrs.evolve(wish, time_budget=wish.time_budget / 4, explain="never")
+    problem = attrs.evolve(wish, objective="memory").problem(figures, contiguity, figures.needs)
+    margin: dict[str, int] = {}
+    for round_ in range(2 * MAX_ROUNDS):
+        smaller = [_with_less(device, margin.get(device.name, 0)) for device in problem.devices]
+        try:
+            solution = solve_placement(attrs.evolve(problem, devices=smaller, seed=wish.seed + round_))
+        except PlacementError:
+            if not any(margin.values()):
+                return None
+            margin = {name: size // 2 for name, size in margin.items()}
+            continue
+        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+        seen = check_budgets(figures, wish.topology, runs, wish.training)
+        if not seen.over:
+            return _found(figures, wish, contiguity, runs, _value(figures, wish, runs), bound)
+        for name, size in seen.over.items():
+            margin[name] = margin.get(name, 0) + size
+    return None
+
+
+def _with_less(device: Device, size: int) -> Device:
+    """A device with a budget smaller by some bytes."""
+    if device.available_mem_bytes is None:
+        return device
+    return attrs.evolve(device, available_mem_bytes=max(0, device.available_mem_bytes - size))
 
 
 def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
@@ -199,8 +240,9 @@ def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound
     for objective in others:
         if objective == wish.objective:
             continue
+        other = attrs.evolve(wish, objective=objective, effort=LITTLE_EFFORT)
         try:
-            runs = search(figures, attrs.evolve(wish, objective=objective), contiguity, by_another=False).runs
+            runs = search(figures, other, contiguity, by_another=False).runs
         except PlacementError:
             continue
         return _found(figures, wish, contiguity, runs, _value(figures, wish, runs), bound)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import pickle
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -404,6 +406,13 @@ def test_the_modes_have_the_same_names_and_values(face: Any) -> None:
         "partition_to_logical_device_mapping",
         "saturate_host",
     ) == face.PartitionerConfig._fields
+
+
+def test_a_configuration_can_be_copied_and_sent(face: Any) -> None:
+    config = face.PartitionerConfig([face.Device("a", 10, 0)], face.PartitionMode.cost_aware, 2.0)
+
+    assert config == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config._replace(mode=config.mode)
+    assert {} == config._asdict()["node_to_latency_mapping"]
 
 
 def test_targets_are_replaced_everywhere(face: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental import partitioner_utils
@@ -758,3 +760,29 @@ def test_fake_devices_and_functional_models_work_together() -> None:
 
     torch.testing.assert_close(result.module_with_submodules(x), forward(x))
     assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+class Counts(nn.Module):
+    """A buffer is written in each call; torch.export writes it back by an operator without a recorded value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return self.second(self.first(x) + self.count)
+
+
+def test_a_decomposed_program_that_writes_a_buffer_is_partitioned() -> None:
+    x, eager = torch.randn(2, 8), Counts()
+    program = export(copy.deepcopy(eager), (x,)).run_decompositions()
+    config = PartitionerConfig(devices(600, 600), PartitionMode.size_based)
+
+    result = accelerator.Partitioner().partition_graph(program.module(check_guards=False), None, config)
+
+    module = result.module_with_submodules
+    assert {"submod_0", "submod_1"} <= {name for name, _ in module.named_children()}
+    for _ in range(2):
+        torch.testing.assert_close(eager(x), module(x))

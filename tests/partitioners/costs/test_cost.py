@@ -236,6 +236,43 @@ def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
     assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
 
 
+@pytest.mark.parametrize(
+    ("write", "read_again"),
+    [
+        (lambda table, rows, ids: table.scatter_(0, ids, rows), 0),
+        (lambda table, rows, ids: table.scatter_add_(0, ids, rows), 1),
+        (lambda table, rows, ids: table.scatter_reduce_(0, ids, rows, "amax"), 1),
+        (lambda table, rows, ids: table.index_add_(0, ids[:, 0], rows), 1),
+    ],
+    ids=["scatter", "scatter_add", "scatter_reduce", "index_add"],
+)
+def test_a_table_that_is_added_to_costs_the_rows(write: Any, read_again: int) -> None:
+    class Adds(nn.Module):
+        def forward(self, table: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+            return write(table, rows, ids)
+
+    args = (torch.zeros(1000, 8), torch.ones(3, 8), torch.zeros(3, 8, dtype=torch.int64))
+    graph = torch.export.export(Adds(), args).module(check_guards=False).graph
+    costs = [measure_node(node) for node in graph.nodes if node.op == "call_function"]
+    (cost,) = [cost for cost in costs if cost.bytes_written and cost.output_bytes == args[0].nbytes]
+    rows = args[1].nbytes
+
+    assert (24, rows) == (cost.flops, cost.bytes_written)
+    assert cost.bytes_read - args[2].nbytes <= rows * (1 + read_again) <= cost.bytes_read
+
+
+def test_what_hands_back_its_operand_costs_nothing() -> None:
+    class Hands(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+            return [nn.functional.dropout(x, 0.5, training=False) + 1, *torch.broadcast_tensors(x, y)]
+
+    program = torch.export.export(Hands(), (torch.ones(4, 3), torch.ones(3)))
+    costs = costs_by_name(program.graph_module)
+
+    assert NodeCost(output_bytes=48) == costs["aten::dropout"]
+    assert NodeCost(output_bytes=96) == costs["aten::broadcast_tensors"]
+
+
 def test_elementwise_operators_count_their_elements_and_their_traffic() -> None:
     module = torch.export.export(nn.ReLU(), (torch.randn(3, 4),)).graph_module
 

@@ -16,6 +16,7 @@ from fxpasses.passes import MeasureCosts
 N = 24
 SQUARE = torch.eye(N)
 BATCH = torch.eye(N).repeat(5, 1, 1)
+PIVOTS = torch.arange(1, N + 1, dtype=torch.int32)
 SIGNAL = torch.randn(3, 64)
 
 
@@ -36,13 +37,28 @@ def flops_of(function: Any, *args: Any) -> int:
         (5 * 2 * N**3, torch.linalg.inv, (BATCH,)),
         (2 * N**3 // 3 + 2 * N * N * 4, torch.linalg.solve, (SQUARE, torch.ones(N, 4))),
         (N * N * 4, lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), (SQUARE, torch.ones(N, 4))),
+        (2 * N * N * 4, torch.cholesky_solve, (torch.ones(N, 4), SQUARE)),
+        (2 * N * N * 4, lambda a, b: torch.linalg.lu_solve(a, PIVOTS, b), (SQUARE, torch.ones(N, 4))),
         (2 * N**3 // 3, torch.linalg.det, (SQUARE,)),
         (9 * N**3, torch.linalg.eigh, (SQUARE,)),
         (22 * N**3, torch.linalg.svd, (SQUARE,)),
         (4 * N * N * (60 - N // 3), torch.linalg.qr, (torch.ones(60, N),)),
         (4 * N * N * (60 - N // 3), torch.linalg.qr, (torch.ones(N, 60),)),
     ],
-    ids=["cholesky", "inverse", "batch", "solve", "triangular", "det", "eigh", "svd", "qr-tall", "qr-wide"],
+    ids=[
+        "cholesky",
+        "inverse",
+        "batch",
+        "solve",
+        "triangular",
+        "cholesky-solve",
+        "lu-solve",
+        "det",
+        "eigh",
+        "svd",
+        "qr-tall",
+        "qr-wide",
+    ],
 )
 def test_a_factorization_counts_the_cube_of_its_size(flops: int, function: Any, args: tuple[Any, ...]) -> None:
     """One operation per element, as of an addition, let a device with a slow CPU look fast."""
@@ -57,12 +73,19 @@ def test_a_factorization_counts_the_cube_of_its_size(flops: int, function: Any, 
         (5 * 192 * 6 // 2, lambda x: torch.fft.irfft(x, 64), torch.fft.rfft(SIGNAL)),
         (5 * 192 * 6 // 2, lambda x: torch.fft.rfft(x, None, 0), SIGNAL.t().contiguous()),
         (int(5 * 192 * math.log2(192) / 2), torch.fft.rfft2, SIGNAL),
+        (5 * 768 * 8 // 2, lambda x: torch.fft.rfft(x, 256), SIGNAL),
+        (5 * 48 * 4 // 2, lambda x: torch.fft.rfft(x, 16), SIGNAL),
+        (5 * 48 * 4, lambda x: torch.fft.fft(x, 16), SIGNAL.to(torch.complex64)),
     ],
-    ids=["complex", "real", "inverse", "dimension", "two-dimensions"],
+    ids=["complex", "real", "inverse", "dimension", "two-dimensions", "padded", "cropped", "cropped-complex"],
 )
 def test_a_fourier_transform_counts_five_n_log_n(flops: int, function: Any, signal: torch.Tensor) -> None:
     """Cooley and Tukey's count, half of it where one side is real; decomposed alike."""
     assert flops == flops_of(function, signal)
+
+
+def test_products_of_rows_count_as_those_of_vectors() -> None:
+    assert 2 * 40 * 50 == flops_of(torch.linalg.vecdot, torch.ones(40, 50), torch.ones(40, 50))
 
 
 def test_products_of_complex_numbers_count_four_of_real_ones() -> None:

@@ -196,3 +196,40 @@ def test_eight_unequal_devices_with_little_more_than_the_weights_hold_a_deep_mod
 
     memory = predict_memory(graph_module, placement.assignment, placement.device_of)
     assert all(memory[name].peak <= placement.topology[name].memory for name in memory)
+
+
+class Block(nn.Module):
+    """A transformer block without its attention: what is added to is alive beside all that is computed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class TiedBlocks(nn.Module):
+    def __init__(self, words: int = 1000, width: int = 64) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(4)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.blocks(self.words(ids)))
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+def test_little_more_than_what_one_placement_needs_is_enough_for_each_objective(objective: Any) -> None:
+    torch.manual_seed(0)
+    program = capture(TiedBlocks(), (torch.randint(0, 1000, (2, 32)),))
+    graph_module: Any = program.module(check_guards=False)
+    unlimited = place_by_device(graph_module, fake_devices(3), objective="memory", contiguity="free")
+    peaks = predict_memory(graph_module, unlimited.assignment, unlimited.device_of)
+
+    for slack in (1.05, 1.1):
+        devices = [Device(name, int(slack * memory.peak)) for name, memory in peaks.items()]
+        found = place_by_device(graph_module, devices, objective=objective, contiguity="free", time_budget=0.1)
+        memory = predict_memory(graph_module, found.assignment, found.device_of)
+        assert all(memory[device.name].peak <= device.memory for device in devices if device.name in memory)
