@@ -262,6 +262,22 @@ class Summary:
             f"{_worded(self.objective, value)}, {format_percent(gap)} more."
         )
 
+    def crowded(self) -> list[str]:
+        """Which devices hold more than their budget while several samples are on their way, in words.
+
+        Budgets are kept by one sample at a time.
+        """
+        if self.timeline is None or self.objective != "throughput" or self.training is not None:
+            return []
+        peaks = [(row, self.timeline.peak(row.name)) for row in self.devices]
+        return [
+            f"While several samples are on their way, {row.name} holds {format_bytes(peak)} of its "
+            f"{format_bytes(row.budget_bytes)}: budgets are kept for one at a time; give it "
+            f"{format_bytes(peak - row.budget_bytes)} more."
+            for row, peak in peaks
+            if row.budget_bytes is not None and peak > row.budget_bytes
+        ]
+
     def reason_runs(self) -> list[tuple[list[str], str]]:
         """Why operators sit where they sit: those that follow each other with one sentence are one entry."""
         runs = itertools.groupby(self.reasons.items(), key=lambda entry: entry[1])

@@ -20,7 +20,7 @@ from fxpasses.partitioners.costs import node_costs as cost
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.report.page import render_page
 from fxpasses.report.tables import print_placement
-from fxpasses.units import KiB
+from fxpasses.units import KiB, format_bytes
 
 ARGS = (torch.randn(2, 64),)
 TWO = (Device("left", 40 * KiB), Device("right", 40 * KiB))
@@ -136,6 +136,29 @@ def test_copies_that_follow_each_other_on_a_link_are_one_step() -> None:
     assert modules.keys() <= nodes.keys()
     assert ["left", "2 copies", "right"] == [step.name for step in steps]
     assert {"relu", "sigmoid"} == {name for name, _ in steps[1].heaviest}
+
+
+def test_it_is_said_where_several_samples_on_their_way_need_more_than_one() -> None:
+    """Three layers on the left, one on the right: the left one begins the next sample while the right one reads."""
+    pins = {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "left"}
+    wish = {"pinned": pins, "objective": "throughput", "contiguity": "free"}
+    args = (torch.randn(256, 64),)
+    unlimited = place(Mlp().eval(), args, devices=[Device("left"), Device("right")], **wish)
+    budgets = [Device(row.name, row.peak_bytes) for row in unlimited.summary.devices]
+
+    planned = place(Mlp().eval(), args, devices=budgets, **wish)
+
+    told = planned.summary.crowded()
+    timeline = planned.simulate(samples=4, overlap="devices").timeline
+    assert [row.name for row in planned.summary.devices if timeline.peak(row.name) > row.budget_bytes] == ["left"]
+    held, budget = format_bytes(timeline.peak("left")), format_bytes(budgets[0].memory)
+    assert 1 == len(told)
+    assert told[0].startswith(f"While several samples are on their way, left holds {held} of its {budget}: budgets are")
+    printed = io.StringIO()
+    print_placement(planned.summary, Console(width=200, color_system=None, file=printed))
+    assert told[0] in printed.getvalue()
+    assert told[0] in render_page(planned.summary)
+    assert [] == unlimited.summary.crowded() == place(Mlp().eval(), args, devices=budgets).summary.crowded()
 
 
 def test_what_is_known_about_better_placements_is_said(planned: Planned) -> None:
