@@ -129,10 +129,9 @@ def test_the_default_mode_is_bounded_by_brute_force(seed: int) -> None:
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
 
 
-@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 10))
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
 def test_fewest_devices_come_first_then_the_smallest_largest_load(seed: int) -> None:
     problem = random_problem(seed, objective="devices")
-    problem = attrs.evolve(problem, links=[attrs.evolve(link, bandwidth=64.0) for link in problem.links])
     every = every_placement(problem)
     legal = every.legal & every.pipeline
     if not legal.any():
