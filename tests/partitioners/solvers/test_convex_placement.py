@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import attrs
 import networkx as nx
 import numpy as np
@@ -10,7 +12,7 @@ from fuzz import examples
 from random_placements import every_placement, random_problem
 
 from fxpasses.devices import Device
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 
 RANDOM_GRAPHS = examples(60)
@@ -97,6 +99,39 @@ def test_moves_make_a_latency_of_many_nodes_better() -> None:
     pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
 
     assert convex.bound <= convex.objective_value < pipeline.objective_value
+
+
+@pytest.mark.parametrize("size", [120, 400])
+def test_the_quickest_pipeline_keeps_its_schedule(size: int) -> None:
+    """Another order of its nodes, as simple rules give it, may be slower."""
+    draw = random.Random(1)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    for node in range(size):
+        graph.add_node(node, seconds=draw.uniform(0.5, 4), output_seconds=draw.uniform(0, 1))
+        graph.add_edges_from((before, node) for before in range(max(0, node - 5), node) if draw.random() < 0.3)
+    devices = [Device(name) for name in "abcd"]
+    problem = PlacementProblem(graph, devices, objective="latency", contiguity="convex", time_budget=0.05)
+
+    convex = solve_placement(problem)
+    pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+
+    assert convex.bound <= convex.objective_value <= pipeline.objective_value * (1 + 1e-9)
+
+
+def test_of_many_nodes_only_pipelines_are_looked_at_and_that_is_said() -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for step in range(2200):
+        graph.add_edge(f"a1.{step}", f"b1.{step}")
+        graph.add_edge(f"b2.{step}", f"a2.{step}")
+    nx.set_node_attributes(graph, 1.0, "seconds")
+    pins = {node: node[0] for node in graph}
+    problem = PlacementProblem(
+        graph, [Device("a"), Device("b")], objective="latency", contiguity="convex", pinned=pins, time_budget=0
+    )
+
+    with pytest.raises(PlacementError, match="convex sets of 8800 nodes are looked for among pipelines only") as error:
+        solve_placement(problem)
+    assert not isinstance(error.value, InfeasibleError)
 
 
 def test_without_a_program_the_search_still_improves_the_pipeline() -> None:

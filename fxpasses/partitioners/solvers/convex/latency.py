@@ -5,18 +5,19 @@ A device runs its nodes one by one, so two sets may need values of each other.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 
 import attrs
 
-from fxpasses.errors import PlacementError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
+from fxpasses.partitioners.solvers.latency.shrinking import is_large
 from fxpasses.partitioners.solvers.latency.solving import (
     bounded,
+    is_small,
     of_units,
     proven,
     solve_latency,
@@ -32,6 +33,8 @@ from fxpasses.partitioners.solvers.solved import Solved
 
 __all__ = ["solve_convex_latency"]
 
+MOST_BALANCED = 1000
+"""Units up to which the sets of the smallest largest load are looked at, too, where there is a pipeline."""
 MOST_MOVED = 300
 """Units up to which moves are tried."""
 WORK_A_SECOND = 300_000
@@ -50,27 +53,48 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
     topological_order(tables)
+    pipelines = attrs.evolve(problem, contiguity="pipeline", explain="never")
+    if is_large(tables):
+        return _quickest_pipeline(pipelines, tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
-    sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
-    program, bound = bounded(problem, level, units, sets.rows if sets.row_count <= ROWS else None)
-    answer = started(level, _starts(problem, tables, units))[0]
+    program, bound = bounded(problem, level, units, None)
+    answer = _first(pipelines, level, units)
+    if answer is None or units.size <= MOST_BALANCED:
+        evenly = started(level, [_by_loads(problem, tables, units)])[0]
+        answer = evenly if answer is None else min(answer, evenly, key=lambda each: each.value)
     if units.size <= MOST_MOVED:
+        sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
         answer = _descended(level, sets, answer, int(WORK_A_SECOND * (0.5 + problem.time_budget)))
-    if program.extra is not None:
-        answer, bound = proven(problem, level, program, answer, bound)
+        if is_small(program) and sets.row_count <= ROWS:
+            answer, bound = proven(problem, level, attrs.evolve(program, extra=sets.rows), answer, bound)
     return solved(answer, units, min(bound, answer.value))
 
 
-def _starts(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
-    """The quickest pipeline, if there is one; and the convex sets of the smallest largest load."""
+def _quickest_pipeline(pipelines: PlacementProblem, tables: CostTables) -> Solved:
+    """That of many nodes: what it is bounded by holds for all convex sets."""
+    try:
+        return solve_latency(pipelines, tables, reduce_problem(pipelines, tables))
+    except InfeasibleError as error:
+        raise PlacementError(
+            f"No pipeline exists, and convex sets of {len(tables.nodes)} nodes are looked for among pipelines only: "
+            f'{error} contiguity="free" may have an answer.'
+        ) from error
+
+
+def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAnswer | None:
+    """The quickest pipeline as it is scheduled, if there is one; convex sets may exist all the same."""
+    try:
+        found = solve_latency(pipelines, level.tables, reduce_problem(pipelines, level.tables))
+    except PlacementError:
+        return None
+    return None if found.start is None else level.started(of_units(found.device_of, units), found.start)
+
+
+def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints:
+    """The convex sets of the smallest largest load."""
     loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
     device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
-    found = [of_units(device_of, units)]
-    pipelines = attrs.evolve(problem, contiguity="pipeline", explain="never")
-    with contextlib.suppress(PlacementError):  # convex sets may exist all the same
-        quickest = solve_latency(pipelines, tables, reduce_problem(pipelines, tables))
-        found.append(of_units(quickest.device_of, units))
-    return found
+    return of_units(device_of, units)
 
 
 def _descended(level: Level, sets: ConvexSets, answer: LatencyAnswer, work: int) -> LatencyAnswer:
