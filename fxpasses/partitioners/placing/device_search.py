@@ -45,6 +45,9 @@ ROUNDS_MORE = 3
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
 
+MARGINS = 2000
+"""How often smaller budgets are tried, times the operators."""
+
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
@@ -190,7 +193,7 @@ def search(
             with contextlib.suppress(PlacementError):
                 solution = solve(wish.problem(figures, contiguity, live))
     if along is None and by_another:
-        along = _with_room_to_spare(figures, asked, contiguity, bound)
+        along = _with_room_to_spare(figures, asked, contiguity, bound) if contiguity == "free" else None
         along = along or _by_another(figures, asked, contiguity, bound)
     if along is None:
         raise _none_found(figures, wish, contiguity)
@@ -205,7 +208,7 @@ def _with_room_to_spare(figures: GraphFigures, wish: Wish, contiguity: Contiguit
     wish = attrs.evolve(wish, time_budget=wish.time_budget / 4, explain="never")
     problem = attrs.evolve(wish, objective="memory").problem(figures, contiguity, figures.needs)
     margin: dict[str, int] = {}
-    for round_ in range(2 * MAX_ROUNDS):
+    for round_ in range(min(2 * MAX_ROUNDS, max(1, MARGINS // len(figures.nodes)))):
         smaller = [_with_less(device, margin.get(device.name, 0)) for device in problem.devices]
         try:
             solution = solve_placement(attrs.evolve(problem, devices=smaller, seed=wish.seed + round_))
