@@ -9,6 +9,7 @@ import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.explaining import first_over
+from fxpasses.partitioners.solvers.contiguous.fewest import solve_fewest
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
@@ -150,7 +151,8 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> Solv
     if problem.objective == "latency":
         in_sets = problem.contiguity == "convex"
         return solve_convex_latency(problem, tables, units) if in_sets else solve_latency(problem, tables, units)
-    solve = {"pipeline": solve_pipeline, "convex": solve_convex, "free": solve_free}[problem.contiguity]
+    pipelines = solve_fewest if problem.objective == "devices" else solve_pipeline
+    solve = {"pipeline": pipelines, "convex": solve_convex, "free": solve_free}[problem.contiguity]
     solved = Solved(*solve(problem, tables, units))
     return add_replicas(problem, tables, solved) if problem.objective == "throughput" else solved
 

@@ -13,7 +13,7 @@ from schedule_cases import answer_or_proof, check_schedule, optimum
 from fxpasses.devices import Device, Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.latency import solving as soonest
+from fxpasses.partitioners.solvers.latency import certifying
 
 RANDOM_GRAPHS = examples(90)
 
@@ -40,7 +40,7 @@ def test_brute_force_over_assignments_and_orders_finds_nothing_faster(seed: int)
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))
 def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without integer programs the answer keeps every rule, its schedule holds, and so does its bound."""
-    monkeypatch.setattr(soonest, "SMALL", 0)
+    monkeypatch.setattr(certifying, "SMALL", 0)
     sizes = [(6, 2), (5, 3), (4, 3)]
     problem = random_problem(seed, sizes, objective="latency", contiguity="free", time_budget=0.0)
     best = optimum(problem)

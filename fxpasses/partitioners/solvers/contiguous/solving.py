@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -26,7 +25,6 @@ from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swap
 from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
-from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
 from fxpasses.partitioners.solvers.reduced.fitting import where_they_fit
 from fxpasses.partitioners.solvers.reduced.reducing import Units
@@ -53,8 +51,6 @@ MUCH_TIME = 5.0
 """Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
-MOST_SETS = 20
-"""Sets of devices that are tried where the fewest count and links differ."""
 STOPS = 1000
 REFINING = 8
 
@@ -69,14 +65,6 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
-    device_of, order, bound = _as_it_fits(problem, tables, units)
-    if problem.objective == "devices" and 1 < len(order) and units.size <= LONG and links_differ(tables):
-        device_of, order = _quickest_on_as_few(problem, tables, units, (device_of, order))
-    return device_of, order, bound
-
-
-def _as_it_fits(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
-    """The answer where each unit is kept off devices that have no room for it, or else for the problem as it is."""
     units = fold_leaves(problem, tables, units)
     fitted = where_they_fit(units, tables.memory)
     if fitted is not None:
@@ -111,32 +99,6 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
         best, proven = by_links(search, best, bound)
         bound = max(bound, proven)
     return best.device_of, best.order, bound
-
-
-def _quickest_on_as_few(
-    problem: PlacementProblem, tables: CostTables, units: Units, found: tuple[Ints, tuple[int, ...]]
-) -> tuple[Ints, tuple[int, ...]]:
-    """The smallest largest load on as few devices with links as they are; at their best they may mislead."""
-    sets = list(itertools.islice(distinct_sets(tables, units, len(found[1])), MOST_SETS))
-    similar = attrs.evolve(
-        problem, objective="throughput", explain="never", time_budget=problem.time_budget / len(sets)
-    )
-    best = evaluate(tables, found[0]).rank("devices")
-    for chosen in sets:
-        seconds, each = (np.full_like(whole, np.inf) for whole in (units.seconds, tables.seconds))
-        own = list(chosen)
-        seconds[:, own], each[:, own] = units.seconds[:, own], tables.seconds[:, own]
-        if not np.isfinite(seconds).any(axis=1).all():
-            continue
-        try:
-            device_of, order, _bound = _as_it_fits(
-                similar, attrs.evolve(tables, seconds=each), attrs.evolve(units, seconds=seconds)
-            )
-        except PlacementError:
-            continue
-        if (rank := evaluate(tables, device_of).rank("devices")) < best:
-            best, found = rank, (device_of, order)
-    return found
 
 
 def _first_answer(search: Search, bound: float) -> Answer | None:

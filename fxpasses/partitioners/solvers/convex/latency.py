@@ -12,19 +12,11 @@ import attrs
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
+from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, proven, work_of
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
 from fxpasses.partitioners.solvers.latency.shrinking import is_large
-from fxpasses.partitioners.solvers.latency.solving import (
-    bounded,
-    is_small,
-    of_units,
-    proven,
-    solve_latency,
-    solved,
-    topological_order,
-    work_of,
-)
+from fxpasses.partitioners.solvers.latency.solving import solve_latency, solved, topological_order
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -57,7 +49,7 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
     if is_large(tables):
         return _quickest_pipeline(pipelines, tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
-    program, bound = bounded(problem, level, units, None)
+    program, bound = bounded(problem, level, units)
     answer = _first(pipelines, level, units)
     if answer is None or units.size <= MOST_BALANCED:
         evenly = started(level, [_by_loads(problem, tables, units)])[0]
@@ -66,7 +58,7 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
         answer = _descended(level, sets, answer, int(WORK_A_SECOND * (0.5 + problem.time_budget)))
         if is_small(program) and sets.row_count <= ROWS:
-            answer, bound = proven(problem, level, attrs.evolve(program, extra=sets.rows), answer, bound)
+            answer, bound = proven(problem, level, program, answer, bound, sets.rows)
     return solved(answer, units, min(bound, answer.value))
 
 
@@ -87,14 +79,14 @@ def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAn
         found = solve_latency(pipelines, level.tables, reduce_problem(pipelines, level.tables))
     except PlacementError:
         return None
-    return None if found.start is None else level.started(of_units(found.device_of, units), found.start)
+    return None if found.start is None else level.started(units.homes(found.device_of), found.start)
 
 
 def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints:
     """The convex sets of the smallest largest load."""
     loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
     device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
-    return of_units(device_of, units)
+    return units.homes(device_of)
 
 
 def _descended(level: Level, sets: ConvexSets, answer: LatencyAnswer, work: int) -> LatencyAnswer:

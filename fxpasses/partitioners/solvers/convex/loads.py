@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.fewest import solve_fewest
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
 from fxpasses.partitioners.solvers.free.solving import refuse
@@ -82,13 +83,12 @@ def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
     """The best pipeline, if there is one."""
     similar = attrs.evolve(problem, contiguity="pipeline", explain="never")
+    solve = solve_fewest if problem.objective == "devices" else solve_pipeline
     try:
-        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+        device_of, _order, _bound = solve(similar, tables, reduce_problem(similar, tables))
     except PlacementError:
         return None  # a convex placement may exist all the same
-    home = np.zeros(units.size, dtype=np.int64)
-    home[units.unit_of] = device_of
-    return home
+    return units.homes(device_of)
 
 
 @attrs.frozen(eq=False)

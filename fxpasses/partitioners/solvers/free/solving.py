@@ -77,9 +77,7 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> It
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
     except PlacementError:
         return  # a free placement may exist all the same
-    home = np.zeros(units.size, dtype=np.int64)
-    home[units.unit_of] = device_of
-    yield home
+    yield units.homes(device_of)
 
 
 def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:

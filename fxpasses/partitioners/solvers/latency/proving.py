@@ -26,14 +26,12 @@ class LatencyProgram:
         model: What units need, and where they may be.
         scheduler: The nodes.
         unit_of: The unit of each node.
-        extra: More rows, for pipelines or convex sets.
         heads: When each node can start at the earliest, and what has to follow it.
     """
 
     model: LoadModel
     scheduler: Scheduler
     unit_of: Ints
-    extra: Extra
     heads: Heads
 
     @property
@@ -42,12 +40,15 @@ class LatencyProgram:
         edges = int((self.scheduler.before < len(self.unit_of)).sum())
         return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
 
-    def solve(self, below: float, *, nodes: int | None) -> tuple[Ints | None, Floats | None, float]:
+    def solve(
+        self, below: float, *, nodes: int | None, extra: Extra = None
+    ) -> tuple[Ints | None, Floats | None, float]:
         """The devices of units and the starts of nodes, None if none was found, and the proven bound.
 
-        ``below`` is a makespan that is reached already; ``inf`` when none is known.
+        ``below`` is a makespan that is reached already; ``inf`` when none is known. ``extra`` adds rows, for pipelines
+        or convex sets.
         """
-        program, runs, start, top, scale = self._under(below)._built(below, whole=True)
+        program, runs, start, top, scale = self._under(below)._built(below, whole=True, extra=extra)
         answer = program.minimize((1.0, top), nodes=nodes)
         if answer.x is None:
             return None, None, answer.bound * scale
@@ -73,14 +74,14 @@ class LatencyProgram:
             heads=attrs.evolve(heads, head=np.minimum(heads.head, 2 * most), tail=np.minimum(heads.tail, 2 * most)),
         )
 
-    def _built(self, below: float, *, whole: bool) -> tuple[Program, Ints, Ints, Ints, float]:
+    def _built(self, below: float, *, whole: bool, extra: Extra = None) -> tuple[Program, Ints, Ints, Ints, float]:
         seconds, unit_of = self.scheduler.seconds, self.unit_of
         fastest = np.where(self.model.banned[unit_of], np.inf, seconds).min(axis=1)
         fastest = fastest[np.isfinite(fastest)]
         scale = float(fastest.max(initial=0.0)) or float(self.scheduler.send.max()) or 1.0
         slowest = float(seconds.max(axis=1).sum() + self.scheduler.send.max(axis=(1, 2)).sum())
         horizon = min(below, slowest) / scale * (1 + ROUNDING)
-        program, runs = add_assignments(self.model, whole=whole)
+        program, runs = add_assignments(self.model, whole=whole, extra=extra)
         low = np.minimum(self.heads.head.min(axis=1) / scale * (1 - ROUNDING), horizon)
         start, top = program.add(len(unit_of), low, horizon), program.add(1, 0.0, horizon)
         add_budgets(program, self.model, runs)
@@ -97,8 +98,6 @@ class LatencyProgram:
             if self._alike() and self.model.devices > 1:  # which device is called the first does not matter
                 heaviest = int(np.argmax(self.model.weight[:, 0]))
                 program.at_most(0.0, (1.0, runs[heaviest, None, 1:]))
-        if whole and self.extra is not None:
-            self.extra(program, runs)
         return program, runs, start, top, scale
 
     def _edges(self, program: Program, runs: Ints, start: Ints, scale: float, *, crossing: bool) -> None:

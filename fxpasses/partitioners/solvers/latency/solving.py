@@ -17,48 +17,27 @@ from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
 from fxpasses.partitioners.solvers.free.solving import refuse
-from fxpasses.partitioners.solvers.latency.heads import Heads
+from fxpasses.partitioners.solvers.latency.certifying import SEARCH, bounded, is_small, proven, work_of
 from fxpasses.partitioners.solvers.latency.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Flow, LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
-from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
 from fxpasses.partitioners.solvers.latency.shrinking import is_large, shortest_path, shrunk, widened
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = [
-    "bounded",
-    "in_turn",
-    "is_small",
-    "of_units",
-    "proven",
-    "solve_latency",
-    "solved",
-    "topological_order",
-    "work_of",
-]
+__all__ = ["in_turn", "solve_latency", "solved", "topological_order"]
 
-SMALL = 400
-"""Variables up to which the integer program is asked."""
-RELAXED = 20_000
-"""Variables up to which the linear relaxation is asked for a bound."""
 ORDERS = 3
 """Linear orders that are cut for a start."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
-SEARCH = 0.3
-"""The share of the seconds that the search takes before it."""
-VARIABLES_A_SECOND = 150_000
-"""How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
@@ -103,39 +82,14 @@ def topological_order(tables: CostTables) -> Ints:
     return np.array(order, dtype=np.int64)
 
 
-def work_of(units: Units, tables: CostTables) -> LoadModel:
-    """What units weigh; the values between them are left to the schedule."""
-    allowed = np.isfinite(units.seconds)
-    weight = np.where(allowed, units.seconds, 0.0)
-    return attrs.evolve(LoadModel.of(units, tables, "memory"), weight=weight, by_bytes=False)
-
-
 def _node_by_node(
     problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
 ) -> tuple[LatencyAnswer, float]:
     """Search all nodes, prove what is small."""
-    flow = None if level.flow is None else functools.partial(add_order, flow=level.flow.pairs)
-    program, bound = bounded(problem, level, units, flow)
+    program, bound = bounded(problem, level, units)
     search = LatencySearch(level, bound, problem.time_budget * (SEARCH if is_small(program) else 1), problem.seed)
-    answer = search.run(starts)
-    return proven(problem, level, program, answer, bound)
-
-
-def bounded(problem: PlacementProblem, level: Level, units: Units, extra: Extra) -> tuple[LatencyProgram, float]:
-    """The integer program of all nodes, with more rows, and what is known without solving it."""
-    model, memory = level.model, level.tables.memory
-    prices = prices_of(units, memory, "throughput")
-    heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
-    bound = max(load_bound(units, memory, "throughput"), heads.bound)
-    program = LatencyProgram(model, level.scheduler, level.unit_of, extra, heads)
-    if problem.time_budget and model.size * model.devices <= RELAXED:
-        bound = max(bound, program.relaxed() * (1 - ROUNDING))
-    return program, bound
-
-
-def is_small(program: LatencyProgram) -> bool:
-    """Whether the integer program is asked."""
-    return program.model.size * program.model.devices <= SMALL and program.size <= SMALL
+    order = None if level.flow is None else functools.partial(add_order, flow=level.flow.pairs)
+    return proven(problem, level, program, search.run(starts), bound, order)
 
 
 def _in_groups(
@@ -168,7 +122,7 @@ def _starts(
     found: list[Ints] = []
     error: PlacementError | None = None
     if (cheapest := in_turn(problem, tables)) is not None:
-        found.append(of_units(cheapest, units))
+        found.append(units.homes(cheapest))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
     if problem.contiguity == "free":
@@ -179,7 +133,7 @@ def _starts(
         similar = attrs.evolve(similar, objective=objective)
         try:
             device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
-            found.append(of_units(device_of, units))
+            found.append(units.homes(device_of))
         except PlacementError as failure:
             error = failure
             if not found:
@@ -195,13 +149,6 @@ def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[I
     return [] if home is None else [home]
 
 
-def of_units(device_of: Ints, units: Units) -> Ints:
-    """The device of each unit."""
-    home = np.zeros(units.size, dtype=np.int64)
-    home[units.unit_of] = device_of
-    return home
-
-
 def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders."""
     similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
@@ -213,19 +160,3 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     dynamic = PipelineSearch(units, search.classes, search.states(), search.measure(math.inf), in_turn=True)
     found = dynamic.run(words, math.inf, MAX_STEPS)
     return None if found.pipeline is None else search.devices(found.pipeline)
-
-
-def proven(
-    problem: PlacementProblem, level: Level, program: LatencyProgram, answer: LatencyAnswer, bound: float
-) -> tuple[LatencyAnswer, float]:
-    """What the integer program adds where it is small: a better answer, a better bound."""
-    if not is_small(program) or answer.value <= bound * (1 + 1e-9):
-        return answer, min(bound, answer.value)
-    budget = problem.time_budget
-    nodes = nodes_within(problem.program_effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
-    home, start, least = program.solve(answer.value, nodes=nodes)
-    if home is not None and start is not None:
-        answer = min(answer, level.started(home, start), key=lambda each: each.value)
-    if least >= answer.value * (1 - ROUNDING):
-        return answer, answer.value
-    return answer, min(max(bound, least * (1 - ROUNDING)), answer.value)

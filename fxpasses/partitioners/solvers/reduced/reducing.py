@@ -58,6 +58,12 @@ class Units:
         """The number of units."""
         return len(self.kept)
 
+    def homes(self, device_of: Ints) -> Ints:
+        """The device of each unit, ``(m,)``, where nodes of one unit share theirs."""
+        home = np.zeros(self.size, dtype=np.int64)
+        home[self.unit_of] = device_of
+        return home
+
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """The units that must not be on a later device than each unit. Time O(units)."""

@@ -1,0 +1,63 @@
+"""Pipelines on the fewest devices, and on as few of them the smallest largest load with links as they are.
+
+The search for the fewest counts links at their best, which may mislead it where they differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.searching import LONG
+from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
+from fxpasses.partitioners.solvers.contiguous.swapping import links_differ
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate
+
+__all__ = ["solve_fewest"]
+
+MOST_SETS = 20
+"""Sets of devices that are tried."""
+
+
+def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+    """Place a reduced problem whose units each fit some device; one more search for each set of as few devices.
+
+    Returns:
+        The position of each node's device; the devices in execution order; a bound on their number.
+
+    Raises:
+        InfeasibleError: proven that none exists; says by how many bytes and which node.
+        PlacementError: none was found, and the budget was too small to prove that none exists.
+    """
+    device_of, order, bound = solve_pipeline(problem, tables, units)
+    if len(order) == 1 or units.size > LONG or not links_differ(tables):
+        return device_of, order, bound
+    sets = list(itertools.islice(distinct_sets(tables, units, len(order)), MOST_SETS))
+    seconds = problem.time_budget / len(sets)
+    similar = attrs.evolve(problem, objective="throughput", explain="never", time_budget=seconds)
+    best = evaluate(tables, device_of).rank("devices")
+    for chosen in sets:
+        own_tables, own = _restricted(tables, units, chosen)
+        if not np.isfinite(own.seconds).any(axis=1).all():
+            continue
+        try:
+            found, found_order, _bound = solve_pipeline(similar, own_tables, own)
+        except PlacementError:
+            continue
+        if (rank := evaluate(tables, found).rank("devices")) < best:
+            best, device_of, order = rank, found, found_order
+    return device_of, order, bound
+
+
+def _restricted(tables: CostTables, units: Units, chosen: tuple[int, ...]) -> tuple[CostTables, Units]:
+    """The same problem on some devices only."""
+    others = np.setdiff1d(np.arange(len(tables.memory)), chosen)
+    of_nodes, of_units = tables.seconds.copy(), units.seconds.copy()
+    of_nodes[:, others] = of_units[:, others] = np.inf
+    return attrs.evolve(tables, seconds=of_nodes), attrs.evolve(units, seconds=of_units)

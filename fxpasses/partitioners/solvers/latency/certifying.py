@@ -1,0 +1,68 @@
+"""What no schedule is shorter than, and of few nodes the shortest one: bounds, then the integer program."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.latency.heads import Heads
+from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
+from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.programs import nodes_within
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import CostTables
+
+__all__ = ["SEARCH", "bounded", "is_small", "proven", "work_of"]
+
+SMALL = 400
+"""Variables up to which the integer program is asked."""
+RELAXED = 20_000
+"""Variables up to which the linear relaxation is asked for a bound."""
+SEARCH = 0.3
+"""The share of the seconds that a search takes before the program."""
+VARIABLES_A_SECOND = 150_000
+"""How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
+
+
+def work_of(units: Units, tables: CostTables) -> LoadModel:
+    """What units weigh; the values between them are left to the schedule."""
+    allowed = np.isfinite(units.seconds)
+    weight = np.where(allowed, units.seconds, 0.0)
+    return attrs.evolve(LoadModel.of(units, tables, "memory"), weight=weight, by_bytes=False)
+
+
+def bounded(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyProgram, float]:
+    """The integer program of all nodes, placed freely, and what is known without solving it."""
+    model, memory = level.model, level.tables.memory
+    prices = prices_of(units, memory, "throughput")
+    heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
+    bound = max(load_bound(units, memory, "throughput"), heads.bound)
+    program = LatencyProgram(model, level.scheduler, level.unit_of, heads)
+    if problem.time_budget and model.size * model.devices <= RELAXED:
+        bound = max(bound, program.relaxed() * (1 - ROUNDING))
+    return program, bound
+
+
+def is_small(program: LatencyProgram) -> bool:
+    """Whether the integer program is asked."""
+    return program.model.size * program.model.devices <= SMALL and program.size <= SMALL
+
+
+def proven(
+    problem: PlacementProblem, level: Level, program: LatencyProgram, answer: LatencyAnswer, bound: float, extra: Extra
+) -> tuple[LatencyAnswer, float]:
+    """What the integer program adds where it is small: a better answer, a better bound; ``extra`` adds rows to it."""
+    if not is_small(program) or answer.value <= bound * (1 + 1e-9):
+        return answer, min(bound, answer.value)
+    budget = problem.time_budget
+    nodes = nodes_within(problem.program_effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
+    home, start, least = program.solve(answer.value, nodes=nodes, extra=extra)
+    if home is not None and start is not None:
+        answer = min(answer, level.started(home, start), key=lambda each: each.value)
+    if least >= answer.value * (1 - ROUNDING):
+        return answer, answer.value
+    return answer, min(max(bound, least * (1 - ROUNDING)), answer.value)
