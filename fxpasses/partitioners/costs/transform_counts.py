@@ -11,6 +11,11 @@ from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = ["TRANSFORM_COUNTERS"]
 
+_Dims = Callable[[Sequence[Any], int], Sequence[int]]
+"""The dimensions that are transformed, from positional inputs and the rank."""
+_Length = Callable[[Sequence[Any], int], int]
+"""How many numbers a dimension has, from positional inputs."""
+
 
 def _each_matrix(count: Callable[[int, int], float]) -> Counter:
     """A count of one matrix of ``rows x columns``, ``rows`` the larger, for all matrices of a batch."""
@@ -33,18 +38,17 @@ def _solution(count: Callable[[int], float], passes: int = 1, factors: int = 0) 
     return counter
 
 
-def _fourier(dims: Callable[[Sequence[Any], int], Sequence[int]], *, halves: bool = False) -> Counter:
+def _fourier(dims: _Dims, *, halves: _Length | None = None) -> Counter:
     """``5 n log2 n`` operations for ``n`` complex numbers, half of it for real ones.
 
-    With ``halves`` the last dimension of the result has only one half of what is symmetric.
+    Where the result has only one half of what is symmetric, ``halves`` tells ``n`` of its last dimension.
     """
 
     def counter(inputs: Sequence[Any], output: Any) -> int:
-        before, sizes = shape_of(inputs[0]), list(shape_of(output))
+        sizes = list(shape_of(output))
         over = list(dims(inputs, len(sizes)))
-        if halves and over and before[over[-1]] != sizes[over[-1]]:
-            given, half = before[over[-1]], sizes[over[-1]]
-            sizes[over[-1]] = given if given // 2 + 1 == half else 2 * (half - 1)
+        if halves is not None and over:
+            sizes[over[-1]] = halves(inputs, over[-1])
         length = math.prod(sizes[dim] for dim in over)
         is_real = not (inputs[0].is_complex() and output.is_complex())
         return int(5 * math.prod(sizes) * math.log2(max(2, length)) / (2 if is_real else 1))
@@ -52,7 +56,18 @@ def _fourier(dims: Callable[[Sequence[Any], int], Sequence[int]], *, halves: boo
     return counter
 
 
-def _given(at: int, default: Sequence[int] | None) -> Callable[[Sequence[Any], int], Sequence[int]]:
+def _as_long(inputs: Sequence[Any], dim: int) -> int:
+    return int(shape_of(inputs[0])[dim])
+
+
+def _cut_or_filled(inputs: Sequence[Any], dim: int) -> int:
+    """The length that is asked for; -1 and None: as it is."""
+    asked = inputs[1] if len(inputs) > 1 else None
+    length = asked[-1] if isinstance(asked, Sequence) else asked
+    return _as_long(inputs, dim) if length is None or length == -1 else int(length)
+
+
+def _given(at: int, default: Sequence[int] | None) -> _Dims:
     """The dimensions that stand at a place of the inputs; None: all of them."""
 
     def dims(inputs: Sequence[Any], rank: int) -> Sequence[int]:
@@ -68,9 +83,9 @@ def _short_time_fourier(inputs: Sequence[Any], output: Any) -> int:
     return int(2.5 * frames * window * math.log2(window))
 
 
-_HALVES = ("rfft", "ihfft")
+_HALVES = {"rfft": _cut_or_filled, "ihfft": _cut_or_filled}
 _FOURIER = {
-    f"{kind}{more}": _fourier(_given(2, dims), halves=kind in _HALVES)
+    f"{kind}{more}": _fourier(_given(2, dims), halves=_HALVES.get(kind))
     for more, dims in (("", (-1,)), ("2", (-2, -1)), ("n", None))
     for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 }
@@ -109,7 +124,7 @@ TRANSFORM_COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("cholesky_solve", "lu_solve"), _SUBSTITUTE_TWICE_BY_SECOND),
     **{f"fft_{kind}": counter for kind, counter in _FOURIER.items()},
     **dict.fromkeys(("_fft_c2c", "_fft_c2r"), _fourier(_given(1, None))),
-    "_fft_r2c": _fourier(_given(1, None), halves=True),
+    "_fft_r2c": _fourier(_given(1, None), halves=_as_long),
     "stft": _short_time_fourier,
 }
 """The formula of an operator, by its name without namespace and overload; of those that iterate, as much as is usual.
