@@ -31,7 +31,8 @@ from fxpasses.partitioners.placing.device_reasons import (
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.device_search import Contiguity, Found, Objective, Wish, search
+from fxpasses.partitioners.placing.device_search import Contiguity, Found, Wish, search
+from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.state_nodes import state_nodes
@@ -183,7 +184,7 @@ def place_by_device(
     else:
         found = _best(figures, wish, (contiguity,), None)
     again = add_device_replicas(figures, wish, found, replicate)
-    return _as_placement(figures, wish, found) if again is None else _with_replicas(wish, again)
+    return _described(figures, wish, found) if again is None else _with_replicas(wish, again)
 
 
 def _nothing(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> DevicePlacement:
@@ -196,7 +197,7 @@ def _nothing(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Devic
 
 def _on_one(figures: GraphFigures, wish: Wish, alone: Found) -> DevicePlacement:
     """Nothing is sent then, and nothing waits; that parts on several devices may still win is said in the reason."""
-    placement = _as_placement(figures, wish, alone)
+    placement = _described(figures, wish, alone)
     ((part, device),) = placement.device_of.items()
     others = len(wish.topology.devices) - 1
     return attrs.evolve(placement, reasons={part: alone_reason(device, others, placement.bound, placement.is_optimal)})
@@ -284,13 +285,6 @@ def _with_replicas(wish: Wish, again: Replicated) -> DevicePlacement:
     for part, nodes in assignment.replicas.items():
         reasons[str(part)] += f"; {replica_reason(nodes, again.saved.get(str(part), 0))}"
     return attrs.evolve(written, assignment=assignment, reasons=reasons, saved=again.saved)
-
-
-def _as_placement(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
-    if wish.objective == "memory":  # what the solver counts is less than what is there
-        seen = check_budgets(figures, wish.topology, found.runs, wish.training, always=True)
-        found = attrs.evolve(found, value=float(seen.fullest))
-    return _described(figures, wish, found)
 
 
 def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:

@@ -19,7 +19,7 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.device_times import critical_path, makespan_of, times_of
+from fxpasses.partitioners.costs.device_times import critical_path, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -28,6 +28,7 @@ from fxpasses.partitioners.placing.colocation import backward_partners, must_sha
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.device_search import Found, Wish
 from fxpasses.partitioners.placing.making_or_sending import NEVER, PICOSECONDS, cheapest
+from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.replicas import bytes_saved, crossing_bytes, why_not_replicable, with_replicas
 from fxpasses.partitioners.placing.selectors import select
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
@@ -317,12 +318,10 @@ def _tried(
     seen = check_budgets(measured, wish.topology, runs, step, always=True)
     if seen.over:
         return None
-    before, after = _Times.of(figures, wish, found.runs), _Times.of(measured, wish, runs)
-    was, now = before.value, after.value
-    if wish.objective == "memory":
-        now = float(seen.fullest)
-        was = float(check_budgets(figures, wish.topology, found.runs, wish.training, always=True).fullest)
-    if how == "cheaper" and (now > was * (1 + 1e-12) or after.seconds >= before.seconds):
+    now = objective_value(measured, wish.topology, wish.objective, runs, step)
+    if how == "cheaper" and (
+        now > found.value * (1 + 1e-12) or _seconds(measured, wish, runs) >= _seconds(figures, wish, found.runs)
+    ):
         return None
     if _crossing(measured, wish, runs) >= _crossing(figures, wish, found.runs):
         return None
@@ -347,25 +346,10 @@ def _measured_again(
     return (figures, None) if step is None else training_figures(figures, step.training)
 
 
-@attrs.frozen
-class _Times:
-    """Seconds of one run, and what the objective makes small where that is a time or a number of devices."""
-
-    seconds: float
-    value: float
-
-    @classmethod
-    def of(cls, figures: GraphFigures, wish: Wish, runs: Runs) -> _Times:
-        device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
-        placed = (figures, runs.assignment, device_of, wish.topology)
-        seconds, load = times_of(*placed)
-        if wish.objective == "latency":
-            value = makespan_of(*placed)
-        elif wish.objective == "throughput":
-            value = max(load.values(), default=0.0)
-        else:
-            value = float(len(dict.fromkeys(runs.device_of.values())))
-        return cls(seconds, value)
+def _seconds(figures: GraphFigures, wish: Wish, runs: Runs) -> float:
+    """One part after the other."""
+    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
+    return times_of(figures, runs.assignment, device_of, wish.topology)[0]
 
 
 def _bound(figures: GraphFigures, wish: Wish, found: Found) -> float:

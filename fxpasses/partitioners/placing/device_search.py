@@ -20,7 +20,6 @@ from torch.fx import Node
 
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -29,6 +28,7 @@ from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import homes_of, placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
+from fxpasses.partitioners.placing.objective_values import Objective, objective_value
 from fxpasses.partitioners.placing.own_order import OwnOrder
 from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.partitioners.placing.state_nodes import StateNode
@@ -36,7 +36,7 @@ from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.units import format_bytes
 
-__all__ = ["Contiguity", "Found", "Objective", "Wish", "search"]
+__all__ = ["Contiguity", "Found", "Wish", "search"]
 
 MAX_ROUNDS = 8
 ROUNDS_MORE = 3
@@ -51,7 +51,6 @@ MARGINS = 2000
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
-Objective = Literal["latency", "throughput", "memory", "devices"]
 Contiguity = Literal["pipeline", "convex", "free"]
 Solver = Callable[[PlacementProblem], PlacementSolution]
 
@@ -119,7 +118,7 @@ class Found:
     Args:
         runs: The parts in execution order.
         contiguity: What a device may take.
-        value: What the objective makes small; for latency as the parts run: each when its inputs are there.
+        value: What the objective makes small, as the parts run.
         bound: No placement of this kind can be below it.
     """
 
@@ -165,11 +164,11 @@ def search(
             runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
             seen = check_budgets(figures, wish.topology, runs, wish.training)
             if not seen.over:
-                found = _found(figures, wish, contiguity, runs, solution.objective_value, bound)
+                found = _found(figures, wish, contiguity, runs, bound)
                 if wish.objective == "latency" and contiguity == "free":
                     found = _side_by_side(figures, wish, solution, found)
-                if wish.objective == "memory":
-                    return _emptiest(figures, wish, found, along or _along_own_order(figures, wish, contiguity, bound))
+                if wish.objective == "memory":  # the solvers do not see what is alive
+                    along = along or _along_own_order(figures, wish, contiguity, bound)
                 if not wish.state_with_first_user and _sends_otherwise(figures, wish, solution, found):
                     found = _with_first_users(figures, wish, found, solve)
                 return found if along is None else min(found, along, key=lambda each: each.value)
@@ -220,7 +219,7 @@ def _with_room_to_spare(figures: GraphFigures, wish: Wish, contiguity: Contiguit
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
         seen = check_budgets(figures, wish.topology, runs, wish.training)
         if not seen.over:
-            return _found(figures, wish, contiguity, runs, _value(figures, wish, runs), bound)
+            return _found(figures, wish, contiguity, runs, bound)
         for name, size in seen.over.items():
             margin[name] = margin.get(name, 0) + size
     return None
@@ -248,16 +247,8 @@ def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound
             runs = search(figures, other, contiguity, by_another=False).runs
         except PlacementError:
             continue
-        return _found(figures, wish, contiguity, runs, _value(figures, wish, runs), bound)
+        return _found(figures, wish, contiguity, runs, bound)
     return None
-
-
-def _value(figures: GraphFigures, wish: Wish, runs: Runs) -> float:
-    """What throughput and the number of devices make small; the rest is measured elsewhere."""
-    if wish.objective != "throughput":
-        return float(len(set(runs.device_of.values())))
-    device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
-    return max(times_of(figures, runs.assignment, device_of, wish.topology)[1].values())
 
 
 def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
@@ -270,12 +261,8 @@ def _first(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None
         return None
 
 
-def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, value: float, bound: float) -> Found:
-    if wish.objective == "latency":
-        device_of = {part: wish.topology[name] for part, name in runs.device_of.items()}
-        value = makespan_of(figures, runs.assignment, device_of, wish.topology)
-    elif wish.objective == "throughput" and figures.shared_state:  # solvers may hold a parameter where nobody uses it
-        value = _value(figures, wish, runs)
+def _found(figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, bound: float) -> Found:
+    value = objective_value(figures, wish.topology, wish.objective, runs, wish.training)
     return Found(runs, contiguity, value, min(bound, value))
 
 
@@ -299,14 +286,6 @@ def _with_first_users(figures: GraphFigures, wish: Wish, found: Found, solve: So
     return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
 
 
-def _emptiest(figures: GraphFigures, wish: Wish, found: Found, along: Found | None) -> Found:
-    """Whose fullest device holds the least, as memory is predicted; the solvers do not see what is alive."""
-    return min(
-        (each for each in (found, along) if each is not None),
-        key=lambda each: check_budgets(figures, wish.topology, each.runs, wish.training, always=True).fullest,
-    )
-
-
 def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:
     """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
     best, limit = found, QUICKER * found.value
@@ -314,7 +293,7 @@ def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution
         runs = cut(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
         if len(runs.device_of) <= len(best.runs.device_of):
             continue
-        other = _found(figures, wish, found.contiguity, runs, found.value, found.bound)
+        other = _found(figures, wish, found.contiguity, runs, found.bound)
         if other.value < limit and not check_budgets(figures, wish.topology, runs, wish.training).over:
             best, limit = other, QUICKER * other.value
     return best
@@ -332,7 +311,7 @@ def _along_own_order(figures: GraphFigures, wish: Wish, contiguity: Contiguity, 
             runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
             seen = check_budgets(figures, wish.topology, runs, wish.training)
             if not seen.over:
-                return _found(figures, wish, contiguity, runs, order.value(problem, cut), bound)
+                return _found(figures, wish, contiguity, runs, bound)
             for name, size in seen.over.items():
                 margin[name] = margin.get(name, 0) + size
     return None

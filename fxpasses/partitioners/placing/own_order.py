@@ -26,7 +26,7 @@ from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, contract, reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["Cut", "OwnOrder"]
 
@@ -108,14 +108,6 @@ class OwnOrder:
         loads = [np.where(self.need <= limit, load, np.inf) for load, limit in zip(self.load, own, strict=True)]
         found = self._smallest(loads)
         return None if found is None else self._cut(*found)
-
-    def value(self, problem: PlacementProblem, cut: Cut) -> float:
-        """What the objective of the problem makes small, with the links as they are."""
-        tables = tables_of(problem)
-        place = {name: index for index, name in enumerate(self.names)}
-        known = (node if isinstance(node, Node) else node[-1] for node in tables.nodes)  # type: ignore[index]  # a tuple
-        home = [place[cut.home[node]] for node in known]
-        return evaluate(tables, np.array(home, dtype=np.int64)).value(problem.objective)
 
     def nearest(self) -> Cut | None:
         """The cut of which the fullest device lacks the fewest bytes; its value says how many."""

@@ -1,0 +1,33 @@
+"""What an objective makes small, of parts as they run: links, shared parameters and memory as they are predicted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fxpasses.devices import Topology
+from fxpasses.partitioners.costs.device_times import makespan_of, times_of
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.device_runs import Runs
+
+__all__ = ["Objective", "objective_value"]
+
+Objective = Literal["latency", "throughput", "memory", "devices"]
+
+
+def objective_value(
+    figures: GraphFigures, topology: Topology, objective: Objective, runs: Runs, step: TrainingStep | None
+) -> float:
+    """Seconds of one sample (``latency``) or of the busiest device (``throughput``), bytes on the fullest one, devices.
+
+    A problem for the solvers counts less memory than there is, and may hold a parameter where nobody uses it.
+    """
+    if objective == "memory":
+        return float(check_budgets(figures, topology, runs, step, always=True).fullest)
+    if objective == "devices":
+        return float(len(set(runs.device_of.values())))
+    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    if objective == "latency":
+        return makespan_of(figures, runs.assignment, device_of, topology)
+    return max(times_of(figures, runs.assignment, device_of, topology)[1].values(), default=0.0)
