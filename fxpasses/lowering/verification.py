@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,13 +44,15 @@ def compare_with_model(
         expected, state = _run(reference, args or (), kwargs or {})
         actual, own_state = _run(lowered, args or (), kwargs or {}, _buffer_names(lowered, program))
     if len(expected) != len(actual):
-        return CheckRow(False, False, len(actual), float("inf"), "the same number of tensors")
+        return CheckRow(False, False, len(actual), math.inf, "the same number of tensors")
     pairs = list(zip(expected, actual, strict=True))
-    stale = tuple(name for name, left in own_state.items() if name in state and not _close(state[name], left))
+    stale = tuple(
+        name for name, left in own_state.items() if name in state and not _close(state[name].to(left.dtype), left)
+    )
     exact = all(_identical(one, other) for one, other in pairs) and not stale
     difference = max((_difference(one, other) for one, other in pairs), default=0.0)
-    tolerance = max((_TOLERANCES.get(one.dtype, 0.0) for one in expected), default=0.0)
-    ok = difference <= tolerance * _scale(expected) and not stale
+    tolerance = max(map(_tolerance, expected), default=0.0)
+    ok = all(_close(one, other) for one, other in pairs) and not stale
     return CheckRow(ok, exact, len(actual), difference, f"{tolerance:g} relative", stale)
 
 
@@ -95,30 +98,49 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a buffer holds the same; forward may have replaced it by one of another type."""
-    return _difference(one.to(other.dtype), other) <= _TOLERANCES.get(other.dtype, 0.0) * _scale([one])
+    """Whether two tensors are equal but for rounding, beside the largest number of the first."""
+    return _difference(one, other) <= _tolerance(one) * _scale(one)
 
 
-def _scale(tensors: Sequence[torch.Tensor]) -> float:
-    """The largest number, where it is above one."""
-    return max([1.0, *(float(one.abs().max()) for one in tensors if one.is_floating_point() and one.numel())])
+def _tolerance(tensor: torch.Tensor) -> float:
+    """The share that rounding explains; none of whole numbers."""
+    return _TOLERANCES.get(tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype, 0.0)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest finite number, where it is above one."""
+    size = _wide(tensor).abs()
+    return max(1.0, float(size[size.isfinite()].max())) if size.isfinite().any() else 1.0
 
 
 def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Compare NaN with NaN as equal: what counts is the pattern."""
-    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
+    """Number by number; NaN is NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one != one) & (other != other)).all())
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest one between two numbers; ``inf`` where one of them is NaN or infinite, and the other is not."""
     if one.shape != other.shape or one.dtype != other.dtype:
-        return float("inf")
+        return math.inf
     if one.numel() == 0:
         return 0.0
-    if one.dtype == torch.bool:
-        return float((one != other).any())
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return float((one.to(wide) - other.to(wide)).abs().nan_to_num(0.0).max())
+    if not (one.is_floating_point() or one.is_complex()):
+        return float((one != other).any()) if one.dtype == torch.bool else _of_whole_numbers(one, other)
+    one, other = _wide(one), _wide(other)
+    is_finite = one.isfinite() & other.isfinite()
+    if not _identical(one[is_finite.logical_not()], other[is_finite.logical_not()]):
+        return math.inf
+    return float((one - other)[is_finite].abs().max()) if is_finite.any() else 0.0
+
+
+def _of_whole_numbers(one: torch.Tensor, other: torch.Tensor) -> float:
+    """At least one where they differ, though numbers beyond 2**53 have no difference as floats."""
+    rounded = float((one.to(torch.float64) - other.to(torch.float64)).abs().max())
+    return max(rounded, 1.0) if bool((one != other).any()) else 0.0
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats of 64 bits; of a complex number both parts."""
+    return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fxpasses import Device, lower
+from fxpasses.lowering.verification import compare_with_model
+from fxpasses.report.summary import CheckRow
 
 
 class Inner(nn.Module):
@@ -51,3 +54,75 @@ def test_comparing_leaves_a_model_that_replaces_a_buffer_as_it_was() -> None:
     assert lowered.report.check.exact
     assert before is model[0].mean
     assert 0.0 == before.sum().item() == lowered.state_dict()["0.mean"].sum().item()
+
+
+class Gives(nn.Module):
+    """Some tensors, whatever goes in."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__()
+        for index, tensor in enumerate(tensors):
+            self.register_buffer(f"tensor_{index}", tensor)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(buffer.clone() for buffer in self.buffers()) if x.dim() else (x,)
+
+
+def compared(expected: list[Tensor], actual: list[Tensor]) -> CheckRow:
+    model, inputs = Gives(*expected), (torch.ones(1),)
+    return compare_with_model(model, torch.export.export(model, inputs), Gives(*actual), inputs, {})
+
+
+NAN, INF, LARGEST = float("nan"), float("inf"), torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        ([torch.tensor([0.0])], [torch.tensor([NAN])]),
+        ([torch.tensor([NAN])], [torch.tensor([5.0])]),
+        ([torch.tensor([INF])], [torch.tensor([LARGEST])]),
+        ([torch.tensor([INF])], [torch.tensor([-INF])]),
+        ([torch.tensor([-INF, 1.0])], [torch.tensor([-INF, 2.0])]),
+        ([torch.tensor([-INF]), torch.tensor([1.0])], [torch.tensor([-INF]), torch.tensor([1000.0])]),
+        ([torch.tensor([1e6]), torch.tensor([1.0])], [torch.tensor([1e6]), torch.tensor([1.1])]),
+        ([torch.tensor([100.0]).bfloat16(), torch.tensor([3])], [torch.tensor([100.0]).bfloat16(), torch.tensor([4])]),
+        ([torch.tensor([2**60])], [torch.tensor([2**60 + 1])]),
+        ([torch.tensor([True])], [torch.tensor([False])]),
+        ([torch.tensor([complex(0, INF)])], [torch.tensor([complex(0, 1)])]),
+    ],
+    ids=[
+        "number-nan",
+        "nan-number",
+        "infinite-largest",
+        "signs",
+        "beside-infinite",
+        "other-output-infinite",
+        "other-output-large",
+        "integers-beside-bfloat16",
+        "large-integers",
+        "bools",
+        "complex",
+    ],
+)
+def test_what_rounding_does_not_explain_is_told(expected: list[Tensor], actual: list[Tensor]) -> None:
+    """NaN counted as zero, an infinite number as the largest; one output's scale was that of all."""
+    check = compared(expected, actual)
+
+    assert not check.ok
+    assert not check.exact
+    assert check.max_difference > 0
+    assert compared(expected, expected).exact
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        ([torch.tensor([NAN, -INF, 1.0])], [torch.tensor([NAN, -INF, 1.0 + 1e-6])]),
+        ([torch.tensor([complex(1, 1)])], [torch.tensor([complex(1, 1 + 1e-6)])]),
+        ([torch.ones(0)], [torch.ones(0)]),
+    ],
+    ids=["special", "complex", "empty"],
+)
+def test_rounding_is_no_difference(expected: list[Tensor], actual: list[Tensor]) -> None:
+    assert compared(expected, actual).ok
