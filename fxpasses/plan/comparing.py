@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.plan.condensing import condensed, module_homes
 from fxpasses.plan.keys import covering_entries, listed, path_in, stable_keys
@@ -177,9 +177,18 @@ def _moved_operators(first: Plan, second: Plan, graph_module: GraphModule) -> It
 def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:
     yield from _changed_objects(_by_name(first.devices, "device"), _by_name(second.devices, "device"))
     yield from _changed_objects(
-        {f"link {link.first}:{link.second}": attrs.asdict(link) for link in first.links},
-        {f"link {link.first}:{link.second}": attrs.asdict(link) for link in second.links},
+        _by_ends(first.links),
+        _by_ends(second.links),
     )
+
+
+def _by_ends(links: tuple[Link, ...]) -> dict[str, dict[str, Any]]:
+    """A link counts both ways, so the order of its ends tells nothing."""
+    found = {}
+    for link in links:
+        first, second = sorted((link.first, link.second))
+        found[f"link {first}:{second}"] = attrs.asdict(attrs.evolve(link, first=first, second=second))
+    return found
 
 
 def _by_name(devices: tuple[Device, ...], what: str) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
+from fxpasses.partitioners.support import module_paths
 
 __all__ = ["covering_entries", "listed", "module_path", "names_region", "path_in", "stable_keys"]
 
@@ -28,12 +29,7 @@ def module_path(node: Node) -> str:
     """
     while node.target is operator.getitem and isinstance(made := node.args[0], Node) and is_compute(made):
         node = _inside(made, node.args[1]) if is_region(made) else made
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    entry = list(stack.values())[-1]
-    path = str(entry[0] if isinstance(entry, tuple) else entry)
-    path = path.removeprefix("L['self']").removeprefix("L__self__").strip("._")
+    path = (module_paths(node) or [""])[-1]
     return "" if path == _NO_MODULE else path
 
 

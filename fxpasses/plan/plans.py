@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from fxpasses.plan.reading import (
     read_wishes,
     text,
 )
-from fxpasses.plan.renaming import refuse_unknown_module, renamed
+from fxpasses.plan.renaming import all_at_once, renamed
 from fxpasses.plan.writing import plan_facts
 
 if TYPE_CHECKING:
@@ -171,16 +171,13 @@ class Plan:
         ('blocks.0/*',)
 
         Args:
-            renames: New path by old path; ``""`` is the model itself.
+            renames: New path by old path, all at once, so that two may change places; of several that hold an operator
+                the innermost counts. ``""`` is the model itself.
 
         Raises:
             PlanError: the plan names nothing in a module of that path.
         """
-        parts: Sequence[PartPlan] = self.parts
-        for old, new in renames.items():
-            refuse_unknown_module(parts, old)
-            parts = renamed(parts, old, new)
-        return attrs.evolve(self, parts=tuple(parts))
+        return attrs.evolve(self, parts=tuple(renamed(self.parts, all_at_once(self.parts, renames))))
 
     def check(
         self,

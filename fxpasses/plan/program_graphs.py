@@ -25,7 +25,7 @@ def graph_of(model: GraphModule | ExportedProgram) -> GraphModule:
     Raises:
         InputError: it is neither.
     """
-    program = getattr(model, "program", model) if isinstance(model, GraphModule) else model
+    program = vars(model).get("program", model) if isinstance(model, GraphModule) else model
     if not isinstance(program, GraphModule) and not callable(getattr(program, "module", None)):
         raise InputError(
             f"A plan is about a GraphModule or an ExportedProgram, not {type(model).__name__}; export the model first, "

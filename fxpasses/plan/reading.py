@@ -59,13 +59,13 @@ def read_version(data: Any) -> Mapping[str, Any]:
     return data
 
 
-def text(data: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+def text(data: Mapping[str, Any], key: str, where: str) -> str:
     """Read an entry that is a text.
 
     Raises:
         PlanError: it is missing, or something else.
     """
-    value = _entry(data, key, where) if default is None else data.get(key, default)
+    value = _entry(data, key, where)
     if not isinstance(value, str):
         raise PlanError(f"In this plan {where}{key} is {_shown(value)}; write a text.")
     return value

@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from fxpasses.errors import PlanError
-from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.device_maps import covering, holders
 from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.reading import nearest
 
-__all__ = ["guess_renames", "refuse_unknown_module", "renamed"]
+__all__ = ["all_at_once", "guess_renames", "renamed"]
 
 MOST_RENAMES = 8
 MOST_UNEXPLAINED = 0.2
 """Share of the entries that may stay unexplained when a model all of whose names differ counts as renamed."""
 
 
-def renamed(parts: Sequence[PartPlan], old: str, new: str) -> list[PartPlan]:
-    """The parts after a module was renamed; ``""`` stands for the model itself."""
+def renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPlan]:
+    """The parts after modules were renamed, all at once; ``""`` stands for the model itself."""
     return [
         attrs.evolve(
             part,
-            ops=tuple(_renamed_entry(op, old, new) for op in part.ops),
-            again=tuple(_renamed_entry(op, old, new) for op in part.again),
+            ops=tuple(_renamed_entry(op, renames) for op in part.ops),
+            again=tuple(_renamed_entry(op, renames) for op in part.again),
         )
         for part in parts
     ]
 
 
-def _renamed_entry(entry: str, old: str, new: str) -> str:
+def _renamed_entry(entry: str, renames: Mapping[str, str]) -> str:
+    """The innermost module that has another name counts."""
     path, _, rest = entry.rpartition("/")
-    if old not in holders(path):
-        return entry
-    steps = [step for step in (new, path[len(old) :].strip(".")) if step]
-    return f"{'.'.join(steps)}/{rest}"
+    old = covering(path, renames)
+    return entry if old is None else f"{_moved(path, old, renames[old])}/{rest}"
 
 
-def refuse_unknown_module(parts: Sequence[PartPlan], path: str) -> None:
-    """Refuse to rename what no entry names.
+def _moved(path: str, old: str, new: str) -> str:
+    """A path in a module after that was renamed."""
+    return ".".join(step for step in (new, path[len(old) :].strip(".")) if step)
+
+
+def _then(renames: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """All at once what some renames do, and one more after them.
+
+    >>> _then({"layers": "blocks"}, "blocks.0.fc", "blocks.0.up"), _then({"a": "b"}, "b", "c")
+    ({'layers': 'blocks', 'layers.0.fc': 'blocks.0.up'}, {'a': 'c'})
+    """
+    together = {first: _moved(now, old, new) if old in holders(now) else now for first, now in renames.items()}
+    origin = next((_moved(old, now, first) for first, now in renames.items() if now in holders(old)), old)
+    together.setdefault(origin, new)
+    return together
+
+
+def all_at_once(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> dict[str, str]:
+    """The same renames at once: two modules may change places; what only an earlier name makes is followed to there.
 
     Raises:
-        PlanError: no entry is in a module of that path.
+        PlanError: no entry is in a module of that path, and no earlier rename makes one.
     """
-    known = dict.fromkeys(each for part in parts for op in (*part.ops, *part.again) for each in holders(path_in(op)))
-    if path not in known:
-        raise PlanError(f"The plan names nothing in {path or 'the model itself'!r}{nearest(path, list(known))}")
+    known = _modules(parts)
+    together: dict[str, str] = {}
+    for old, new in renames.items():
+        if old in known:
+            together[old] = new
+            continue
+        made = _modules(renamed(parts, together))
+        if old not in made:
+            raise PlanError(f"The plan names nothing in {old or 'the model itself'!r}{nearest(old, list(made))}")
+        together = _then(together, old, new)
+    return together
+
+
+def _modules(parts: Sequence[PartPlan]) -> dict[str, None]:
+    """The modules that entries are in."""
+    return dict.fromkeys(each for part in parts for op in (*part.ops, *part.again) for each in holders(path_in(op)))
 
 
 def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
@@ -59,7 +88,7 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
         given: How they fit without renaming.
 
     Returns:
-        New name by old name, the one that explains most first.
+        New name by old name, all at once; the one that explains most first.
     """
     keys, nothing_fits = given.keys, given.fits_nothing
     renames: dict[str, str] = {}
@@ -67,7 +96,7 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
         before = len(given.homeless) + len(given.unused)
         best = None
         for old, new in _candidates(given):
-            tried = renamed(parts, old, new)
+            tried = renamed(parts, {old: new})
             outcome = fit(tried, keys)
             left = len(outcome.homeless) + len(outcome.unused)
             if left < before:
@@ -75,7 +104,7 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
         if best is None:
             break
         old, new, parts, given = best
-        renames[old] = new
+        renames = _then(renames, old, new)
     entries = sum(len(part.ops) for part in parts)
     if nothing_fits and len(given.unused) > entries * MOST_UNEXPLAINED:
         return {}  # another model, where a few names happen to be alike

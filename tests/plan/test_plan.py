@@ -332,3 +332,27 @@ def test_a_plan_of_the_first_version_is_read(plan: Plan) -> None:
 def test_a_missing_plan_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"^There is no plan file '.*plan\.json'\.$"):
         Plan.load(tmp_path / "plan.json")
+
+
+class Underlined(nn.Module):
+    """Names that begin and end with what separates words, and one that is called as a part of a lowered module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first, self.last_, self.program = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.program(self.last_(self._first(x)))
+
+
+def test_modules_keep_their_whole_names() -> None:
+    model, inputs = Underlined().eval(), (torch.randn(2, 8),)
+    lowered = lower(model, inputs, devices=[Device("a")])
+    graph = torch.export.export(model, inputs).module(check_guards=False)
+
+    assert ["_first/linear#0", "last_/linear#0", "program/linear#0"] == list(stable_keys(graph).values())
+    assert [] == lowered.plan.check(graph)
+    mapped = lower(
+        model, inputs, device_map={"_first": "a", "last_": "b", "program": "a"}, devices=[*map(Device, "ab")]
+    )
+    assert {"_first": "a", "last_": "b", "program": "a"} == mapped.plan.device_map()

@@ -418,3 +418,14 @@ def test_what_another_replica_or_a_later_part_uses_is_computed_again(encoder: Gr
 
     assert [] == again.check(encoder)
     assert [] == later.check(encoder)
+
+
+def test_modules_change_places_at_once(plan: Plan) -> None:
+    parts = (PartPlan("a", "left", ("a/*", "layers.0/*", "layers.1.fc/x#0")), PartPlan("b", "right", ("b/*",)))
+    named = attrs.evolve(plan, parts=parts)
+
+    swapped = named.rename_modules({"a": "b", "b": "a"})
+    shifted = named.rename_modules({"layers.0": "layers.1", "layers.1": "layers.2", "layers": "blocks"})
+
+    assert [("b/*", "layers.0/*", "layers.1.fc/x#0"), ("a/*",)] == [part.ops for part in swapped.parts]
+    assert ("a/*", "layers.1/*", "layers.2.fc/x#0") == shifted.parts[0].ops

@@ -129,3 +129,12 @@ def test_what_is_made_small_is_told_in_its_unit() -> None:
     assert more[0].startswith("predicted: objective_value 1 device → ")
     assert more[0].endswith(" us")
     assert "objectives" not in json.dumps(plans["memory"].diff(plans["devices"]).to_json())
+
+
+def test_a_link_has_no_direction() -> None:
+    one, other = (
+        attrs.evolve(plan(left=["a/*"]), devices=(Device("left"), Device("right")), links=(Link(*ends, 1e9),))
+        for ends in (("left", "right"), ("right", "left"))
+    )
+
+    assert str(one.diff(one)) == str(one.diff(other)) == "The plans are the same."
