@@ -5,6 +5,7 @@ Operators of one kind on shapes of one kind run once. What a kernel hides from t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -137,9 +138,22 @@ def _described_as_trained(leaf: Any) -> Hashable:
 
 
 def makes_a_copy(node: Node) -> bool:
-    """Whether a node that may give a view of its operand (``reshape``, ``to``) gives new memory."""
+    """Whether a node that may give a view of its operand (``reshape``, ``to``, ``x[...]``) gives new memory."""
+    if node.target is operator.getitem:
+        return _gathers(*node.args)
     ran = dry_run(node)
     return ran is not None and ran.made > 0
+
+
+def _gathers(source: Any, index: Any) -> bool:
+    """Whether elements are picked by a list or by a tensor; numbers and slices look at what is there."""
+    if not (isinstance(source, Node) and isinstance(value_of(source), Tensor)):
+        return False
+    for each in index if isinstance(index, tuple) else (index,):
+        value = value_of(each) if isinstance(each, Node) else each
+        if isinstance(value, list) or (isinstance(value, Tensor) and (value.dim() > 0 or value.dtype == torch.bool)):
+            return True
+    return False
 
 
 def _is_taken_apart(node: Node, autocast: Autocast | None) -> bool:

@@ -1,4 +1,4 @@
-"""Where gradients flow in a forward graph, and what each node keeps for its backward."""
+"""Where gradients flow in a forward graph."""
 
 from __future__ import annotations
 

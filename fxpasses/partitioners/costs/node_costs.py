@@ -113,7 +113,7 @@ def _is_view(node: Node) -> bool:
         if not is_alias and _name_of(node.target) in MAY_HAND_BACK:
             return (ran := dry_run(node)) is not None and not ran.made
         return is_alias and not makes_a_copy(node)
-    return node.target is operator.getitem
+    return node.target is operator.getitem and not makes_a_copy(node)
 
 
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
@@ -161,7 +161,8 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     written = sum(map(tensor_bytes, tensors_in(output)))
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
-    if (node.op == "call_function" and _is_view(node)) or runs_anywhere(node):
+    is_asked = runs_anywhere(node) and node.target is not operator.getitem
+    if is_asked or (node.op == "call_function" and _is_view(node)):
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]
@@ -195,7 +196,7 @@ def _computing_dtype(node: Node, operands: Sequence[torch.Tensor], results: Sequ
     tensors = [*operands, *results]
     floating = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
     chosen = next(iter(floating or tensors), None)
-    if chosen is not None and results and _name_of(node.target) in COUNTERS:
+    if chosen is not None and results and _formula_of(_name_of(node.target)) in COUNTERS:
         is_cast = chosen.dtype is torch.float32 and results[0].dtype in (torch.bfloat16, torch.float16)
         chosen = results[0] if is_cast else chosen
     return "" if chosen is None else str(chosen.dtype).removeprefix("torch.")
@@ -203,9 +204,11 @@ def _computing_dtype(node: Node, operands: Sequence[torch.Tensor], results: Sequ
 
 def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: Any, sizes: Sizes) -> int:
     name = _name_of(node.target)
-    counter = COUNTERS.get(name)
+    counter = COUNTERS.get(_formula_of(name))
     if node.op == "call_module":
         return int(_module_flops(node, inputs, named, output, sizes))
+    if named and (counter is not None or name in TRANSFORM_COUNTERS):
+        inputs = _in_order(name, inputs, named)
     operands = _operands(inputs)
     if name in LOOKUPS:
         return sum(math.prod(shape_of(tensor)) for tensor in tensors_in(output))
@@ -220,6 +223,23 @@ def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: 
     if counted := taken_apart(node.target, inputs, named):
         return counted * _per_product(operands)
     return max((math.prod(shape_of(tensor)) for tensor in [*operands, *tensors_in(output)]), default=0)
+
+
+def _formula_of(name: str) -> str:
+    """What writes its result into an operand counts as what makes a new one: ``addmm_`` as ``addmm``."""
+    return name if name.endswith("__") else name.removesuffix("_")
+
+
+def _in_order(name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """The inputs with named ones where the operator has them: ``bmm(a, mat2=b)`` as ``bmm(a, b)``; others are None."""
+    packet = getattr(torch.ops.aten, _formula_of(name), None)
+    for overload in () if packet is None else packet.overloads():
+        arguments = getattr(packet, overload)._schema.arguments
+        fields = ["input" if field.name == "self" else field.name for field in arguments if not field.kwarg_only]
+        given = {"input" if key == "self" else key: value for key, value in named.items()}
+        if last := max((fields.index(key) + 1 for key in given if key in fields), default=0):
+            return [*inputs, *(given.get(field) for field in fields[len(inputs) : last])]
+    return inputs
 
 
 def _per_product(operands: Sequence[torch.Tensor]) -> int:

@@ -31,14 +31,12 @@ class LoadedMemory:
         loaded: Most bytes of loaded parameters at one time.
         peak: Most bytes of everything at one time.
         traffic: Bytes loaded in one run.
-        loads: How many tensors are loaded in one run.
     """
 
     memory: DeviceMemory
     loaded: int = 0
     peak: int = 0
     traffic: int = 0
-    loads: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -186,7 +184,7 @@ class ParameterUses:
         loads = MemoryCourse(self.course.schedule, {device: 0}, {device: tuple(lives)}).curve(device)
         peak = held + int((self.course.curve(device) + loads).max(initial=0))
         memory = attrs.evolve(plain, parameters=held)
-        return LoadedMemory(memory, int(loads.max(initial=0)), peak, sum(life.size for life in lives), len(lives))
+        return LoadedMemory(memory, int(loads.max(initial=0)), peak, sum(life.size for life in lives))
 
 
 def _constants(

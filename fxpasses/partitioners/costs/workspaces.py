@@ -69,7 +69,7 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
     copies = itertools.count(1 << 40)  # effects number storages from 0
     for node in graph_module.graph.nodes:
         bases = effects.bases(node)
-        if is_getitem(node):
+        if is_getitem(node) and not makes_a_copy(node):
             source = homes[node.all_input_nodes[0]]
             index = node.args[1]
             picked = isinstance(index, int) and len(source) > 1

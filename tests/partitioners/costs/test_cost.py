@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -390,3 +391,46 @@ def test_markers_of_regions_cost_nothing_and_are_not_run() -> None:
     assert [NodeCost()] * 3 == costs
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+A, B, C = torch.ones(4, 8, 16), torch.ones(4, 16, 8), torch.ones(4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (2 * 4 * 8 * 8 * 16, lambda a, b: torch.bmm(a, mat2=b), (A, B)),
+        (2 * 4 * 8 * 8 * 16, lambda a, b: torch.bmm(mat2=b, input=a), (A, B)),
+        (2 * 8 * 8 * 16, lambda c, a, b: torch.addmm(c, mat2=b, mat1=a), (C[0], A[0], B[0])),
+        (2 * 4 * 8 * 8 * 16, lambda c, a, b: c.baddbmm_(a, b), (C, A, B)),
+        (2 * 8 * 8 * 16, lambda c, a, b: c.addmm_(a, b), (C[0], A[0], B[0])),
+        (2 * 4 * 8 * 8 * 16, lambda c, a, b: c.addbmm_(a, b), (C[0], A, B)),
+        (2 * 8 * 16, lambda c, a, b: c.addmv_(a, b), (C[0, 0], A[0], B[0, :, 0])),
+    ],
+    ids=["named", "all-named", "named-in-another-order", "baddbmm_", "addmm_", "addbmm_", "addmv_"],
+)
+def test_products_count_alike_by_name_and_in_place(flops: int, function: Any, args: tuple[Tensor, ...]) -> None:
+    traced = symbolic_trace(function)
+    PassManager([MeasureCosts(example_inputs=args)])(traced)
+
+    assert flops == max(measure_node(node).flops for node in traced.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (lambda x, _: x[1:], 0),
+        (lambda x, _: x[..., None], 0),
+        (lambda x, _: x[3], 0),
+        (lambda x, index: x[index], 4 * 500 * 64),
+        (lambda x, index: x[:10, index % 64], 4 * 10 * 500),
+        (lambda x, _: x[[1, 2]], 4 * 2 * 64),
+    ],
+    ids=["slice", "more-dimensions", "row", "gather", "gather-columns", "list"],
+)
+def test_elements_that_a_tensor_or_a_list_picks_are_copied(function: Any, written: int) -> None:
+    traced = symbolic_trace(function)
+    PassManager([MeasureCosts(example_inputs=(torch.ones(1000, 64), torch.arange(500)))])(traced)
+    picked = [node for node in traced.graph.nodes if node.target is operator.getitem][-1]
+
+    assert written == measure_node(picked).bytes_written

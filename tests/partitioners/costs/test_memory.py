@@ -9,9 +9,12 @@ import torch
 from allocations import AllocatedBytes
 from lowering_models import KeyValueCache, Mlp, Tied, Windows
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 
-from fxpasses import Device, LoweredModule, lower
+from fxpasses import Device, LoweredModule, PassManager, lower
+from fxpasses.partitioners import place_by_device, predict_memory
 from fxpasses.partitioners.costs.memory import DeviceMemory
+from fxpasses.passes import MeasureCosts
 
 
 class Widening(nn.Module):
@@ -183,3 +186,15 @@ def state_of(lowered: LoweredModule) -> Iterator[Tensor]:
 
 def test_the_peak_is_what_stays_plus_what_comes_and_goes() -> None:
     assert 7 == DeviceMemory(parameters=5, activations=2, copies=1).peak
+
+
+def test_a_tensor_stays_while_what_was_picked_from_it_is_made() -> None:
+    """What a list or a tensor picks in a traced graph shared the memory of the whole."""
+    x, index = torch.ones(1000, 64), torch.arange(5000) % 1000
+    traced = symbolic_trace(lambda x, index: x[index] * 2)
+    PassManager([MeasureCosts(example_inputs=(x, index))])(traced)
+
+    placement = place_by_device(traced, [Device("a")])
+
+    memory = predict_memory(traced, placement.assignment, placement.device_of)["a"]
+    assert x.nbytes + index.nbytes + 2 * 4 * 5000 * 64 == memory.peak
