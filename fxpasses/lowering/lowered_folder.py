@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from fxpasses.errors import InputError
@@ -24,7 +25,14 @@ from fxpasses.report.page import render_page
 
 __all__ = ["check_writable", "load", "save"]
 
-PROGRAM, PLAN, STRUCTURE, PAGE, SUMMARY = "program.pt2", "plan.json", "structure.json", "report.html", "report.json"
+FILES = PROGRAM, STRUCTURE, PLAN, PAGE, SUMMARY = (
+    "program.pt2",
+    "structure.json",
+    "plan.json",
+    "report.html",
+    "report.json",
+)
+DRAWINGS = ("graph.dot", "graph.svg")
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
@@ -66,7 +74,7 @@ def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
     except OSError as error:
         raise InputError(f"--out {str(folder)!r} cannot be written: {error.strerror}.") from error
     try:
-        written = [_moved(file, target) for file in _write_all(lowered, staging)]
+        written = _swapped(_write_all(lowered, staging), target)
     except BaseException as error:
         shutil.rmtree(target if made else staging, ignore_errors=True)
         if isinstance(error, OSError):
@@ -76,9 +84,23 @@ def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
     return written
 
 
-def _moved(file: Path, target: Path) -> Path:
-    os.replace(file, target / file.name)
-    return target / file.name
+def _swapped(files: Sequence[Path], target: Path) -> list[Path]:
+    """Put files where those of an earlier save are; these are back where one cannot be put there."""
+    before, written = Path(tempfile.mkdtemp(dir=files[0].parent)), []
+    try:
+        for name in (*FILES, *DRAWINGS):
+            if (target / name).exists():
+                os.replace(target / name, before / name)
+        for file in files:
+            written.append(target / file.name)
+            os.replace(file, written[-1])
+    except BaseException:
+        for new in written:
+            new.unlink(missing_ok=True)
+        for old in before.iterdir():
+            os.replace(old, target / old.name)
+        raise
+    return written
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
@@ -91,7 +113,7 @@ def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
     picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
     (staging / PAGE).write_text(render_page(lowered.report, picture), encoding="utf-8")
     (staging / SUMMARY).write_text(json.dumps(lowered.report.to_json(), indent=2) + "\n", encoding="utf-8")
-    return [*(staging / name for name in (PROGRAM, STRUCTURE, PLAN, PAGE, SUMMARY)), *drawings]
+    return [*(staging / name for name in FILES), *drawings]
 
 
 def load(folder: str | os.PathLike[str]) -> LoweredModule:
@@ -114,6 +136,6 @@ def load(folder: str | os.PathLike[str]) -> LoweredModule:
     try:
         structure = json.loads((path / STRUCTURE).read_text(encoding="utf-8"))
         program = with_structure(program, structure)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{str(path / STRUCTURE)!r} is missing or broken ({error}); save the model again.") from error
     return lower_with_plan(program, Plan.load(path / PLAN))

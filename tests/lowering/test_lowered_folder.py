@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -281,3 +282,45 @@ def test_a_small_region_without_gradients_is_found_again_in_the_file(tmp_path: P
     for each in (load(tmp_path / "lowered"), again, pickle.loads(pickle.dumps(lowered))):
         assert torch.equal(each(x), model(x))
         assert each.plan.parts == lowered.plan.parts
+
+
+@pytest.mark.parametrize("call", range(1, 13))
+def test_a_folder_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    def lowered(name: str) -> LoweredModule:
+        return lower(nn.Linear(4, 4), (torch.ones(2, 4),), devices=[Device(name)])
+
+    def fails(*paths: Path) -> None:
+        calls.append(paths)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        replace(*paths)
+
+    save(lowered("a"), tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    calls: list[tuple[Path, ...]] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", fails)
+
+    with pytest.raises(InputError, match=r"cannot be written: No space left on device\.$"):
+        save(lowered("b"), tmp_path)
+
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_a_drawing_of_an_earlier_save_does_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "graph.svg").write_text("<svg/>")
+    written = save(lower(nn.Linear(4, 4), (torch.ones(2, 4),), devices=[Device("a")]), tmp_path)
+
+    assert {file.name for file in written} == {file.name for file in tmp_path.iterdir()}
+    assert "<svg/>" not in {file.read_text() for file in tmp_path.glob("*.svg")}
+
+
+@pytest.mark.parametrize("content", ["[]", '{"inputs": 3, "outputs": {"kind": "leaf"}}'])
+def test_a_structure_of_other_types_is_refused(tmp_path: Path, content: str) -> None:
+    save(lower(nn.Linear(4, 4), (torch.ones(2, 4),), devices=[Device("a")]), tmp_path)
+    (tmp_path / "structure.json").write_text(content)
+
+    with pytest.raises(InputError, match=r"structure\.json' is missing or broken \(.*\); save the model again\.$"):
+        load(tmp_path)
