@@ -122,6 +122,11 @@ def _backend_name(_instance: object, _attribute: attrs.Attribute[Any], name: Any
         raise InputError(f"A device's backend is the name of one, such as {', '.join(BACKENDS)}, not {name!r}.")
 
 
+def _listed(values: Any) -> Any:
+    """A tuple of what may be read only once."""
+    return tuple(values) if isinstance(values, Iterable) else values
+
+
 def _answers(_device: Any, _field: Any, supports: Any) -> None:
     if supports is not None and not callable(getattr(supports, "is_node_supported", supports)):
         raise InputError(f"supports is called as supports(submodules, node), and {supports!r} cannot be called.")
@@ -210,8 +215,8 @@ class Topology:
         InputError: no device, two of one name, one called "main memory", or a link to a device that is not there.
     """
 
-    devices: tuple[Device, ...]
-    links: tuple[Link, ...] = ()
+    devices: tuple[Device, ...] = attrs.field(converter=_listed)
+    links: tuple[Link, ...] = attrs.field(default=(), converter=_listed)
 
     def __attrs_post_init__(self) -> None:
         if not self.devices:
@@ -303,7 +308,7 @@ def parse_device(text: str) -> Device:
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         known, _, dtype = key.partition(".")
-        if known not in _DEVICE_OPTIONS or not equals or (dtype and known != "flops"):
+        if known not in _DEVICE_OPTIONS or not equals or ("." in key and (known != "flops" or not dtype)):
             raise InputError(
                 f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)} and flops.DTYPE."
             )

@@ -112,9 +112,11 @@ def parse_seconds(text: str | float) -> float:
 def format_bytes(size: float) -> str:
     """Write a size with three digits that matter.
 
-    >>> format_bytes(0), format_bytes(1536), format_bytes(40 * MiB)
-    ('0 B', '1.50 KiB', '40.0 MiB')
+    >>> format_bytes(0), format_bytes(1536), format_bytes(40 * MiB), format_bytes(math.inf)
+    ('0 B', '1.50 KiB', '40.0 MiB', 'no limit')
     """
+    if math.isinf(size):
+        return "no limit"
     value, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

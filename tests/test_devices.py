@@ -38,6 +38,11 @@ def test_a_link_is_read_from_the_command_line() -> None:
             "backend and flops.DTYPE.",
         ),
         (
+            "a=cpu,flops.=1e9",
+            "--device 'a=cpu,flops.=1e9' has an option 'flops.=1e9'; there are memory, flops, bandwidth, overhead, "
+            "backend and flops.DTYPE.",
+        ),
+        (
             "a=cpu,flops.float12=1e9",
             "flops_by_dtype names the type 'float12', which torch does not have; write it like float16.",
         ),
@@ -153,6 +158,13 @@ def test_a_size_may_be_a_text_or_a_whole_number() -> None:
     for size in (1.5, float("nan"), float("inf"), True, [1], 10**400):
         with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not "):
             Device("a", size)  # type: ignore[arg-type]
+
+
+def test_devices_and_links_may_come_one_by_one() -> None:
+    """They are read twice: once to look whether they make sense."""
+    topology = Topology((Device(name) for name in "ab"), (Link("a", each) for each in "b"))
+
+    assert (("a", "b"), 1) == (tuple(device.name for device in topology.devices), len(topology.links))
 
 
 def test_a_rate_is_a_number_that_a_float_can_hold() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -169,4 +170,4 @@ def _name_of(model: Any) -> str:
     if isinstance(model, ExportedProgram):
         stack = model.module_call_graph[0].fqn
         return stack or "program"
-    return model if isinstance(model, str) else type(model).__name__
+    return os.fspath(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__

@@ -226,7 +226,10 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
 
 
 def _best_or_free(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
-    """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told."""
+    """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told.
+
+    Pins may be what no pipeline can keep, whatever the memory: then it is told what the free ones lack.
+    """
     try:
         return _best(figures, wish, kinds, alone)
     except PlacementError as error:
@@ -235,6 +238,8 @@ def _best_or_free(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ..
         try:
             return _best(figures, wish, ("free",), None)
         except InfeasibleError:
+            if isinstance(error, InfeasibleError) and error.missing_bytes is None:
+                raise
             raise error from None
 
 

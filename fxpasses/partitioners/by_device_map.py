@@ -22,6 +22,7 @@ from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.placing.module_origins import module_of
+from fxpasses.partitioners.placing.part_names import PartNames
 
 __all__ = ["devices_of_map", "place_by_device_map"]
 
@@ -69,7 +70,7 @@ def place_by_device_map(
         InfeasibleError: a device of the map does not support an operator that it gets.
     """
     nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
-    paths = [module_of(node) for node in nodes]
+    paths = ["" if node.op == "call_module" and runs_anywhere(node) else module_of(node) for node in nodes]
     known = _known_paths(graph_module, paths, modules)
     places = _places(device_map, topology, known, graph_module)
     chosen = [covering(path, places) for path in paths]
@@ -234,12 +235,11 @@ def _placement(
 ) -> DevicePlacement:
     partition_of: dict[Node, str] = {}
     device_of: dict[str, Device] = {}
-    taken: dict[str, int] = {}
+    fresh = PartNames(device.name for device in topology.devices).fresh
     part, before = "", None
     for node, device in zip(nodes, devices, strict=True):
         if device is not before:
-            count = taken[device.name] = taken.get(device.name, -1) + 1
-            part, before = f"{device.name}_{count}" if count else device.name, device
+            part, before = fresh(device.name), device
             device_of[part] = device
         partition_of[node] = part
     assignment = Assignment.of(graph_module, partition_of, order=list(device_of))

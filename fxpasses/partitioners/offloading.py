@@ -24,6 +24,7 @@ from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
+from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.units import format_bytes
 
 __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]
@@ -68,7 +69,7 @@ def place_with_offloading(
         InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
     """
     figures, options = GraphFigures.of(graph_module), dict(options or {})
-    failures: list[InfeasibleError] = []
+    failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
     free = _without_budgets(graph_module, topology, objective, options) if objective in _TIMES else None
     if free is not None:
@@ -79,15 +80,20 @@ def place_with_offloading(
             placement = _with_least_on(figures, topology, device, objective, options)
             found.append(offload_where_too_small(graph_module, placement, figures=figures))
             break
-        except InfeasibleError as error:
+        except PlacementError as error:  # none exists, or none was found
             failures.append(error)
     if not found:
-        raise min(failures, key=lambda error: math.inf if error.missing_bytes is None else error.missing_bytes)
+        raise min(failures, key=_missing)
     best = min(found, key=lambda each: (each.placement.objective_value, len(each.offloaded)))
     bound = 0.0
     if free is not None and free.contiguity == best.placement.contiguity:
         bound = min(free.bound, best.placement.objective_value)
     return attrs.evolve(best, placement=attrs.evolve(best.placement, bound=bound))
+
+
+def _missing(error: PlacementError) -> float:
+    missing = error.missing_bytes if isinstance(error, InfeasibleError) else None
+    return math.inf if missing is None else missing
 
 
 def _without_budgets(
@@ -111,7 +117,7 @@ def _with_least_on(
 ) -> DevicePlacement:
     """The placement that gives a device with unlimited memory as little as it can."""
     best = _enlarged(figures.graph_module, topology, device, None, objective, options)
-    if len(topology.devices) == 1:
+    if len(topology.devices) == 1 or device.available_mem_bytes is None:
         return best
     low, high = device.memory, float(figures.bytes_of(range(len(figures.nodes))))
     for _ in range(_STEPS):
@@ -302,19 +308,13 @@ def _renamed(placement: DevicePlacement, device: Device, pieces: dict[str, list[
     partition_of: dict[Node, str] = {}
     device_of: dict[str, Device] = {}
     reasons: dict[str, str] = {}
-    taken = set(map(str, placement.assignment.order)) - set(pieces)
+    kept = [part for part in map(str, placement.assignment.order) if part not in pieces]
+    names = PartNames((each.name for each in placement.topology.devices), kept)
     for part in map(str, placement.assignment.order):
         for members in pieces.get(part, [placement.assignment.partitions[part]]):
-            name = part if part in taken and part not in pieces else _free_name(device.name, device_of, taken)
+            name = names.fresh(device.name) if part in pieces else part
             partition_of.update(dict.fromkeys(members, name))
             device_of[name] = placement.device_of[part]
             reasons[name] = placement.reasons.get(part, "")
     assignment = Assignment.of(placement.assignment.graph, partition_of, order=list(device_of))
     return attrs.evolve(placement, assignment=assignment, device_of=device_of, reasons=reasons)
-
-
-def _free_name(device: str, device_of: dict[str, Device], taken: set[str]) -> str:
-    count = 0
-    while (name := f"{device}_{count}" if count else device) in device_of or name in taken:
-        count += 1
-    return name

@@ -76,13 +76,13 @@ def _label(node: Node) -> str:
     return f"{node.name}\n{shape}" if shape else node.name
 
 
-def write_drawing(drawing: graphviz.Digraph, folder: str | os.PathLike[str], stem: str = "graph") -> list[Path]:
+def write_drawing(drawing: graphviz.Digraph, folder: str | os.PathLike[str]) -> list[Path]:
     """Write ``graph.dot``, and ``graph.svg`` where Graphviz's ``dot`` is found.
 
     Returns:
         The files written.
     """
-    dot = Path(folder) / f"{stem}.dot"
+    dot = Path(folder) / "graph.dot"
     dot.write_text(drawing.source, encoding="utf-8")
     if which("dot") is None:
         return [dot]

@@ -40,7 +40,6 @@ def summarize(
     assignment: Assignment,
     *,
     reasons: Mapping[str, str] | None = None,
-    copies: Sequence[CopyRow] | None = None,
     steps: Sequence[StepRow] = (),
     passes: Sequence[PassRow] = (),
     step: TrainingStep | None = None,
@@ -52,7 +51,6 @@ def summarize(
         graph_module: The unsplit graph.
         assignment: The plan as an assignment of this graph.
         reasons: For each part, why it is where it is.
-        copies: What really crosses; by default what the plan makes cross.
         steps: What led here, with seconds.
         passes: The passes that ran.
         step: The training step of the graph, where the plan is for training.
@@ -87,7 +85,7 @@ def summarize(
     run = known(overlap=overlap)
     fills = plan.objective == "throughput" and step is None
     shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
-    sent = planned_copies(graph_module, assignment, plan) if copies is None else copies
+    sent = planned_copies(graph_module, assignment, plan)
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
     return Summary(
         plan.model,

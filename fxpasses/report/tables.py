@@ -84,7 +84,7 @@ def print_placement(summary: Summary, console: Console) -> None:
     if summary.path:
         _print_path(summary, console, narrow=narrow)
     for sentence in _sentences(summary):
-        console.print(sentence, highlight=False)
+        console.print(sentence, highlight=False, markup=False)
 
 
 def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:

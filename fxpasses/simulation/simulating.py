@@ -145,7 +145,8 @@ def simulate(
             optimizer computes takes no time here.
 
     Returns:
-        The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)).
+        The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)), and for parts that wait
+        for a device O(parts * samples) at each end of one.
 
     Raises:
         InputError: no sample, an unknown option, or several samples of a training step.

@@ -453,3 +453,18 @@ def test_derivatives_of_loaded_parameters_go_forward_as_well() -> None:
 
     assert "cpu" in [part.offload for part in lowered.plan.parts]
     assert torch.allclose(*tangents)
+
+
+def test_pins_that_no_pipeline_keeps_leave_offloading_to_be_tried() -> None:
+    """What pipelines lacked was told, which is no memory: then nothing was offloaded."""
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).eval(), torch.randn(2, 64)
+    devices = [Device("small", "30kB"), Device("host")]
+    pinned = {"0": "small", "2": "host", "4": "small"}
+
+    lowered = lower(model, (x,), devices=devices, pinned=pinned, offload="cpu", check=True)
+
+    assert lowered.report.check is not None
+    assert lowered.report.check.exact
+    assert {"small"} == {part.device for part in lowered.plan.parts if part.offload}
+    with pytest.raises(InfeasibleError, match=r'host no limit\).* 4304 bytes are missing. Or allow offload="cpu"'):
+        lower(model, (x,), devices=devices, pinned=pinned)

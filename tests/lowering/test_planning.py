@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -399,3 +400,46 @@ def test_operators_that_sit_somewhere_for_one_reason_are_one_entry_of_the_page()
     assert len(planned.plan.parts) == len(runs) == page.count("operators</summary>")
     assert all({why} == {planned.summary.reasons[key] for key in keys} for keys, why in runs)
     assert all(f"<code>{key}</code>" in page for key in planned.summary.reasons)
+
+
+class Returning(nn.Module):
+    """A large value that only its own device uses, after it had to wait for another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.first(x)
+        wide = before.repeat(1000, 100)
+        return self.third(self.second(before)).sum() + wide.sum()
+
+
+def test_a_reason_counts_what_goes_to_other_devices() -> None:
+    """What a later part of the same device uses does not cross."""
+    pinned = {"first": "l", "second": "r", "third": "l"}
+    placed = place(Returning(), (torch.ones(2, 4),), devices=[*map(Device, "lr")], pinned=pinned, contiguity="free")
+
+    crossing = {copy.source: copy.size for copy in placed.summary.copies}
+
+    assert 2 < len(placed.plan.parts)
+    assert {"l", "r"} == set(crossing)
+    assert not [reason for reason in placed.reasons.values() if "MiB cross" in reason or "KiB cross" in reason]
+    assert any(f"where {crossing['r']} B cross" in reason for reason in placed.reasons.values())
+
+
+def test_names_are_printed_as_they_are() -> None:
+    """Rich takes brackets for styles."""
+    placed = place(Mlp().eval(), (torch.ones(2, 64),), devices=[Device("x[red]y", "40 KiB"), Device("z", "40 KiB")])
+    printed = io.StringIO()
+
+    print_placement(placed.report(), Console(width=200, color_system=None, file=printed))
+
+    assert "xy" not in printed.getvalue()
+    assert [line for line in printed.getvalue().splitlines() if "x[red]y" in line and "With" in line]
+
+
+def test_a_program_in_a_file_is_called_after_it(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Mlp().eval(), (torch.ones(2, 64),)), tmp_path / "mlp.pt2")
+
+    assert str(tmp_path / "mlp.pt2") == place(tmp_path / "mlp.pt2", devices=[Device("a")]).plan.model

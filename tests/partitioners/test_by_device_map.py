@@ -10,9 +10,19 @@ import torch
 from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
 from torch import Tensor, nn
 
-from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, PlanError, lower, place
+from fxpasses import (
+    Device,
+    InfeasibleError,
+    InputError,
+    LoweredModule,
+    PlacementError,
+    PlanError,
+    Topology,
+    lower,
+    place,
+)
 from fxpasses.cli.demo_model import demo_llama
-from fxpasses.partitioners.by_device_map import devices_of_map
+from fxpasses.partitioners.by_device_map import devices_of_map, place_by_device_map
 from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
@@ -277,3 +287,23 @@ def test_a_device_that_cannot_run_a_module_says_so() -> None:
         "The device map puts relu (aten.relu.default, of module 'blocks.0') on npu, which does not support it; "
         "give that module another device."
     ) == str(caught.value)
+
+
+def test_a_device_that_is_called_as_another_ones_second_part_keeps_its_own() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    devices = [Device(name) for name in ("gpu", "mid", "gpu_1")]
+
+    device_map = {"0": "gpu", "1": "mid", "2": "gpu", "3": "gpu_1"}
+    placed = place(model, (torch.ones(2, 4),), devices=devices, device_map=device_map)
+
+    assert [("gpu", "0/*"), ("mid", "1/*"), ("gpu", "2/*"), ("gpu_1", "3/*")] == [
+        (part.device, part.ops[0]) for part in placed.plan.parts
+    ]
+
+
+def test_the_guards_of_an_exported_module_need_no_entry() -> None:
+    graph = torch.export.export(nn.Sequential(nn.Linear(4, 4)), (torch.ones(2, 4),)).module()
+
+    placement = place_by_device_map(graph, {"0": "a"}, Topology.of([Device("a"), Device("b")]))
+
+    assert {"a"} == {device.name for device in placement.device_of.values()}

@@ -24,7 +24,8 @@ class Seen:
 
     Args:
         over: By how many bytes which devices are over their budget.
-        alive: Bytes beside the constants that were on the device of each compute node while it ran.
+        alive: Bytes beside the constants on the device of each compute node while it ran; in training, at the worst
+            moment of that device.
         fullest: Bytes on the fullest device.
     """
 
@@ -43,10 +44,11 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
     effects, needs = figures.effects, step.needs
     trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
     sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
+    grows = trained - sent
     constants: list[dict[int, int]] = []
     for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
         grown = {
-            storage: int(size * (1 + training.optimizer_slots)) if storage in trained - sent else size
+            storage: int(size * (1 + training.optimizer_slots)) if storage in grows else size
             for storage, size in held.items()
         }
         for owner in needs.saved.get(node, ()):

@@ -155,7 +155,7 @@ def reasons_of(
     parts = [str(part) for part in assignment.order]
     for index, part in enumerate(parts):
         device = device_of[part]
-        ending = _ending(assignment, parts[index:])
+        ending = _ending(assignment, parts[index:], device_of)
         if len(parts) == 1:
             rest = "no other choice has" if is_optimal else "no choice was found that has"
             yield f"the whole model fits {device.name}, and {rest} a smaller {objective}"
@@ -165,16 +165,15 @@ def reasons_of(
             yield f"{device.name} runs these operators for the smallest {objective}; {ending}"
 
 
-def _ending(assignment: Assignment, parts: Sequence[str]) -> str:
+def _ending(assignment: Assignment, parts: Sequence[str], device_of: Mapping[str, Device]) -> str:
     if len(parts) == 1:
         return "it ends with the model"
-    following = assignment.partitions[parts[1]][0]
-    sent = sum(
-        value_bytes(node)
-        for node in assignment.partitions[parts[0]]
-        if any(assignment.partition_of.get(user, parts[0]) != parts[0] for user in node.users)
+    following, home = assignment.partitions[parts[1]][0], device_of[parts[0]].name
+    users = (
+        (node, assignment.partition_of.get(user)) for node in assignment.partitions[parts[0]] for user in node.users
     )
-    return f"it ends before {following.name}, where {format_bytes(sent)} cross"
+    sent = dict.fromkeys(node for node, part in users if part is not None and device_of[str(part)].name != home)
+    return f"it ends before {following.name}, where {format_bytes(sum(map(value_bytes, sent)))} cross"
 
 
 def replica_reason(nodes: Sequence[Node], saved: int) -> str:

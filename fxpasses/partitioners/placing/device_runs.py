@@ -14,6 +14,7 @@ from fxpasses.errors import CycleError
 from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.placing.part_names import PartNames
 
 __all__ = ["Runs", "runs_by_schedule", "runs_in_turns", "runs_of"]
 
@@ -65,12 +66,13 @@ def runs_in_turns(
     The arguments are those of :func:`runs_of`.
     """
     dependencies = dependencies or dependencies_of_parts(graph_module)
+    fresh = PartNames(device_of.values()).fresh
     names: dict[int, str] = {}
     homes: dict[str, str] = {}
     partition_of: dict[Node, str] = {}
     for number, turn, device in _turns(dependencies, device_of, start or {}):
         if turn not in names:
-            names[turn] = _free_name(device, homes)
+            names[turn] = fresh(device)
             homes[names[turn]] = device
         partition_of[dependencies.nodes[number]] = names[turn]
     return Runs(Assignment.of(graph_module, partition_of, order=homes, dependencies=dependencies), homes)
@@ -92,6 +94,7 @@ def runs_by_schedule(
     dependencies = dependencies or dependencies_of_parts(graph_module)
     nodes, homes = dependencies.nodes, [device_of.get(node) for node in dependencies.nodes]
     begin = _starts(dependencies, start or {})
+    fresh = PartNames(device_of.values()).fresh
     part_at: dict[str, str] = {}  # the part that each device is at, while it is open
     names: dict[str, str] = {}
     partition_of: dict[Node, str] = {}
@@ -99,7 +102,7 @@ def runs_by_schedule(
     for number in sorted(placed, key=lambda at: (begin[at], at)):
         home = str(homes[number])
         if home not in part_at or _is_elsewhere(homes, dependencies.predecessor_lists[number], home):
-            part_at[home] = _free_name(home, names)
+            part_at[home] = fresh(home)
             names[part_at[home]] = home
         whole = [number, *_elements(dependencies, number)]
         partition_of |= {nodes[each]: part_at[home] for each in whole}
@@ -166,11 +169,3 @@ def _turns(
         number = heapq.heappop(ready[device])[1]
         yield number, turn, device
         done.append(number)
-
-
-def _free_name(device: str, taken: Mapping[str, str]) -> str:
-    name, count = device, 0
-    while name in taken:
-        count += 1
-        name = f"{device}_{count}"
-    return name

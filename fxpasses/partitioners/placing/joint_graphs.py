@@ -7,6 +7,8 @@ forward in reverse.
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -51,24 +53,31 @@ def backward_by_order(nodes: Sequence[Node]) -> dict[Node, Node]:
     last such node that the pointer has not passed; one that reads nothing of the forward stays at the pointer.
 
     Args:
-        nodes: The compute nodes in graph order. Time O(nodes + edges).
+        nodes: The compute nodes in graph order. Time O(nodes + edges · log nodes).
     """
-    seed = next((index for index, node in enumerate(nodes) if _is_seed(node, nodes[index + 1 :])), None)
+    seed = next((index for index in range(len(nodes)) if _is_seed(nodes, index)), None)
     if seed is None:
         return {}
     place = {node: index for index, node in enumerate(nodes[:seed])}
     at = place[nodes[seed].all_input_nodes[0]]
+
+    @functools.cache
+    def places(used: Node) -> list[int]:
+        """Where a value is made and used in the forward."""
+        return sorted(place[each] for each in (used, *used.users) if each in place)
+
     partners: dict[Node, Node] = {}
     for node in nodes[seed:]:
         saved = [used for used in node.all_input_nodes if used in place or used.op in ("placeholder", "get_attr")]
-        near = [place[each] for used in saved for each in (used, *used.users) if each in place and place[each] <= at]
+        near = [users[last - 1] for users in map(places, saved) if (last := bisect_right(users, at))]
         at = max(near, default=at)
         partners[node] = nodes[at]
     return partners
 
 
-def _is_seed(node: Node, later: Sequence[Node]) -> bool:
+def _is_seed(nodes: Sequence[Node], index: int) -> bool:
     """Whether a node is the one that a backward begins with: made of a returned scalar, and gradients follow."""
+    node = nodes[index]
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     if name not in _SEEDS or not node.all_input_nodes or (name == "full_like" and node.args[1:2] != (1,)):
         return False
@@ -76,7 +85,11 @@ def _is_seed(node: Node, later: Sequence[Node]) -> bool:
     value = value_of(loss)
     is_scalar = isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype.is_floating_point
     returned = node.graph.output_node().all_input_nodes
-    return is_scalar and loss in returned and _leads_to(node, returned, later)
+    return (
+        is_scalar
+        and loss in returned
+        and _leads_to(node, returned, map(nodes.__getitem__, range(index + 1, len(nodes))))
+    )
 
 
 def _leads_to(node: Node, wanted: Collection[Node], later: Iterable[Node]) -> bool:

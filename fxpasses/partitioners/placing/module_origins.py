@@ -9,10 +9,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.editing.submodules import get_attribute
 from fxpasses.outlining.regions import is_region
+from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.support import module_paths
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["comes_from", "has_body", "module_of", "runs_inside"]
+__all__ = ["has_body", "module_of", "origins", "runs_inside"]
 
 
 def module_of(node: Node) -> str:
@@ -26,12 +27,15 @@ def module_of(node: Node) -> str:
     return (module_paths(node) or [""])[-1]
 
 
-def comes_from(node: Node, module: str) -> bool:
-    """Whether a node comes from a module or one inside of it; one with bodies also where all inside does."""
-    if _is_in(node, module):
-        return True
-    inside = list(_inner_calls(node))
-    return bool(inside) and all(_is_in(each, module) for each in inside)
+def origins(node: Node) -> dict[str, None]:
+    """The modules that a node comes from, with all that hold them; of one with bodies also what all inside shares."""
+    found = _holding(node)
+    inside = map(_holding, _inner_calls(node))
+    if (common := next(inside, None)) is not None:
+        for each in inside:
+            common = {module: None for module in common if module in each}
+        found.update(common)
+    return found
 
 
 def runs_inside(node: Node, module: str) -> bool:
@@ -39,7 +43,7 @@ def runs_inside(node: Node, module: str) -> bool:
     bodies = list(_bodies(node))
     held = [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"] if bodies else []
     return any(name.startswith(f"{module}.") for name in held) or any(
-        _is_in(each, module) for each in _inner_calls(node)
+        module in _holding(each) for each in _inner_calls(node)
     )
 
 
@@ -48,9 +52,9 @@ def has_body(node: Node) -> bool:
     return next(_bodies(node), None) is not None
 
 
-def _is_in(node: Node, module: str) -> bool:
-    inside = f"{module}."  # a leaf module's own stack may leave its parents out
-    return any(path == module or path.startswith(inside) for path in module_paths(node))
+def _holding(node: Node) -> dict[str, None]:
+    """Where a node is in, and what holds that: a leaf module's own stack may leave its parents out."""
+    return dict.fromkeys(module for path in module_paths(node) for module in holders(path) if module)
 
 
 def _bodies(node: Node) -> Iterator[GraphModule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from networkx.utils import UnionFind
 from torch.fx import Node
@@ -12,7 +13,7 @@ from torch.fx import Node
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.module_origins import comes_from, runs_inside
+from fxpasses.partitioners.placing.module_origins import origins, runs_inside
 from fxpasses.partitioners.support import module_paths
 
 __all__ = ["Selector", "as_bans", "as_pins", "check_device", "pins_of", "select"]
@@ -53,13 +54,27 @@ def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]
         return [selector]
     if selector == "":
         return list(figures.nodes)
-    found = [node for node in figures.nodes if comes_from(node, selector)]
+    found = list(_by_module(figures).get(selector, ()))
     found = found or [node for node in figures.nodes if runs_inside(node, selector)]
     if not found:
         known = list(dict.fromkeys(path for node in figures.nodes for path in module_paths(node)))
         near = difflib.get_close_matches(str(selector), known, n=3)
         hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
         raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
+    return found
+
+
+_BY_MODULE: WeakKeyDictionary[GraphFigures, dict[str, list[Node]]] = WeakKeyDictionary()
+
+
+def _by_module(figures: GraphFigures) -> dict[str, list[Node]]:
+    """The compute nodes of each module, found once for a measured graph. Time O(nodes × depth)."""
+    found = _BY_MODULE.get(figures)
+    if found is None:
+        found = _BY_MODULE[figures] = {}
+        for node in figures.nodes:
+            for module in origins(node):
+                found.setdefault(module, []).append(node)
     return found
 
 
