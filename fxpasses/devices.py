@@ -272,8 +272,10 @@ class Topology:
         """Take devices as users hand them over.
 
         Raises:
-            InputError: one device that is not in a list, or links beside a topology, which has its own.
+            InputError: one device or link that is not in a list, or links beside a topology, which has its own.
         """
+        if isinstance(links, Link):
+            raise InputError(f"Links come as a list; write [Link({links.first!r}, {links.second!r}, ...)].")
         links = tuple(links)
         if isinstance(devices, Device):
             raise InputError(f"Devices come as a list; write [Device({devices.name!r}, ...)].")

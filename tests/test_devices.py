@@ -118,6 +118,10 @@ def test_a_negative_memory_is_refused() -> None:
             "A device cannot be called 'main memory': reports call so where inputs, results and offloaded parameters "
             "are; call it cpu, or host.",
         ),
+        (
+            lambda: Topology.of(fake_devices(2), Link("device0", "device1")),  # type: ignore[arg-type]
+            "Links come as a list; write [Link('device0', 'device1', ...)].",
+        ),
         (lambda: Topology.of(Device("a")), "Devices come as a list; write [Device('a', ...)]."),
         (
             lambda: Topology.of(Topology(fake_devices(2)), [Link("device0", "device1")]),

@@ -175,8 +175,10 @@ class Plan:
                 the innermost counts. ``""`` is the model itself.
 
         Raises:
-            PlanError: the plan names nothing in a module of that path.
+            PlanError: the plan names nothing in a module of that path; or it is no dict.
         """
+        if not isinstance(renames, Mapping):
+            raise PlanError(f"Renames are a dict like {{'layers': 'blocks'}}, not {renames!r}.")
         return attrs.evolve(self, parts=tuple(renamed(self.parts, all_at_once(self.parts, renames))))
 
     def check(
@@ -192,7 +194,13 @@ class Plan:
         return check_plan(self, model, devices=devices, on_this_machine=on_this_machine)
 
     def diff(self, other: Plan, model: GraphModule | ExportedProgram | None = None) -> PlanDiff:
-        """Compare with a later plan; see :func:`fxpasses.plan.diff`."""
+        """Compare with a later plan; see :func:`fxpasses.plan.diff`.
+
+        Raises:
+            PlanError: it is no plan.
+        """
+        if not isinstance(other, Plan):
+            raise PlanError(f"A plan is compared with a Plan, not {other!r}; of a file write Plan.load('plan.json').")
         from fxpasses.plan.comparing import diff
 
         return diff(self, other, None if model is None else graph_of(model))

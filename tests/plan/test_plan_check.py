@@ -429,3 +429,10 @@ def test_modules_change_places_at_once(plan: Plan) -> None:
 
     assert [("b/*", "layers.0/*", "layers.1.fc/x#0"), ("a/*",)] == [part.ops for part in swapped.parts]
     assert ("a/*", "layers.1/*", "layers.2.fc/x#0") == shifted.parts[0].ops
+
+
+def test_what_is_no_table_and_no_plan_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match=r"^Renames are a dict like \{'layers': 'blocks'\}, not 'a'\.$"):
+        plan.rename_modules("a")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"^A plan is compared with a Plan, not 'x\.json'; of a file write Plan\.load"):
+        plan.diff("x.json")  # type: ignore[arg-type]

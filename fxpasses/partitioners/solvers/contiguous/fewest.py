@@ -23,6 +23,8 @@ __all__ = ["solve_fewest"]
 
 MOST_SETS = 20
 """Sets of devices that are tried."""
+SETS = 2000
+"""How many of them in a second, times units and devices in a set."""
 
 
 def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
@@ -38,7 +40,8 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
     device_of, order, bound = solve_pipeline(problem, tables, units)
     if len(order) == 1 or units.size > LONG or not links_differ(tables):
         return device_of, order, bound
-    sets = list(itertools.islice(distinct_sets(tables, units, len(order)), MOST_SETS))
+    most = int(SETS * (0.5 + problem.time_budget) / (units.size * len(order)))
+    sets = list(itertools.islice(distinct_sets(tables, units, len(order)), max(1, min(most, MOST_SETS))))
     seconds = problem.time_budget / len(sets)
     similar = attrs.evolve(problem, objective="throughput", explain="never", time_budget=seconds)
     best = evaluate(tables, device_of).rank("devices")

@@ -29,8 +29,10 @@ __all__ = ["Copies", "add_replicas", "may_replicate"]
 
 ORDER = 16
 """Of the norm of loads that a change has to make smaller."""
-SMALL = 1500
-NODES = 3000
+SMALL = (300, 300, 1500)
+"""Variables up to which the program is asked: at least, more for each second of the budget, at most."""
+NODES = 100_000_000
+"""Branch-and-bound nodes of the program in a second, times the square of its variables."""
 TRIALS_A_SECOND = 4000
 
 
@@ -137,8 +139,11 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     bound = load_bound(free, tables.memory, "throughput")
     value = float(copies.figures(tables).load.max())
     program = ReplicaProgram(problem, tables, may)
-    if program.is_known and program.size <= SMALL and value > bound * (1 + 1e-9):
-        home, present, proven = program.solve(value, nodes=nodes_within(problem.program_effort, NODES))
+    least, more, most = SMALL
+    is_small = program.size <= min(least + more * problem.time_budget, most)
+    if program.is_known and is_small and value > bound * (1 + 1e-9):
+        nodes = NODES * (0.5 + problem.time_budget) / (1 + program.size**2)
+        home, present, proven = program.solve(value, nodes=nodes_within(problem.program_effort, nodes))
         if home is not None and present is not None:
             copies = min(copies, Copies(home, present), key=search.rank)
             value = float(copies.figures(tables).load.max())

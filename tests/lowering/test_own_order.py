@@ -1,0 +1,137 @@
+"""Parameters of a lowered model in the model's own order, also from a module around it."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from lowering_models import cpu_pair
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fxpasses import LoweredModule, lower
+
+
+class Backwards(nn.Module):
+    """What runs last is registered first; all has one shape, so that nothing tells the two apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(x).relu())
+        return result
+
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def pair() -> tuple[nn.Module, LoweredModule]:
+    torch.manual_seed(0)
+    model = Backwards()
+    return model, lower(copy.deepcopy(model), (X,), devices=cpu_pair(), device_map={"body": "left", "": "right"})
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(X).square().sum().backward()
+    optimizer.step()
+
+
+def test_averages_of_weights_stay_with_their_weights() -> None:
+    """An average of weights counts parameters from a module around the model, beside those of the model itself."""
+    averages = []
+    for model in pair():
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        for _ in range(3):
+            step(model, optimizer)
+            average.update_parameters(model)
+        averages.append(average(X))
+
+    assert torch.equal(*averages)
+
+
+def test_a_checkpoint_of_an_optimizer_fits_where_the_model_is_part_of_another() -> None:
+    model, lowered = (nn.Sequential(each) for each in pair())
+    first = torch.optim.Adam(model.parameters())
+    step(model, first)
+    second = torch.optim.Adam(lowered.parameters())
+    lowered.load_state_dict(model.state_dict())
+    second.load_state_dict(first.state_dict())
+
+    step(model, first)
+    step(lowered, second)
+
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(lowered.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda lowered: torch.load(saved(lowered), weights_only=False)])
+def test_a_copy_lists_its_own_parameters_in_the_same_order(again: object) -> None:
+    _model, lowered = pair()
+    assert callable(again)
+    copied = again(lowered)
+
+    assert [name for name, _ in lowered.named_parameters()] == [name for name, _ in copied.named_parameters()]
+    assert not {id(each) for each in lowered.parameters()} & {id(each) for each in copied.parameters()}
+    assert {id(each) for each in copied.parameters()} == {
+        id(each) for part in copied.children() for each in part.parameters()
+    }
+
+
+def test_a_parameter_that_is_replaced_or_added_is_listed() -> None:
+    _model, lowered = pair()
+    name = next(name for name, _ in lowered.named_parameters())
+    part, _, own = name.rpartition(".")
+    new, more = nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(1))
+
+    setattr(lowered.get_submodule(part), own, new)
+    lowered.more = more
+    listed = dict(lowered.named_parameters())
+
+    assert listed[name] is new
+    assert (listed["more"], list(listed)[-1]) == (more, "more")
+    assert 5 == len(list(lowered.parameters()))
+    assert "more" in lowered.state_dict()
+
+
+def saved(lowered: LoweredModule) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(lowered, file)
+    file.seek(0)
+    return file
+
+
+class Scaled(nn.Module):
+    """Takes whole numbers, so that it can be converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 8), nn.Linear(8, 8)
+        self.register_buffer("scale", torch.rand(8))
+        self.register_buffer("runs", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return self.head(self.table(x)) * self.scale
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_pickle_keeps_the_types_that_the_model_was_converted_to(dtype: torch.dtype) -> None:
+    """Buffers came back in the type of the program."""
+    model, x = Scaled(), torch.arange(6)
+    lowered = lower(model, (x,), devices=cpu_pair(), device_map={"table": "left", "": "right"}).to(dtype)
+    before = {name: each.clone() for name, each in lowered.state_dict().items()}
+
+    loaded = torch.load(saved(lowered), weights_only=False)
+
+    types = {name: each.dtype for name, each in model.to(dtype).state_dict().items()}
+    assert types == {name: each.dtype for name, each in loaded.state_dict().items()}
+    for name, each in loaded.state_dict().items():
+        assert torch.equal(before[name], each), name
+    assert torch.equal(lowered(x), loaded(x))
+    assert {"meta"} == {each.device.type for each in lowered.to("meta").parameters()}
