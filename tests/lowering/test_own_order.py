@@ -57,9 +57,9 @@ def test_averages_of_weights_stay_with_their_weights() -> None:
 
 def test_a_checkpoint_of_an_optimizer_fits_where_the_model_is_part_of_another() -> None:
     model, lowered = (nn.Sequential(each) for each in pair())
-    first = torch.optim.Adam(model.parameters())
+    first = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     step(model, first)
-    second = torch.optim.Adam(lowered.parameters())
+    second = torch.optim.SGD(lowered.parameters(), 0.01, momentum=0.9)
     lowered.load_state_dict(model.state_dict())
     second.load_state_dict(first.state_dict())
 
