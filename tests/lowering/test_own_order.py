@@ -61,7 +61,7 @@ def test_a_checkpoint_of_an_optimizer_fits_where_the_model_is_part_of_another() 
     step(model, first)
     second = torch.optim.SGD(lowered.parameters(), 0.01, momentum=0.9)
     lowered.load_state_dict(model.state_dict())
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
 
     step(model, first)
     step(lowered, second)
