@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from io import BytesIO
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.current_state import tensors_of
-from fxpasses.lowering.own_order import list_in_order, listing_its_own
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
@@ -112,10 +111,28 @@ class LoweredModule(GraphModule):
             )
         return super().train(mode)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LoweredModule:
-        with listing_its_own(self):
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch does not say
-        return self
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Parameters under their names here, in the model's own order: an optimizer's checkpoint counts them."""
+        named = list(super().named_parameters("", recurse, remove_duplicate))
+        places, names = _places(self.program), self.qualified_names
+        for name, parameter in sorted(named, key=lambda each: places.get(names.get(each[0], each[0]), len(places))):
+            yield f"{prefix}.{name}" if prefix else name, parameter
+
+    def named_modules(
+        self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Itself and the modules in it.
+
+        A module around it asks with a ``memo``, and takes the parameters of each of these, every one the first time: a
+        module that only lists them comes first there, so that they are in the model's own order, too.
+        """
+        if memo is not None and remove_duplicate and self not in memo:
+            listing = torch.nn.Module()
+            listing._parameters.update(self.named_parameters())
+            yield prefix, listing
+        yield from super().named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Parameters and buffers under the model's own names, in its order, also where it is part of another module."""
@@ -146,8 +163,7 @@ class LoweredModule(GraphModule):
             state_dict.pop(name, None)
         state_dict.update(found)
         self._loading = names, args[-1]
-        with listing_its_own(self):
-            super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -204,8 +220,6 @@ def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, of
 def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputContract) -> None:
     """Give a new module what ``GraphModule(root, graph)`` did not take over from its source."""
     _keep_persistence(source, lowered)
-    places, names = _places(lowered.program), lowered.qualified_names
-    list_in_order(lowered, {name: places[own] for name, own in names.items() if own in places})
     lowered._contract = contract
     lowered._direct = DirectRun()
     if _tell_own_names not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source
@@ -234,8 +248,10 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
     with torch.no_grad():
         for name, tensor in tensors_of(lowered).items():
             tensor.requires_grad_(name in packed.trained)
-            if name in packed.state:  # of another type where the module was converted
+            if name in packed.state and tensor.dtype != packed.state[name].dtype:  # the module was converted
                 tensor.data = packed.state[name].to(tensor.device)
+            elif name in packed.state:
+                tensor.copy_(packed.state[name])
     torch.nn.Module.train(lowered, packed.training)
     return lowered
 

@@ -83,6 +83,38 @@ def test_a_copy_lists_its_own_parameters_in_the_same_order(again: object) -> Non
     }
 
 
+class Twice(nn.Module):
+    """One module that runs on both devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shared = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.shared(self.inner(self.shared(x)).relu())
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_around_a_lowered_model_each_module_and_parameter_is_what_it_was() -> None:
+    """What tells the order is listed beside them, and only where each is taken once."""
+    lowered = lower(Twice(), (X,), devices=cpu_pair(), device_map={"inner": "left", "shared": "right"})
+    around = nn.Sequential(lowered)
+
+    assert lowered is dict(around.named_modules())["0"]
+    assert lowered is next(iter(lowered.modules()))
+    assert [] == list(lowered.named_parameters(recurse=False)) == list(around.named_parameters(recurse=False))
+    names = [name for name, _ in lowered.named_parameters(remove_duplicate=False)]
+    assert len(set(names)) == len(names)
+    assert sorted(f"0.{name}" for name in names) == sorted(
+        name for name, _ in around.named_parameters(remove_duplicate=False)
+    )
+    for module in (lowered, around):
+        assert torch.equal(torch.jit.trace(module, (X,))(X), lowered(X))
+        assert torch.equal(torch.export.export(module, (X,)).module()(X), lowered(X))
+        assert torch.equal(torch.compile(module, backend="eager")(X), lowered(X))
+
+
 def test_a_parameter_that_is_replaced_or_added_is_listed() -> None:
     _model, lowered = pair()
     name = next(name for name, _ in lowered.named_parameters())
