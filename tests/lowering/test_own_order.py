@@ -95,7 +95,7 @@ class Twice(nn.Module):
         return result
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_around_a_lowered_model_each_module_and_parameter_is_what_it_was() -> None:
     """What tells the order is listed beside them, and only where each is taken once."""
     lowered = lower(Twice(), (X,), devices=cpu_pair(), device_map={"inner": "left", "shared": "right"})
