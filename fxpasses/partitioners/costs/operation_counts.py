@@ -55,6 +55,11 @@ def _grouped_product(inputs: Sequence[Any], output: Any) -> int:
     return 2 * math.prod(shape_of(inputs[0])) * shape_of(output)[-1]
 
 
+def _grouped_product_backward(inputs: Sequence[Any], _output: Any) -> int:
+    """A product for the gradient of the rows, one for that of the experts."""
+    return 2 * _grouped_product(inputs, inputs[3])
+
+
 def _products_of_rows(inputs: Sequence[Any], _output: Any) -> int:
     return 2 * max(math.prod(shape_of(each)) for each in inputs[:2])
 
@@ -118,7 +123,8 @@ COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product),
     **dict.fromkeys(("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "cdist", "_cdist_forward"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), _added_product),
-    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped_product),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"), _grouped_product),
+    "grouped_mm_fallback_backward": _grouped_product_backward,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
     **dict.fromkeys(("convolution", "_convolution"), _any_convolution),

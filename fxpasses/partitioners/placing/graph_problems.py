@@ -63,7 +63,7 @@ def placement_problem(
             node before any path.
         forbidden: The devices that a node or module must not be on.
         time_budget: About how many seconds of search.
-        effort: The share of their steps that integer programs get; by default as the time budget has it.
+        effort: The share of their seconds that integer programs get; by default as the time budget has it.
         seed: For what the search draws.
         figures: The measured graph, if it is there already.
         live: Bytes of inputs and activations to count while each compute node runs. By default activations count as

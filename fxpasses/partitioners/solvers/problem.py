@@ -27,9 +27,11 @@ OBJECTIVES = ("throughput", "latency", "memory", "devices")
 CONTIGUITIES = ("pipeline", "convex", "free")
 EXPLAIN = ("always", "proven", "never")
 ENOUGH = 0.5
-"""Seconds of budget from which on integer programs get all their steps; the default of what places graphs."""
-LEAST_EFFORT = 0.05
+"""Seconds of budget from which on integer programs get all their seconds; the default of what places graphs."""
+LEAST_EFFORT = 0.2
 """What they get in any case: enough for problems of ten nodes."""
+PROGRAM = 1.5
+"""Seconds that a program gets beside those of the budget: what proves most problems of sixteen nodes."""
 
 
 def _devices(given: Iterable[Device]) -> tuple[Device, ...]:
@@ -92,8 +94,8 @@ class PlacementProblem:
             It is turned into a number of steps, so that the answer does not depend on how fast the machine is; 0 leaves
             the exact search out, and the others at their first steps.
         seed: For whatever is drawn.
-        effort: The share of their steps that integer programs get, from 0 (none is asked) to 1. By default it follows
-            ``time_budget``: all from half a second on, in proportion below, a twentieth at least.
+        effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1. By default it follows
+            ``time_budget``: all from half a second on, in proportion below, a fifth at least.
         explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
             ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 
@@ -146,10 +148,15 @@ class PlacementProblem:
 
     @property
     def program_effort(self) -> float:
-        """The share of their steps that integer programs get: ``effort``, or what ``time_budget`` says."""
+        """The share of their seconds that integer programs get: ``effort``, or what ``time_budget`` says."""
         if self.effort is not None:
             return self.effort
         return min(1.0, max(LEAST_EFFORT, self.time_budget / ENOUGH))
+
+    @property
+    def program_seconds(self) -> float:
+        """How long an integer program may take, about."""
+        return self.program_effort * (PROGRAM + self.time_budget)
 
     def _check_nodes(self, field: str, nodes: Iterable[Node]) -> None:
         for node in nodes:

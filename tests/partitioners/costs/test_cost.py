@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 from typing import Any
 
@@ -111,6 +112,20 @@ def flops_of_call(function: Any, *args: Any) -> int:
 def test_less_common_products_are_counted_as_products(flops: int, function: Any, args: tuple[Any, ...]) -> None:
     """Sums over a batch, narrow types, groups of experts, and recurrent layers as one operator."""
     assert flops == flops_of_call(function, *args)
+
+
+def test_the_experts_of_an_exported_transformer_are_counted_as_products() -> None:
+    """As an operator of transformers' own, which it exports where torch's does not run."""
+    importlib.import_module("transformers.integrations.moe")  # registers it
+    tokens, experts = torch.ones(32, 64), torch.ones(4, 64, 48)
+    ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32)
+    forward, backward = (
+        torch.ops.transformers.grouped_mm_fallback,
+        torch.ops.transformers.grouped_mm_fallback_backward,
+    )
+
+    assert 2 * 32 * 64 * 48 == flops_of_call(forward, tokens, experts, ends)
+    assert 2 * 2 * 32 * 64 * 48 == flops_of_call(backward, tokens, experts, ends, torch.ones(32, 48))
 
 
 def test_the_backward_of_attention_is_five_products() -> None:

@@ -1,4 +1,4 @@
-"""Integer programs take steps that follow the time budget: all by default, none where the root would not fit."""
+"""Integer programs take about the seconds that the time budget gives them, counted in steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.free import solving as free_solving
 from fxpasses.partitioners.solvers.latency import solving as latency_solving
-from fxpasses.partitioners.solvers.proofs.programs import Answer, Program, nodes_within
+from fxpasses.partitioners.solvers.proofs.programs import CALL, LEAST, ROOT, Answer, Program
 
 
 def problem(**options: object) -> PlacementProblem:
@@ -27,20 +27,69 @@ def problem(**options: object) -> PlacementProblem:
     return PlacementProblem(graph, devices, contiguity="free", **options)  # type: ignore[arg-type]  # what a test wants
 
 
-def test_steps_grow_with_the_effort_and_are_all_there_for_all_of_it() -> None:
-    efforts = [0.0, 0.05, 0.1, 0.2, 0.5, 0.9, 1.0]
+def knapsack(items: int = 40) -> tuple[Program, Any]:
+    """As much as fits into five sacks, of items that are hardly worth more than they weigh: far too many branches."""
+    draw = np.random.default_rng(0)
+    weight = draw.integers(100, 1000, (5, items)).astype(np.float64)
+    program = Program()
+    x = program.add(items, 0.0, 1.0, whole=True)
+    program.at_most(weight.sum(axis=1) // 2, (weight, np.tile(x, (5, 1))))
+    return program, (-(weight.mean(axis=0) + draw.integers(0, 100, items)), x)
 
-    steps = [nodes_within(effort, 1000.0) for effort in efforts]
 
-    assert [None, None, 10, 120, 450, 890, 1000] == steps
+def test_the_seconds_of_a_program_follow_the_effort_and_the_budget() -> None:
+    assert 2.0 == problem(time_budget=0.5).program_seconds
+    assert 2.5 == problem().program_seconds
+    assert 0.5 == problem(time_budget=1.0, effort=0.2).program_seconds
+    assert 0.0 == problem(effort=0).program_seconds
+
+
+def test_more_seconds_bring_bound_and_answer_together() -> None:
+    program, costs = knapsack()
+
+    answers = [program.minimize(costs, seconds=seconds) for seconds in (0.05, 0.2, 1.0)]
+
+    values = [float((costs[0] * answer.x).sum()) for answer in answers if answer.x is not None]
+    assert 3 == len(values)
+    assert sorted(values, reverse=True) == values
+    assert all(answer.bound < values[-1] for answer in answers), "it is not solved in any of these"
+    assert sorted({answer.bound for answer in answers}) == [answer.bound for answer in answers]
+
+
+def test_a_program_that_was_stopped_says_the_same_again() -> None:
+    program, costs = knapsack()
+
+    first, second = (program.minimize(costs, seconds=0.2) for _ in range(2))
+
+    assert first.bound == second.bound
+    np.testing.assert_array_equal(first.x, second.x)
+
+
+def test_a_program_that_the_seconds_do_not_pay_for_is_not_asked() -> None:
+    program, costs = knapsack()
+    least = LEAST * ROOT * CALL * 1.02  # of two hundred entries
+
+    assert -np.inf == program.minimize(costs, seconds=least * 0.95).bound
+    assert program.minimize(costs, seconds=least * 1.05).bound > -np.inf
+
+
+def test_no_solution_is_told_from_no_answer() -> None:
+    program = Program()
+    x = program.add(2, 0.0, 1.0, whole=True)
+    program.at_most(np.array([-3.0]), (-1.0, x[None]))
+
+    answer = program.minimize((1.0, x), seconds=1.0)
+
+    assert answer.x is None
+    assert np.inf == answer.bound
 
 
 def test_the_effort_follows_the_budget_unless_it_is_given() -> None:
     assert 1.0 == problem().program_effort
     assert 1.0 == problem(time_budget=0.5).program_effort
     assert 0.5 == problem(time_budget=0.25).program_effort
-    assert 0.05 == problem(time_budget=0).program_effort
-    assert 0.2 == attrs.evolve(problem(time_budget=0.25), time_budget=0.1).program_effort
+    assert 0.2 == problem(time_budget=0).program_effort
+    assert 0.4 == attrs.evolve(problem(time_budget=0.25), time_budget=0.2).program_effort
     assert 0.7 == attrs.evolve(problem(effort=0.7), time_budget=0.1).program_effort
 
 
@@ -75,13 +124,14 @@ def test_a_larger_budget_gives_no_worse_answer_and_no_worse_bound() -> None:
 def test_a_program_is_asked_where_the_effort_pays_for_it(
     effort: float, is_asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its root alone takes as long as many steps."""
+    """Presolve, cuts and heuristics take time before the first branch."""
     asked: list[bool] = []
     minimize = Program.minimize
 
-    def watched(self: Program, costs: Any, *, nodes: int | None) -> Answer:
-        asked.append(nodes is not None)
-        return minimize(self, costs, nodes=nodes)
+    def watched(self: Program, costs: Any, *, seconds: float) -> Answer:
+        answer = minimize(self, costs, seconds=seconds)
+        asked.append(answer.bound > -np.inf)
+        return answer
 
     monkeypatch.setattr(Program, "minimize", watched)
 
@@ -96,7 +146,7 @@ def test_what_is_not_asked_says_nothing() -> None:
     x = program.add(1, 0.0, 1.0, whole=True)
     program.at_most(1.0, (1.0, x.reshape(1, 1)))
 
-    answer = program.minimize((1.0, x), nodes=None)
+    answer = program.minimize((1.0, x), seconds=0.0)
 
     assert answer.x is None
     assert -np.inf == answer.bound

@@ -128,7 +128,7 @@ def test_packing_units_that_are_alike_is_the_same_as_packing_each(seed: int) -> 
     homes = np.array(list(itertools.product(range(3), repeat=7)))
     needs = model.needs(homes)
     missing = max(0.0, float((needs - model.memory).max(axis=1).min()))
-    packing = Packing.of(model, nodes=2000)
+    packing = Packing.of(model, seconds=2)
 
     assert packing.model.size <= model.size
     assert pytest.approx(missing, abs=1e-4) == packing.missing_bytes().bound

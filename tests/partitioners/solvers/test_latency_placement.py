@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import attrs
 import networkx as nx
 import pytest
 from fuzz import examples
@@ -81,6 +83,26 @@ def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
     assert is_legal(problem, solution.device_of)
     check_schedule(problem, solution)
     assert 12.0 == solution.objective_value == solution.bound
+
+
+@pytest.mark.parametrize("seed", [9, 10])
+def test_pipelines_begin_at_any_device(seed: int) -> None:
+    """Small changes do not lead from pipelines that begin at one device to those that begin at another."""
+    draw = random.Random(seed)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    for node in range(30):
+        seconds = draw.uniform(0.1, 1)
+        facts = {"kept_bytes": draw.randrange(1, 100), "output_seconds": draw.uniform(0, 0.6)}
+        graph.add_node(node, seconds={"fast": seconds, "slow": 2 * seconds}, **facts)
+        graph.add_edges_from((before, node) for before in range(max(0, node - 6), node) if draw.random() < 0.3)
+    memory = int(0.8 * sum(size for _node, size in graph.nodes(data="kept_bytes")))
+    devices = [Device("fast", memory), Device("slow", memory)]
+    problem = PlacementProblem(graph, devices, objective="latency", contiguity="pipeline", effort=0)
+
+    begun = [attrs.evolve(problem, pinned={0: first}) for first in ("fast", "slow")]
+    best = min(solve_placement(each).objective_value for each in begun)
+
+    assert solve_placement(problem).objective_value <= best * 1.01
 
 
 def blocks(count: int, **more: float) -> nx.DiGraph:

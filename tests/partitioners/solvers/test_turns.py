@@ -128,4 +128,4 @@ def test_a_program_without_whole_variables_has_a_bound() -> None:
     shares = program.add(3, 0.0, 1.0)
     program.at_most(-1.5, (-1.0, shares[None]))
 
-    assert pytest.approx(2.0) == program.minimize((np.array([1.0, 2.0, 3.0]), shares), nodes=1).bound
+    assert pytest.approx(2.0) == program.minimize((np.array([1.0, 2.0, 3.0]), shares), seconds=1).bound

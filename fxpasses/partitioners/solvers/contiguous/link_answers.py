@@ -13,7 +13,6 @@ from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -31,8 +30,8 @@ MATRIX = 5_000_000
 """Units times pairs of devices up to which there are any."""
 SMALL = 400
 """Variables up to which the integer program is asked."""
-NODES = 1000
-"""Branch-and-bound nodes of the program."""
+SHARE = 1.0
+"""Of the seconds that an integer program may take, what this one gets: it comes after a search."""
 
 
 def annealed(search: Search, best: Answer, bound: float) -> Answer:
@@ -61,9 +60,9 @@ def proven_small(search: Search, best: Answer, bound: float) -> tuple[Answer, fl
     model = LoadModel.of(units, search.tables)
     if program_size(model) > SMALL:
         return best, bound
-    nodes = nodes_within(search.problem.program_effort, NODES)
+    seconds = SHARE * search.problem.program_seconds
     proof = least_load(
-        model, below=best.rank[0], nodes=nodes, extra=lambda program, runs: add_order(program, runs, flow)
+        model, below=best.rank[0], seconds=seconds, extra=lambda program, runs: add_order(program, runs, flow)
     )
     if proof.home is not None and model.legal(proof.home[None])[0]:
         best = min(best, _answer(search, proof.home), key=Answer.by_rank)

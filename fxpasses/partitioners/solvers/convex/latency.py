@@ -32,6 +32,8 @@ MOST_MOVED = 300
 WORK_A_SECOND = 300_000
 """Nodes of assignments that are scheduled in a second, about."""
 BATCH = 64
+INNER_EFFORT = 0.5
+"""Of the effort, what searches for first answers get."""
 
 
 def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
@@ -45,7 +47,8 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
     topological_order(tables)
-    pipelines = attrs.evolve(problem, contiguity="pipeline", explain="never")
+    effort = problem.program_effort * INNER_EFFORT
+    pipelines = attrs.evolve(problem, contiguity="pipeline", effort=effort, explain="never")
     if is_large(tables):
         return _quickest_pipeline(pipelines, tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
@@ -84,7 +87,8 @@ def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAn
 
 def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints:
     """The convex sets of the smallest largest load."""
-    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
+    effort = problem.program_effort * INNER_EFFORT
+    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8, effort=effort)
     device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
     return units.homes(device_of)
 

@@ -29,10 +29,6 @@ __all__ = ["solve_convex"]
 
 SMALL = 1500
 """Variables up to which the integer program is asked."""
-NODES = 100
-"""Branch-and-bound nodes of the program, and ten times as many more for each second of the budget; fewer with rows."""
-LIGHT = 250
-"""Rows with which a node of the program takes twice as long as with none."""
 MOVES_A_SECOND = 5_000
 BATCH = 64
 MANY = 4_000
@@ -55,7 +51,7 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         return device_of, order, _bound(problem, tables, units)
     model = LoadModel.of(units, tables, problem.objective)
     sets = ConvexSets(model, Reach.of(units.unit_of, tables))
-    search = _Search(sets, problem.objective, problem.time_budget)
+    search = _Search(sets, problem.objective, problem.program_seconds)
     bound = _bound(problem, tables, units)
     home = _pipeline(problem, tables, units)
     if home is not None:
@@ -97,7 +93,7 @@ class _Search:
 
     sets: ConvexSets
     objective: str
-    budget: float
+    program_seconds: float
 
     @property
     def model(self) -> LoadModel:
@@ -152,8 +148,8 @@ class _Search:
 
     def proven(self, below: float) -> Proof:
         """What the integer program says; rows keep the sets convex."""
-        nodes = int(NODES * (1 + 10 * self.budget) / (1 + self.sets.row_count / LIGHT))
+        seconds = self.program_seconds
         if self.objective == "throughput":
-            return least_load(self.model, below=below, nodes=nodes, extra=self.sets.rows)
-        packing = Packing.of(self.model, nodes=nodes, extra=self.sets.rows)
+            return least_load(self.model, below=below, seconds=seconds, extra=self.sets.rows)
+        packing = Packing.of(self.model, seconds=seconds, extra=self.sets.rows)
         return packing.fewest_devices() if self.objective == "devices" else packing.least_bytes(below=below)

@@ -20,7 +20,6 @@ from fxpasses.partitioners.solvers.annealing.annealer import Best
 from fxpasses.partitioners.solvers.free.rounds import Rounds
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.packing import Packing
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -28,10 +27,8 @@ __all__ = ["FreeAnswer", "FreeSearch"]
 
 SMALL_PROGRAM = (250, 150, 1000)
 """Variables up to which the integer program is asked: always, more for each second of the budget, and the most."""
-NODES = 20_000_000
-"""Branch-and-bound nodes of the program, times the square of its variables: a node takes longer in a large one."""
-PACKING_SIZE, PACKING_NODES = 2000, 200
-"""Variables up to which a program says what fits at all, and its branch-and-bound nodes."""
+PACKING_SIZE = 2000
+"""Variables up to which a program says what fits at all."""
 SEARCH_FIRST = 0.05
 """Seconds of search whatever the budget."""
 SEARCH_SHARE, LOADING = 0.75, 0.2
@@ -57,14 +54,14 @@ class FreeSearch:
         bound: No assignment has a smaller largest load.
         budget: About how many seconds the search may take on a machine of 2024.
         seed: For everything that is drawn.
-        effort: The share of its steps that the integer program gets.
+        program_seconds: How long an integer program may take, about.
     """
 
     model: LoadModel
     bound: float
     budget: float
     seed: int
-    effort: float = 1.0
+    program_seconds: float
 
     def run(self, starts: Sequence[Ints]) -> FreeAnswer:
         """Search from some assignments (of units) and from the greedy one."""
@@ -76,7 +73,7 @@ class FreeSearch:
             first = self._packed(best, first)
         bound = self.bound
         least, more, most = SMALL_PROGRAM
-        size = Packing.of(self.model, nodes=0).size if self.model.by_bytes else program_size(self.model)
+        size = Packing.of(self.model, seconds=0).size if self.model.by_bytes else program_size(self.model)
         if size <= min(least + more * self.budget, most):
             bound = max(bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
@@ -86,7 +83,7 @@ class FreeSearch:
 
     def _packed(self, best: Best, first: Ints) -> Ints:
         """Where nothing fits so far, let a program look for an assignment that keeps the budgets."""
-        packing = Packing.of(self.model, nodes=PACKING_NODES)
+        packing = Packing.of(self.model, seconds=self.program_seconds)
         home = packing.missing_bytes().home if packing.size <= PACKING_SIZE else None
         if home is None:
             return first
@@ -112,10 +109,10 @@ class FreeSearch:
         """What the integer program proves; it may find a better assignment, too."""
         if best.value <= self.bound * (1 + 1e-9):
             return 0.0
-        nodes = nodes_within(self.effort, NODES * (1 + self.budget / 8) / (1 + program_size(self.model) ** 2))
+        seconds = self.program_seconds
         if self.model.by_bytes:
-            return self.settle(Packing.of(self.model, nodes=nodes).least_bytes(below=best.value), best)
-        return self.settle(least_load(self.model, below=best.value, nodes=nodes), best)
+            return self.settle(Packing.of(self.model, seconds=seconds).least_bytes(below=best.value), best)
+        return self.settle(least_load(self.model, below=best.value, seconds=seconds), best)
 
     def settle(self, proof: Proof, best: Best) -> float:
         """Take what a program found; the bound is the value itself when they agree up to the program's rounding."""

@@ -28,9 +28,11 @@ MAX_SENDING = 30_000_000
 """Entries of the table of sending times up to which there is a search at all; beyond, the pipeline is the answer."""
 SMALL = 2000
 """Variables up to which a packing program is asked."""
-NODES = 2000
 SUBSETS = 300
 """Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
+
+LEAST_SHARE = 1 / 16
+"""Of the seconds of integer programs, what each of many sets gets: they say what fits at all."""
 
 
 def solve_free(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
@@ -62,7 +64,7 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
     prices = prices_of(units, tables.memory, problem.objective)
     for home in starts:
         bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
-    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_effort).run(starts)
+    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_seconds).run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
     return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
@@ -84,7 +86,7 @@ def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
     """The fewest devices that hold everything, and on them the smallest largest load."""
     model = LoadModel.of(units, tables, "devices")
     bound = fewest_by_memory(units, tables.memory)
-    packing = Packing.of(model, nodes=NODES)
+    packing = Packing.of(model, seconds=problem.program_seconds)
     if packing.size <= SMALL:
         proof = packing.fewest_devices()
         if math.isfinite(proof.bound):
@@ -111,26 +113,27 @@ def _on_so_many(problem: PlacementProblem, tables: CostTables, units: Units, mod
     few = [chosen for chosen in sets[:SUBSETS] if _has_room(model, chosen)]
     bounds = {chosen: load_bound(*_restricted(units, tables, chosen), "throughput") for chosen in few}
     best, refuted = FreeAnswer(None, math.inf, math.inf), len(sets) <= SUBSETS
-    seconds = problem.time_budget / (2 * max(1, len(few)))
+    share = 1 / (2 * max(1, len(few)))
     for chosen in sorted(few, key=lambda each: (bounds[each], each)):
         if bounds[chosen] >= best.value:
             continue
-        answer = _search(problem, model, chosen, bounds[chosen], seconds).run([])
+        answer = _search(problem, model, chosen, bounds[chosen], share).run([])
         refuted &= math.isinf(answer.bound)
         if answer.value < best.value:
             best, winner = answer, chosen
     if best.home is None:
         return _Found(None, refuted)
-    more = _search(problem, model, winner, max(bounds[winner], best.bound), problem.time_budget / 2)
+    more = _search(problem, model, winner, max(bounds[winner], best.bound), 1 / 2)
     return _Found(more.run([best.home]).home, False)
 
 
 def _search(
-    problem: PlacementProblem, model: LoadModel, chosen: tuple[int, ...], bound: float, seconds: float
+    problem: PlacementProblem, model: LoadModel, chosen: tuple[int, ...], bound: float, share: float
 ) -> FreeSearch:
-    """The search that uses some devices only."""
+    """The search that uses some devices only, in a share of the time budget."""
     banned = model.banned | ~np.isin(np.arange(model.devices), chosen)
-    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, problem.seed, problem.program_effort)
+    seconds, programs = share * problem.time_budget, max(share, LEAST_SHARE) * problem.program_seconds
+    return FreeSearch(attrs.evolve(model, banned=banned), bound, seconds, problem.seed, programs)
 
 
 def _restricted(units: Units, tables: CostTables, chosen: tuple[int, ...]) -> tuple[Units, Floats]:
@@ -157,7 +160,7 @@ def refuse(
     )
     if problem.explain == "never":
         return PlacementError(more)
-    packing = Packing.of(model, nodes=NODES, extra=extra)
+    packing = Packing.of(model, seconds=problem.program_seconds, extra=extra)
     if packing.size > SMALL:
         return PlacementError(more)
     proof = packing.missing_bytes()

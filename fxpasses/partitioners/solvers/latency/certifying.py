@@ -11,21 +11,16 @@ from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables
 
-__all__ = ["SEARCH", "bounded", "is_small", "proven", "work_of"]
+__all__ = ["bounded", "is_small", "proven", "work_of"]
 
 SMALL = 400
 """Variables up to which the integer program is asked."""
 RELAXED = 20_000
 """Variables up to which the linear relaxation is asked for a bound."""
-SEARCH = 0.3
-"""The share of the seconds that a search takes before the program."""
-VARIABLES_A_SECOND = 150_000
-"""How many variables the program takes to its branch-and-bound nodes in a second, times their number."""
 
 
 def work_of(units: Units, tables: CostTables) -> LoadModel:
@@ -58,9 +53,7 @@ def proven(
     """What the integer program adds where it is small: a better answer, a better bound; ``extra`` adds rows to it."""
     if not is_small(program) or answer.value <= bound * (1 + 1e-9):
         return answer, min(bound, answer.value)
-    budget = problem.time_budget
-    nodes = nodes_within(problem.program_effort, VARIABLES_A_SECOND * (1 + budget * (1 - SEARCH)) / (1 + program.size))
-    home, start, least = program.solve(answer.value, nodes=nodes, extra=extra)
+    home, start, least = program.solve(answer.value, seconds=problem.program_seconds, extra=extra)
     if home is not None and start is not None:
         answer = min(answer, level.started(home, start), key=lambda each: each.value)
     if least >= answer.value * (1 - ROUNDING):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,9 @@ from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["in_chunks", "rules"]
+
+TURNED, WORK = 24, 30_000
+"""Orders of devices in which a linear order is cut, beside the usual ones, and the units that all of it may place."""
 
 
 def rules(level: Level) -> list[Ints]:
@@ -73,10 +77,15 @@ def on_one_device(model: LoadModel) -> list[Ints]:
 
 
 def in_chunks(level: Level, orders: Sequence[Sequence[int]]) -> list[Ints]:
-    """Linear orders of the units in equal parts on two, three, ... devices, the fastest first."""
+    """Linear orders of the units in equal parts on two, three, ... devices, the fastest first, then in other orders."""
     model = level.model
     fastest = np.argsort(model.weight.sum(axis=0), kind="stable").tolist()
-    return [_cut(model, order, fastest[:count]) for order in orders for count in range(2, len(fastest) + 1)]
+    rows = [fastest[:count] for count in range(2, len(fastest) + 1)]
+    others = itertools.chain.from_iterable(
+        itertools.permutations(fastest, count) for count in range(2, len(fastest) + 1)
+    )
+    rows += itertools.islice(others, min(TURNED, WORK // (model.size * len(orders))))
+    return [_cut(model, order, devices) for order in orders for devices in dict.fromkeys(map(tuple, rows))]
 
 
 def _cut(model: LoadModel, order: Sequence[int], devices: Sequence[int]) -> Ints:

@@ -40,16 +40,14 @@ class LatencyProgram:
         edges = int((self.scheduler.before < len(self.unit_of)).sum())
         return int(self.model.size * self.model.devices + len(self.unit_of) + edges + len(self._unrelated()))
 
-    def solve(
-        self, below: float, *, nodes: int | None, extra: Extra = None
-    ) -> tuple[Ints | None, Floats | None, float]:
+    def solve(self, below: float, *, seconds: float, extra: Extra = None) -> tuple[Ints | None, Floats | None, float]:
         """The devices of units and the starts of nodes, None if none was found, and the proven bound.
 
         ``below`` is a makespan that is reached already; ``inf`` when none is known. ``extra`` adds rows, for pipelines
         or convex sets.
         """
         program, runs, start, top, scale = self._under(below)._built(below, whole=True, extra=extra)
-        answer = program.minimize((1.0, top), nodes=nodes)
+        answer = program.minimize((1.0, top), seconds=seconds)
         if answer.x is None:
             return None, None, answer.bound * scale
         return np.argmax(answer.x[runs], axis=1), answer.x[start] * scale, answer.bound * scale
@@ -57,7 +55,7 @@ class LatencyProgram:
     def relaxed(self) -> float:
         """What no schedule can be below: units in fractions, devices that run several nodes at once."""
         program, _runs, _start, top, scale = self._built(math.inf, whole=False)
-        answer = program.minimize((1.0, top), nodes=1)
+        answer = program.minimize((1.0, top), seconds=math.inf)
         return answer.bound * scale if np.isfinite(answer.bound) else 0.0
 
     def _under(self, below: float) -> LatencyProgram:

@@ -24,12 +24,12 @@ WORK_A_SECOND = 12_000_000
 """Nodes that are looked at in a second, about."""
 SEARCH_FIRST = 0.03
 """Seconds of search whatever the budget."""
-LOOKS_OF_ROUND = (20_000, 2_000)
-"""Looks at each node in the first round; in pipelines, which moves do not change as much, fewer."""
+LOOKS_OF_ROUND = 20_000
+"""Looks at each node in the first round."""
 GROWTH = 2.0
 """How much longer each round is than the one before it."""
-STARTS = (1, 12)
-"""How many of the first schedules rounds begin with, in turn; of pipelines more."""
+STARTS, HALVING = 16, 0.4
+"""How many of the first pipelines are annealed, which moves do not change as much, and the share of the work for it."""
 FROM_START, HOT = 0.4, (0.3, 0.1)
 FROM_BEST, WARM = 0.2, (0.03, 0.1)
 """Shares of a round, and temperatures at which they begin in turn, in seconds of a usual node."""
@@ -74,16 +74,37 @@ class LatencySearch:
 
     def _annealed(self, annealing: Annealing, starts: list[Found], work: float) -> Found:
         """In rounds that become longer: from a start, then from the best, then window by window."""
-        flows, best = self.level.flow is not None, starts[0]
-        starts = starts[: STARTS[flows]]
-        for number, steps in enumerate(_rounds(LOOKS_OF_ROUND[flows] * len(self.level.unit_of), work)):
-            start, hot, warm = starts[number % len(starts)], HOT[number % len(HOT)], WARM[number % len(WARM)]
+        start = starts[0]
+        if self.level.flow is not None:
+            start = self._halved(annealing, self._from_each_order(starts)[:STARTS], HALVING * work)
+            work *= 1 - HALVING
+        best = start
+        for number, steps in enumerate(_rounds(LOOKS_OF_ROUND * len(self.level.unit_of), work)):
+            hot, warm = HOT[number % len(HOT)], WARM[number % len(WARM)]
             best = min(best, annealing.improved(start, FROM_START * steps, hot), key=_value)
             best = min(best, annealing.improved(best, FROM_BEST * steps, warm), key=_value)
             best = self._by_windows(annealing, best, WINDOWS * steps)
             if best.value <= self.goal:
                 break
         return best
+
+    def _from_each_order(self, starts: list[Found]) -> list[Found]:
+        """First the best of each order in which devices begin, as changes hardly lead from one to another."""
+        best: dict[tuple[int, ...], int] = {}
+        for number, start in enumerate(starts):
+            devices = start.home[self.level.unit_of[start.order]]
+            best.setdefault(tuple(dict.fromkeys(devices.tolist())), number)
+        others = sorted(set(range(len(starts))) - set(best.values()))
+        return [starts[number] for number in (*best.values(), *others)]
+
+    def _halved(self, annealing: Annealing, starts: list[Found], work: float) -> Found:
+        """Anneal all a little, the better half of them twice as long, and so on (Jamieson, Talwalkar 2016)."""
+        rounds = math.ceil(math.log2(len(starts) + 1))
+        for number in range(rounds):
+            each, hot = work / (rounds * len(starts)), HOT[number % len(HOT)]
+            starts = sorted((annealing.improved(start, each, hot) for start in starts), key=_value)
+            starts = starts[: math.ceil(len(starts) / 2)]
+        return starts[0]
 
     def _by_windows(self, annealing: Annealing, best: Found, work: float) -> Found:
         """Anneal nodes that run at about the same time, now here, now there, as deep graphs allow."""

@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
 from fxpasses.partitioners.solvers.free.solving import refuse
-from fxpasses.partitioners.solvers.latency.certifying import SEARCH, bounded, is_small, proven, work_of
+from fxpasses.partitioners.solvers.latency.certifying import bounded, proven, work_of
 from fxpasses.partitioners.solvers.latency.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Flow, LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
@@ -87,7 +87,7 @@ def _node_by_node(
 ) -> tuple[LatencyAnswer, float]:
     """Search all nodes, prove what is small."""
     program, bound = bounded(problem, level, units)
-    search = LatencySearch(level, bound, problem.time_budget * (SEARCH if is_small(program) else 1), problem.seed)
+    search = LatencySearch(level, bound, problem.time_budget, problem.seed)
     order = None if level.flow is None else functools.partial(add_order, flow=level.flow.pairs)
     return proven(problem, level, program, search.run(starts), bound, order)
 
@@ -144,7 +144,7 @@ def _starts(
 def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[Ints]:
     """An assignment that keeps the budgets though no pipeline does, if one is found."""
     model, budget = LoadModel.of(units, tables), min(problem.time_budget, 1.0)
-    search = FreeSearch(model, 0.0, budget, problem.seed, problem.program_effort)
+    search = FreeSearch(model, 0.0, budget, problem.seed, problem.program_seconds)
     home = search.run([]).home
     return [] if home is None else [home]
 

@@ -24,8 +24,8 @@ MAX_UNITS = 4_000
 """Units up to which there is a bound."""
 WHOLE = 1_500
 """Units up to which the program of two devices has no fractions."""
-NODES = 100
-"""Branch-and-bound nodes of the program."""
+SECONDS = 1.0
+"""How long the program may take, about."""
 
 
 def bound_of_turns(tables: CostTables, units: Units) -> float:
@@ -57,7 +57,7 @@ def _least_seconds(model: LoadModel, order: tuple[int, int] | None, before: Ints
         )
         costs = np.append(costs, model.send[:, order[0], order[1]] / scale)
         variables = np.append(variables, _crossing(program, model, runs[:, order[0]]))
-    return program.minimize((costs, variables), nodes=NODES).bound * scale
+    return program.minimize((costs, variables), seconds=SECONDS).bound * scale
 
 
 def _crossing(program: Program, model: LoadModel, runs: Ints) -> Ints:

@@ -50,7 +50,7 @@ def program_size(model: LoadModel) -> int:
     return int(model.size * model.devices + len(model.source) * per_value)
 
 
-def least_load(model: LoadModel, *, below: float, nodes: int | None, extra: Extra = None) -> Proof:
+def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra = None) -> Proof:
     """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
     model = model.under(below * (1 + ROUNDING))
     program, runs = add_assignments(model, extra=extra)
@@ -64,7 +64,7 @@ def least_load(model: LoadModel, *, below: float, nodes: int | None, extra: Extr
         *_transfers(program, model, runs, scale),
     ]
     program.at_most(np.zeros(model.devices), *terms)
-    return _answer(program, (1.0, top), runs, scale, nodes)
+    return _answer(program, (1.0, top), runs, scale, seconds)
 
 
 def add_assignments(
@@ -185,7 +185,7 @@ def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) ->
     ]
 
 
-def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, nodes: int | None) -> Proof:
-    answer = program.minimize(costs, nodes=nodes)
+def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, seconds: float) -> Proof:
+    answer = program.minimize(costs, seconds=seconds)
     home = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
     return Proof(home, answer.bound * scale)

@@ -34,16 +34,16 @@ class Packing:
         model: One unit of each kind, without values.
         members: The units of each kind.
         extra: Adds rows on which device runs a unit; each unit is a kind then.
-        nodes: The most branch-and-bound nodes of a program.
+        seconds: How long a program may take, about.
     """
 
     model: LoadModel
     members: tuple[Ints, ...]
     extra: Extra
-    nodes: int | None
+    seconds: float
 
     @classmethod
-    def of(cls, model: LoadModel, *, nodes: int | None, extra: Extra = None) -> Packing:
+    def of(cls, model: LoadModel, *, seconds: float, extra: Extra = None) -> Packing:
         """Group the units of a model. Time O(units × devices)."""
         members = alike(model) if extra is None else tuple(np.arange(model.size)[:, None])
         first = np.array([kind[0] for kind in members], dtype=np.int64)
@@ -58,7 +58,7 @@ class Packing:
             uses=model.uses[:0],
             send=model.send[:0],
         )
-        return cls(small, members, extra, nodes)
+        return cls(small, members, extra, seconds)
 
     @property
     def size(self) -> int:
@@ -102,7 +102,7 @@ class Packing:
         return add_assignments(self.model, extra=self.extra, counts=self.counts)
 
     def _answer(self, program: Program, costs: tuple[float, Ints], runs: Ints, scale: float) -> Proof:
-        answer = program.minimize(costs, nodes=self.nodes)
+        answer = program.minimize(costs, seconds=self.seconds)
         home = None if answer.x is None else self._homes(answer.x[runs])
         return Proof(home, answer.bound * scale)
 

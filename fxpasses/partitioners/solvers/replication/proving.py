@@ -35,7 +35,7 @@ class ReplicaProgram:
         """Whether the program says all there is: a pipeline with backward nodes has two directions, and is left out."""
         return self.problem.contiguity == "free" or not np.any(self.tables.forward >= 0)
 
-    def solve(self, below: float, *, nodes: int | None) -> tuple[Ints | None, NDArray[np.bool_] | None, float]:
+    def solve(self, below: float, *, seconds: float) -> tuple[Ints | None, NDArray[np.bool_] | None, float]:
         """Homes and presence of nodes whose largest load is at most ``below``, and the proven bound."""
         tables = self.tables
         count, kinds = tables.seconds.shape
@@ -51,12 +51,12 @@ class ReplicaProgram:
         self._together(program, home)
         self._budgets(program, here)
         top = program.add(1, 0.0, below / scale * (1 + ROUNDING))
-        seconds = np.where(allowed, tables.seconds, 0.0) / scale
+        weights = np.where(allowed, tables.seconds, 0.0) / scale
         terms = self._sent(program, here, home, scale)
         program.at_most(
-            np.zeros(kinds), (seconds.T, here.T), *terms, (-1.0, np.broadcast_to(top, kinds).reshape(-1, 1))
+            np.zeros(kinds), (weights.T, here.T), *terms, (-1.0, np.broadcast_to(top, kinds).reshape(-1, 1))
         )
-        answer = program.minimize((1.0, top), nodes=nodes)
+        answer = program.minimize((1.0, top), seconds=seconds)
         if answer.x is None:
             return None, None, answer.bound * scale
         return np.argmax(answer.x[home], axis=1), answer.x[here] > 0.5, answer.bound * scale

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
-from fxpasses.partitioners.solvers.proofs.programs import nodes_within
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Floats, Ints
 from fxpasses.partitioners.solvers.replication.proving import ReplicaProgram
@@ -31,8 +30,6 @@ ORDER = 16
 """Of the norm of loads that a change has to make smaller."""
 SMALL = (300, 300, 1500)
 """Variables up to which the program is asked: at least, more for each second of the budget, at most."""
-NODES = 100_000_000
-"""Branch-and-bound nodes of the program in a second, times the square of its variables."""
 TRIALS_A_SECOND = 4000
 
 
@@ -142,8 +139,7 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     least, more, most = SMALL
     is_small = program.size <= min(least + more * problem.time_budget, most)
     if program.is_known and is_small and value > bound * (1 + 1e-9):
-        nodes = NODES * (0.5 + problem.time_budget) / (1 + program.size**2)
-        home, present, proven = program.solve(value, nodes=nodes_within(problem.program_effort, nodes))
+        home, present, proven = program.solve(value, seconds=problem.program_seconds)
         if home is not None and present is not None:
             copies = min(copies, Copies(home, present), key=search.rank)
             value = float(copies.figures(tables).load.max())
