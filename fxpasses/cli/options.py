@@ -69,7 +69,7 @@ def objective_option(command: Command) -> Command:
 
 def pipeline_option(command: Command) -> Command:
     """``--pipeline``."""
-    text = "The clean-up passes, such as 'remove-no-ops,eliminate-dead-code'."
+    text = "The clean-up passes, such as 'remove-no-ops,eliminate-dead-code,snapshot-state'."
     return click.option("--pipeline", metavar="TEXT", help=text)(command)
 
 

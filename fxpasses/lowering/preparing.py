@@ -30,7 +30,7 @@ from fxpasses.values import has_value
 
 __all__ = ["DEFAULT_PIPELINE", "Clock", "Pipeline", "Prepared", "Progress", "prepare", "run_passes", "stateful"]
 
-DEFAULT_PIPELINE = "remove-no-ops,eliminate-dead-code"
+DEFAULT_PIPELINE = "remove-no-ops,eliminate-dead-code,snapshot-state"
 
 Progress = Callable[[str], None]
 

@@ -36,6 +36,7 @@ from fxpasses.passes.rewriting import (
     replace_pattern,
     replace_pattern_with_filters,
 )
+from fxpasses.passes.snapshots import SnapshotState
 from fxpasses.passes.splitting import Split, split, split_by_tags, split_module
 from fxpasses.passes.unflattening import UnflattenedModule, swap_modules, unflatten
 
@@ -66,6 +67,7 @@ __all__ = [
     "RuleCheck",
     "RuleError",
     "RuleSet",
+    "SnapshotState",
     "SortTopologically",
     "Split",
     "StripGuards",

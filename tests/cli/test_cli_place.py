@@ -97,7 +97,7 @@ def test_a_plan_is_made_printed_and_written(source: str, tmp_path: Path) -> None
 def test_the_plan_says_which_passes_ran_and_what_is_predicted(plan_file: Path) -> None:
     plan = Plan.load(plan_file)
 
-    assert "remove-no-ops,eliminate-dead-code" == plan.pipeline
+    assert "remove-no-ops,eliminate-dead-code,snapshot-state" == plan.pipeline
     assert {"seconds", "objective_value", "devices"} <= plan.predicted.keys()
     assert all(device["peak_bytes"] <= 40 * 1024 for device in plan.predicted["devices"].values())
     assert plan.copies

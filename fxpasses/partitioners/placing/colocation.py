@@ -70,9 +70,9 @@ def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
 
 
 def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:
-    """For each compute node, whether a cut of the graph's own order right before it would tear such a group."""
+    """For each compute node, whether a cut right before it would tear what must be one part, not just on one device."""
     change = np.zeros(len(figures.nodes) + 1, dtype=np.int64)
-    for group in must_share(figures):
+    for group in (*_containers(figures), *_switched(figures)):
         places = [figures.position[node] for node in group]
         change[min(places) + 1] += 1
         change[max(places) + 1] -= 1
