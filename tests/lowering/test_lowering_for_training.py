@@ -151,6 +151,23 @@ def test_a_budget_in_which_the_model_runs_and_cannot_be_trained() -> None:
     ) == str(failure.value)
 
 
+def test_an_operator_that_no_device_can_hold_while_its_parameters_step() -> None:
+    """All devices together would have enough; whatever runs where, one of them lacks the bytes."""
+    layer = (64 * 64 + 64) * 4
+    need = layer * 4 + 3 * 64 * 64 * 4 + 2 * 4  # with gradients, two values kept, three made of the weight, and steps
+
+    with pytest.raises(InfeasibleError) as failure:
+        lower(Mlp(), ARGS, devices=[Device(name, need - 1) for name in "abcd"], training=Training(2))
+
+    assert 1 == failure.value.missing_bytes
+    assert "linear" == failure.value.node.name
+    assert str(failure.value).startswith(
+        "linear (aten.linear.default) needs 113 KiB on one device while the optimizer steps (parameters, gradients, 2 "
+        "values kept for each trained element), but the largest device has 113 KiB: 1 B are missing."
+    )
+    lower(Mlp(), ARGS, devices=[Device(name, need + 4 * KiB) for name in "abcd"], training=Training(2))
+
+
 @pytest.mark.parametrize(
     ("rows", "slots", "budget", "lacking"),
     [
@@ -221,7 +238,7 @@ def test_the_reason_counts_what_the_whole_model_would_need_to_be_trained() -> No
     planned = place(Mlp(), ARGS, devices=two(200 * KiB), training=Training(2))
     reason = planned.summary.reasons["layers.0/linear#0"]
 
-    assert reason.startswith("left on left: the whole model (326 KiB) does not fit left; it ends before ")
+    assert reason.startswith("left on left: the whole model (327 KiB) does not fit left; it ends before ")
 
 
 def test_advice_asks_the_changed_machine_for_the_same_training() -> None:

@@ -17,6 +17,9 @@ __all__ = ["Kind", "StepLife", "Training", "TrainingCourse"]
 Kind = Literal["gradients", "optimizer", "saved", "activations", "copies"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
 
+STEP_BYTES = 4
+"""What optimizers that keep anything count steps in, one number for each parameter (Adam, AdamW, RMSprop, Adagrad)."""
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
@@ -58,7 +61,7 @@ class Training:
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""
-        return int(self.optimizer_slots * sum(sizes))
+        return int(self.optimizer_slots * sum(sizes)) + (STEP_BYTES * len(sizes) if self.optimizer_slots else 0)
 
     def __str__(self) -> str:
         """What the optimizer keeps, in words."""

@@ -1,8 +1,9 @@
-"""Say what a training step lacks: where all devices together cannot hold it, and where no placement was found."""
+"""Say what a training step lacks: where one device or all cannot hold it, and where no placement was found."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from torch.fx import Node
@@ -11,7 +12,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER
+from fxpasses.partitioners.placing.device_reasons import ONE_OPERATOR, TOO_LARGE_TOGETHER
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.units import format_bytes
 
@@ -30,12 +31,13 @@ def refuse_too_large_to_step(figures: GraphFigures, topology: Topology, step: Tr
         step: The training step.
 
     Raises:
-        InfeasibleError: all devices together have less.
+        InfeasibleError: all devices together have less, or each has less than the parameters of one operator need.
     """
     have = sum(device.memory for device in topology.devices)
     needs = list(_needed_to_step(figures, step))
     totals = list(itertools.accumulate(needs))
     if not totals or totals[-1] <= have:
+        _refuse_operators(figures, topology, step)
         return
     first = next(node for node, total in zip(figures.nodes, totals, strict=True) if total > have)
     budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
@@ -50,11 +52,36 @@ def refuse_too_large_to_step(figures: GraphFigures, topology: Topology, step: Tr
     )
 
 
+def _refuse_operators(figures: GraphFigures, topology: Topology, step: TrainingStep) -> None:
+    """What only one operator uses is where it runs, with all that is there for it while the optimizer steps."""
+    training, trained = step.training, _trained(figures, step)
+    largest = max(device.memory for device in topology.devices)
+    users = Counter(storage for constants in figures.constants for storage in constants)
+    for node, constants in zip(figures.nodes, figures.constants, strict=True):
+        own = {storage: size for storage, size in constants.items() if users[storage] == 1}
+        sizes = [size for storage, size in own.items() if storage in trained]
+        need = sum(own.values()) + sum(sizes) + training.kept_bytes(sizes) + training.step_bytes(sizes)
+        if need > largest:
+            raise InfeasibleError(
+                f"{node.name} ({node.target}) needs {format_bytes(need)} on one device while the optimizer steps "
+                f"(parameters, gradients, {training}), but the largest device has {format_bytes(largest)}: "
+                f"{format_bytes(need - largest)} are missing.",
+                node=node,
+                missing_bytes=int(need - largest),
+                reason=ONE_OPERATOR,
+            )
+
+
+def _trained(figures: GraphFigures, step: TrainingStep) -> set[int]:
+    """The storages of what is trained."""
+    return {storage for node in step.needs.trained for storage in figures.effects.storages(node)}
+
+
 def _needed_to_step(figures: GraphFigures, step: TrainingStep) -> Iterator[int]:
     """For each node the bytes of the parameters that none before it uses, and of all that is there for them."""
     training, seen = step.training, set[int]()
     made = training.step_slots if training.step_slots is not None else float(training.optimizer_slots > 0)
-    trained = {storage for node in step.needs.trained for storage in figures.effects.storages(node)}
+    trained = _trained(figures, step)
     for constants in figures.constants:
         fresh = {storage: size for storage, size in constants.items() if storage not in seen}
         seen.update(fresh)
