@@ -141,6 +141,18 @@ def test_a_program_is_asked_where_the_effort_pays_for_it(
     assert is_asked is solution.is_optimal
 
 
+@pytest.mark.parametrize("weight", [1e16, np.inf])
+def test_numbers_that_the_solver_does_not_take_prove_nothing(weight: float) -> None:
+    program = Program()
+    x = program.add(3, 0.0, 1.0, whole=True)
+    program.at_most(np.array([-2.0]), (np.array([-1.0, -weight, -1.0]), x[None]))
+
+    answer = program.minimize((1.0, x), seconds=1.0)
+
+    assert answer.x is None
+    assert -np.inf == answer.bound
+
+
 def test_what_is_not_asked_says_nothing() -> None:
     program = Program()
     x = program.add(1, 0.0, 1.0, whole=True)

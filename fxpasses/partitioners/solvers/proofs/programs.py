@@ -110,9 +110,10 @@ class Program:
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Answer(None, np.inf)
+        if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInterrupt):
+            return Answer(None, -np.inf)  # numbers that HiGHS does not take
         is_found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        is_solved = status == highspy.HighsModelStatus.kOptimal
-        bound = info.mip_dual_bound if self._is_whole else info.objective_function_value if is_solved else -np.inf
+        bound = info.mip_dual_bound if self._is_whole else info.objective_function_value
         return Answer(np.asarray(solver.getSolution().col_value) if is_found else None, float(bound))
 
     @property
