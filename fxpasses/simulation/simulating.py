@@ -12,6 +12,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_tasks import add_backward
+from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
@@ -19,7 +20,6 @@ from fxpasses.partitioners.costs.shared_state import shared_state
 from fxpasses.partitioners.costs.task_lists import (
     Overlap,
     Task,
-    run_as_soon_as_possible,
     run_one_by_one,
     tasks_of,
 )
@@ -145,8 +145,8 @@ def simulate(
             optimizer computes takes no time here.
 
     Returns:
-        The timeline and what follows from it. Time O(samples * (nodes + copies * log copies)), and for parts that wait
-        for a device O(parts * samples) at each end of one.
+        The timeline and what follows from it. Time O(samples * (nodes + tasks * (devices + links + log tasks))), where
+        tasks are parts, copies and loads.
 
     Raises:
         InputError: no sample, an unknown option, or several samples of a training step.

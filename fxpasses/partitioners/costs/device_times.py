@@ -9,10 +9,11 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
-from fxpasses.partitioners.costs.task_lists import run_as_soon_as_possible, tasks_of
+from fxpasses.partitioners.costs.task_lists import tasks_of
 
 __all__ = ["critical_path", "makespan_of", "predict_makespan", "predict_times", "times_of"]
 

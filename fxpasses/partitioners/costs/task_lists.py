@@ -8,7 +8,6 @@ own, from main memory.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -21,7 +20,7 @@ from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import SentState, SharedState, sent_state
 
-__all__ = ["Overlap", "Task", "TaskList", "run_as_soon_as_possible", "run_one_by_one", "tasks_of"]
+__all__ = ["Overlap", "Task", "TaskList", "run_one_by_one", "tasks_of"]
 
 Overlap = Literal["none", "devices", "copies"]
 """What goes on at the same time: nothing; devices; devices and copies beside their work."""
@@ -244,92 +243,3 @@ def run_one_by_one(tasks: Sequence[Task]) -> None:
         task.start = now
         task.after, task.why = (index - 1, "one thing at a time") if index else (None, "")
         now = task.end
-
-
-def run_as_soon_as_possible(tasks: Sequence[Task]) -> None:
-    """Start each task when its needs are done and its tracks are free; the first in order goes first.
-
-    List scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969), where a task that waits for a track
-    keeps the others that it needs, once all that its part takes has been made: so a pipeline settles at the load of its
-    busiest device.
-    """
-    consumer, unmade, wanted_by = _consumers(tasks)
-    missing = [len(task.needs) for task in tasks]
-    users: list[list[int]] = [[] for _ in tasks]
-    for index, task in enumerate(tasks):
-        for need in task.needs:
-            users[need].append(index)
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    holder: dict[str, int] = {}
-    running: list[tuple[float, int]] = []
-    done_by: int | None = None
-    now = 0.0
-    while ready or running:
-        waiting = []
-        kept: set[str] = set()
-        for index in sorted(ready):
-            task = tasks[index]
-            if all(track not in kept and _is_free(tasks, holder, track, now) for track in task.uses):
-                task.start = now
-                task.after, task.why = _waited_for(tasks, index, holder, done_by)
-                holder.update(dict.fromkeys(task.uses, index))
-                heapq.heappush(running, (task.end, index))
-            else:
-                waiting.append(index)
-                if not unmade.get(consumer[index]):  # a parameter's gradient is for no part
-                    kept.update(task.uses)
-        ready = waiting
-        while running:
-            now, done_by = heapq.heappop(running)
-            for part in wanted_by.get(done_by, ()):
-                unmade[part] -= 1
-            for user in users[done_by]:
-                missing[user] -= 1
-                if missing[user] == 0:
-                    ready.append(user)
-            if not running or running[0][0] > now:
-                break
-
-
-def _consumers(tasks: Sequence[Task]) -> tuple[list[int], dict[int, int], dict[int, list[int]]]:
-    """For each task the part that it is for, for each part how many others make what it takes, and who these are for.
-
-    A copy or a load that several parts of a device use is for the first of them.
-    """
-    consumer = list(range(len(tasks)))
-    unmade: dict[int, int] = {}
-    wanted_by: dict[int, list[int]] = {}
-    for index, task in enumerate(tasks):
-        if task.kind != "compute":
-            continue
-        makers: dict[int, None] = {}
-        for need in task.needs:
-            if tasks[need].kind == "compute":
-                makers[need] = None
-                continue
-            if tasks[need].kind == "copy":
-                makers.update(dict.fromkeys(tasks[need].needs))
-            if consumer[need] == need:
-                consumer[need] = index
-        unmade[index] = len(makers)
-        for maker in makers:
-            wanted_by.setdefault(maker, []).append(index)
-    return consumer, unmade, wanted_by
-
-
-def _is_free(tasks: Sequence[Task], holder: Mapping[str, int], track: str, now: float) -> bool:
-    return track not in holder or tasks[holder[track]].end <= now
-
-
-def _waited_for(
-    tasks: Sequence[Task], index: int, holder: Mapping[str, int], done_by: int | None
-) -> tuple[int | None, str]:
-    """Which task ended when this one began: one whose value it needs, or else one that kept its track busy."""
-    task = tasks[index]
-    for need in task.needs:
-        if tasks[need].end == task.start:
-            return need, f"needs {tasks[need].name}"
-    for track in task.uses:
-        if track in holder and tasks[holder[track]].end == task.start:
-            return holder[track], f"{track} was busy with {tasks[holder[track]].name}"
-    return (done_by if task.start > 0 else None), ""
