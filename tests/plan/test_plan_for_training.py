@@ -98,7 +98,7 @@ def test_a_check_fails_where_a_training_step_passes_a_budget(planned: Planned) -
         violation.missing_bytes,
     )
     assert (
-        "left holds 178 KiB while the optimizer steps, 28.5 KiB over its budget of 150 KiB (parameters 32.5 KiB, "
+        "left holds 179 KiB while the optimizer steps, 28.5 KiB over its budget of 150 KiB (parameters 32.5 KiB, "
         "gradients 32.5 KiB, optimizer 113 KiB, copies 512 B)."
     ) == str(violation)
 
