@@ -95,7 +95,8 @@ class PlacementProblem:
             the exact search out, and the others at their first steps.
         seed: For whatever is drawn.
         effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1. By default it follows
-            ``time_budget``: all from half a second on, in proportion below, a fifth at least.
+            ``time_budget``: all from half a second on, in proportion below, a fifth at least. All of them are the time
+            budget and 1.5 seconds for each program; some answers need several.
         explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
             ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 

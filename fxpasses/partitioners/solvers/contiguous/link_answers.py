@@ -30,8 +30,6 @@ MATRIX = 5_000_000
 """Units times pairs of devices up to which there are any."""
 SMALL = 400
 """Variables up to which the integer program is asked."""
-SHARE = 1.0
-"""Of the seconds that an integer program may take, what this one gets: it comes after a search."""
 
 
 def annealed(search: Search, best: Answer, bound: float) -> Answer:
@@ -60,7 +58,7 @@ def proven_small(search: Search, best: Answer, bound: float) -> tuple[Answer, fl
     model = LoadModel.of(units, search.tables)
     if program_size(model) > SMALL:
         return best, bound
-    seconds = SHARE * search.problem.program_seconds
+    seconds = search.problem.program_seconds
     proof = least_load(
         model, below=best.rank[0], seconds=seconds, extra=lambda program, runs: add_order(program, runs, flow)
     )

@@ -47,15 +47,15 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         PlacementError: none was found, or the nodes wait for each other in a circle.
     """
     topological_order(tables)
-    effort = problem.program_effort * INNER_EFFORT
-    pipelines = attrs.evolve(problem, contiguity="pipeline", effort=effort, explain="never")
+    inner = attrs.evolve(problem, effort=problem.program_effort * INNER_EFFORT)
+    pipelines = attrs.evolve(inner, contiguity="pipeline", explain="never")
     if is_large(tables):
         return _quickest_pipeline(pipelines, tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
     answer = _first(pipelines, level, units)
     if answer is None or units.size <= MOST_BALANCED:
-        evenly = started(level, [_by_loads(problem, tables, units)])[0]
+        evenly = started(level, [_by_loads(inner, tables, units)])[0]
         answer = evenly if answer is None else min(answer, evenly, key=lambda each: each.value)
     if units.size <= MOST_MOVED:
         sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
@@ -87,8 +87,7 @@ def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAn
 
 def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints:
     """The convex sets of the smallest largest load."""
-    effort = problem.program_effort * INNER_EFFORT
-    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8, effort=effort)
+    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
     device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
     return units.homes(device_of)
 

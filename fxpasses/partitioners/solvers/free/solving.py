@@ -30,7 +30,6 @@ SMALL = 2000
 """Variables up to which a packing program is asked."""
 SUBSETS = 300
 """Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
-
 LEAST_SHARE = 1 / 16
 """Of the seconds of integer programs, what each of many sets gets: they say what fits at all."""
 
