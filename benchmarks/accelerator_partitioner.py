@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,6 +100,25 @@ def _layers(count: int, mode: str, devices: int) -> Duel:
     module = _measured(Layers(count), x)
     total = sum(node.size_bytes.total_size for node in module.graph.nodes if node.op != "output")
     return _duel(module, x, mode, [int(1.3 * total / devices) + 400] * devices)
+
+
+@case("accelerator: sizes of all nodes from example inputs", sizes=(16, 64, 256), promise=1.0)
+def sizes(size: int) -> Duel:
+    x, model = torch.rand(2, 8), Layers(size)
+
+    def measured(measure: Callable[[GraphModule, list[torch.Tensor]], None]) -> list[Any]:
+        graph_module = symbolic_trace(model)
+        measure(graph_module, [x])
+        return [tuple(node.size_bytes) for node in graph_module.graph.nodes if node.op != "output"]
+
+    def check(ours: Any, peer: Any) -> None:
+        assert ours == peer
+
+    return Duel(
+        ours=lambda: measured(accelerator.get_size_of_all_nodes),
+        peer=lambda: measured(get_size_of_all_nodes),
+        check=check,
+    )
 
 
 @case("accelerator: size_based, 4 devices", sizes=(16, 64, 256, 1024), promise=2.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -14,12 +14,11 @@ from torch.fx import Node
 from fxpasses.effects.calls import NO_TENSOR_RULE, PLAIN_RULE, CallEffects, Constant, Rule, flat_nodes, is_off, words
 
 __all__ = [
-    "EACH_OF_ITS_OWN",
     "MAY_HAND_BACK",
     "UNANNOTATED_VIEWS",
     "WORLD_NAMES",
     "aten_overloads",
-    "each_of_its_own_rule",
+    "operands_rule",
     "overload_rule",
     "overloads_rule",
     "packet_overloads",
@@ -36,7 +35,11 @@ UNANNOTATED_VIEWS = words(
     """
 )
 # Of several operands these give as many results, each of which may be a view of the operand in its place.
-EACH_OF_ITS_OWN = words("align_tensors atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
+_EACH_OF_ITS_OWN = words("align_tensors atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
+# These hand back the only operand there is; what they make of several is fresh.
+_FRESH_OF_SEVERAL = words("einsum chain_matmul cartesian_prod flatten_dense_tensors")
+# These hand back nothing but their first operand; the others say how it shall be.
+_LIKE_THE_OTHERS = words("type_as unflatten_dense_tensors")
 # Composite operators that hand back their input only while they are switched off (argument names).
 _DROPOUTS = {
     "dropout": ("p", "train"),
@@ -312,8 +315,18 @@ def _refine(name: str, overloads: list[OpOverload], base: _SchemaRule) -> Rule |
         return functools.partial(_switched_rule, base, overloads, flag)
     if statistics := _HIDDEN_STATISTICS.get(name):
         return functools.partial(_statistics_rule, base, overloads, statistics)
-    if name in EACH_OF_ITS_OWN:
-        return functools.partial(each_of_its_own_rule, base)
+    return operands_rule(name, base)
+
+
+def operands_rule(name: str, base: Rule) -> Rule | None:
+    """The rule of what hands back some of its operands only, where ``base`` counts all; None for all others."""
+    for names, rule in (
+        (_EACH_OF_ITS_OWN, _each_of_its_own_rule),
+        (_FRESH_OF_SEVERAL, _fresh_of_several_rule),
+        (_LIKE_THE_OTHERS, _like_the_others_rule),
+    ):
+        if name in names:
+            return functools.partial(rule, base)
     return None
 
 
@@ -326,13 +339,31 @@ def _dropout_rule(base: _SchemaRule, overloads: list[OpOverload], switches: tupl
     return base(node)
 
 
-def each_of_its_own_rule(base: Rule, node: Node) -> CallEffects:
-    """The rule of what gives a view of each of several operands; ``base`` for other calls of it."""
-    operands = node.args[0] if len(node.args) == 1 and isinstance(node.args[0], (list, tuple)) else node.args
+def _each_of_its_own_rule(base: Rule, node: Node) -> CallEffects:
+    operands = _operands_of(node)
     nodes = [operand for operand in operands if isinstance(operand, Node)]
     if len(nodes) < max(2, len(operands)):
         return base(node)
     return attrs.evolve(base(node), returns=len(nodes), aliases=tuple((operand,) for operand in nodes))
+
+
+def _fresh_of_several_rule(base: Rule, node: Node) -> CallEffects:
+    several = sum(isinstance(operand, Node) for operand in _operands_of(node)) > 1
+    return attrs.evolve(base(node), aliases=()) if several else base(node)
+
+
+def _like_the_others_rule(base: Rule, node: Node) -> CallEffects:
+    answer = base(node)
+    if not node.args:
+        return answer
+    return attrs.evolve(answer, aliases=(tuple(flat_nodes(node.args[0])),) * max(answer.returns, 1))
+
+
+def _operands_of(node: Node) -> Sequence[Any]:
+    """The operands of a call that takes one list of them, or each as an argument; others may stand beside them."""
+    lists = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, (list, tuple))]
+    nodes = [value for value in node.args if isinstance(value, Node)]
+    return lists[0] if lists and not nodes else node.args
 
 
 def _switched_rule(base: _SchemaRule, overloads: list[OpOverload], flag: str, node: Node) -> CallEffects:

@@ -37,11 +37,10 @@ from fxpasses.effects.calls import (
     words,
 )
 from fxpasses.effects.operators import (
-    EACH_OF_ITS_OWN,
     UNANNOTATED_VIEWS,
     WORLD_NAMES,
     aten_overloads,
-    each_of_its_own_rule,
+    operands_rule,
     overload_rule,
     overloads_rule,
     packet_overloads,
@@ -346,8 +345,8 @@ def _torch_function_rule(function: Any) -> Rule | None:
     if module == "torch._tensor":
         return _method_rule(name)
     is_python = module in _PYTHON_MODULES and not inspect.isbuiltin(function)
-    if is_python and name in EACH_OF_ITS_OWN:
-        return functools.partial(each_of_its_own_rule, aliasing_rule)
+    if is_python and (rule := operands_rule(name, aliasing_rule)) is not None:
+        return rule
     if module == "torch.masked._ops" or (is_python and name in UNANNOTATED_VIEWS):
         return aliasing_rule
     if (rule := _schema_rule(function)) is not None:

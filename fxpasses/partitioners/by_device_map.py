@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
@@ -76,9 +77,10 @@ def place_by_device_map(
     chosen = [covering(path, places) for path in paths]
     _refuse_missing(paths, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
-    _keep_together(GraphFigures.of(graph_module), devices)
+    moved = _keep_together(GraphFigures.of(graph_module), devices)
     _refuse_unsupported(graph_module, nodes, devices)
-    return _placement(graph_module, nodes, devices, topology, objective)
+    placement = _placement(graph_module, nodes, devices, topology, objective)
+    return attrs.evolve(placement, reasons=_reasons(placement, moved))
 
 
 def _refuse_words(device_map: Any) -> None:
@@ -159,16 +161,20 @@ def _places(
     if not device_map:
         raise PlacementError('The device map is empty; {"": device} puts the whole model on one device.')
     tensors = set(_tensor_names(graph_module))
-    places: dict[str, Device] = {}
-    for module, place in device_map.items():
-        device = _resolve(module, place, topology)
+    given = {module: _resolve(module, place, topology) for module, place in device_map.items()}
+    places = {module: device for module, device in given.items() if module in known}
+    for module, device in given.items():
+        holder = module.rpartition(".")[0]
         if module in known:
-            places[module] = device
-        elif module in tensors:
-            places.setdefault(module.rpartition(".")[0], device)
-        else:
+            continue
+        if module not in tensors:
             raise PlacementError(
                 f"The device map names {module!r}, which the model does not have{_nearest(module, known)}"
+            )
+        if places.setdefault(holder, device) is not device:
+            raise PlacementError(
+                f"The device map puts {module!r} on {device.name}, but {_quoted(holder)} on {places[holder].name}; "
+                "a parameter or buffer goes where its module goes: leave one of them out."
             )
     return places
 
@@ -204,14 +210,18 @@ def _filled(given: Sequence[Device | None], topology: Topology) -> list[Device]:
     return filled
 
 
-def _keep_together(figures: GraphFigures, devices: list[Device]) -> None:
-    """Who must share a device goes where the first of them is."""
+def _keep_together(figures: GraphFigures, devices: list[Device]) -> dict[Node, Device]:
+    """Who must share a device goes where the first of them is; returns who is moved, and where the map puts it."""
     together: UnionFind[Node] = UnionFind(figures.nodes)
     for group in must_share(figures):
         together.union(*group)
     first: dict[Node, Device] = {}
+    moved: dict[Node, Device] = {}
     for index, node in enumerate(figures.nodes):
-        devices[index] = first.setdefault(together[node], devices[index])
+        shared = first.setdefault(together[node], devices[index])
+        if shared is not devices[index]:
+            moved[node], devices[index] = devices[index], shared
+    return moved
 
 
 def _refuse_unsupported(graph_module: GraphModule, nodes: Sequence[Node], devices: Sequence[Device]) -> None:
@@ -244,5 +254,21 @@ def _placement(
         partition_of[node] = part
     assignment = Assignment.of(graph_module, partition_of, order=list(device_of))
     seconds, load = predict_times(graph_module, assignment, device_of, topology)
-    reasons = dict.fromkeys(device_of, "the device map says so")
-    return DevicePlacement(assignment, device_of, topology, objective, seconds, load, reasons)
+    return DevicePlacement(assignment, device_of, topology, objective, seconds, load, {})
+
+
+def _reasons(placement: DevicePlacement, moved: Mapping[Node, Device]) -> dict[str, str]:
+    """Why each part is on its device: the map says so, but not about all of them where some cannot be parted."""
+    elsewhere: dict[str, dict[str, list[Node]]] = {}
+    for node, device in moved.items():
+        part = str(placement.assignment.partition_of[node])
+        elsewhere.setdefault(part, {}).setdefault(device.name, []).append(node)
+    return {str(part): _reason(elsewhere.get(str(part), {})) for part in placement.device_of}
+
+
+def _reason(elsewhere: Mapping[str, Sequence[Node]]) -> str:
+    said = "the device map says so"
+    for name, nodes in elsewhere.items():
+        which = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name} and {len(nodes) - 1} more"
+        said += f"; it puts {which} on {name}, but they must share a device with what is here (a write, a tuple)"
+    return said

@@ -141,6 +141,53 @@ def test_what_writes_to_a_buffer_stays_together() -> None:
     assert torch.equal(model.keys, lowered.state_dict()["keys"])
 
 
+class Written(nn.Module):
+    """Layers that write in place: to what came before them, or to a product of their own."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(InPlace(own=own) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class InPlace(nn.Module):
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self.own, self.weight = own, nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.einsum("bi,ij->bj", x, self.weight)
+        return product.mul_(0.5) if self.own else x.add_(product)
+
+
+def test_a_part_says_what_the_map_puts_elsewhere() -> None:
+    """The writes of one memory cannot be parted; the part where they run tells what the map says of them."""
+    device_map = {"": "left", "layers.1": "right", "layers.2": "right"}
+
+    reasons = mapped(device_map, Written(own=False).eval()).report.reasons
+
+    told = "; it puts einsum_1 and 3 more on right, but they must share a device with what is here (a write, a tuple)"
+    assert reasons["layers.0/add_#0"] == f"left on left: the device map says so{told}"
+    assert reasons["layers.2/add_#0"].endswith(told)
+
+
+def test_what_einsum_makes_of_several_is_its_own() -> None:
+    """A write to a product of einsum ties nothing to its operands."""
+    device_map = {"": "left", "layers.1": "right", "layers.2": "right"}
+
+    lowered = mapped(device_map, Written(own=True).eval())
+
+    assert {"layers.0/mul_#0": "left", "layers.1/mul_#0": "right"}.items() <= homes(lowered).items()
+    assert {"left on left: the device map says so", "right on right: the device map says so"} == set(
+        lowered.report.reasons.values()
+    )
+
+
 def test_a_tied_weight_may_be_used_on_both_sides() -> None:
     """Complaint 25: tied weights are one parameter on two devices."""
     model, ids = Tied().eval(), torch.randint(0, 50, (2, 5))
@@ -231,6 +278,11 @@ def test_the_budget_of_each_device_holds_for_maps_too() -> None:
         (
             {"": "left", "blocks.7": "right"},
             "The device map names 'blocks.7', which the model does not have; did you mean 'blocks.1'?",
+        ),
+        (
+            {"": "left", "blocks.0.layer_scalar": "right", "blocks.0.shift": "left"},
+            "The device map puts 'blocks.0.shift' on left, but 'blocks.0' on right; a parameter or buffer goes where "
+            "its module goes: leave one of them out.",
         ),
         (
             {0: "left", "": "right"},

@@ -20,7 +20,7 @@ from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 from .kinds import is_aten_view, is_guard, is_tuple_of_views
-from .recording import NOTHING, missing_values, record_values, recorded, refuse_unknown
+from .recording import NOTHING, missing_values, record_shapes, recorded, refuse_unknown
 
 __all__ = [
     "SizeBytes",
@@ -55,15 +55,15 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
 
     Args:
         fx_module: The module whose nodes are measured.
-        args: Example inputs, for graphs that were traced without values. They are propagated as fake tensors; what
-            cannot run on those is run for real, on a copy of the module.
+        args: Example inputs, for graphs that were traced without values. Little ones run for real (up to 64 KiB of
+            inputs and 256 MiB of parameters), on a copy of what that may change, larger ones as fake tensors.
 
     Raises:
         MissingMetadataError: Nodes have no recorded value, and there are no ``args`` (also a ``RuntimeError``).
         FakeValueError: The graph cannot run on ``args`` (also of the kind that the graph raises).
     """
     if args is not None:
-        record_values(fx_module, args)
+        record_shapes(fx_module, args)
     refuse_unknown(fx_module)
     for node in fx_module.graph.nodes:
         if node.op != "output":

@@ -380,17 +380,52 @@ def test_a_chain_of_many_nodes_needs_no_recursion() -> None:
     assert 3 == len(result.dag.nodes)
 
 
-def test_sizes_need_no_run_of_the_model() -> None:
-    """Example inputs are propagated as fakes: the batch norm sees no batch; ``tensor_meta`` is there as with torch."""
-    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+class Changing(torch.nn.Module):
+    """Counts its batches, writes to a buffer, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(4))
+        self.layer, self.drop = torch.nn.Linear(4, 2), torch.nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        return self.drop(self.layer(normed + self.seen.add_(x.sum(0))))
+
+
+@pytest.mark.parametrize("runs", ["for real", "as fakes"])
+def test_sizes_leave_the_model_as_it_was(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little inputs run for real, but nothing sees them: no state, no random number; sizes are those of fakes."""
+    if runs == "as fakes":
+        monkeypatch.setattr("fxpasses.partitioners.accelerator.recording.LITTLE_INPUT", -1)
+    model, x = Changing(), torch.rand(3, 4)
+    before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     graph = symbolic_trace(model)
 
-    get_size_of_all_nodes(graph, [torch.rand(3, 4)])
+    get_size_of_all_nodes(graph, [x])
 
-    assert 0 == model[0].num_batches_tracked
-    node = graph.graph.find_nodes(op="call_module", target="0")[0]
-    assert (48, 48 + 4 * 16 + 8) == get_size_of_node(graph, node)
-    assert (torch.Size([3, 4]), torch.float32) == node.meta["tensor_meta"][:2]
+    assert (runs == "as fakes") == all("val" in node.meta for node in graph.graph.nodes if node.op != "output")
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    norm = graph.graph.find_nodes(op="call_module", target="norm")[0]
+    assert (48, 48 + 4 * 16 + 8) == tuple(norm.size_bytes) == get_size_of_node(graph, norm)
+    assert (torch.Size([3, 4]), torch.float32) == norm.meta["tensor_meta"][:2]
+    assert {"x": 48, "norm": 120, "seen": 16, "layer": 24 + 40, "drop": 24} == {
+        node.name: node.size_bytes.total_size
+        for node in graph.graph.nodes
+        if node.name in ("x", "norm", "seen", "layer", "drop")
+    }
+
+
+def test_state_without_numbers_is_measured() -> None:
+    """A model on ``meta`` has nothing to run for real."""
+    with torch.device("meta"):
+        graph = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)))
+
+    get_size_of_all_nodes(graph, [torch.rand(3, 4, device="meta")])
+
+    assert 24 + 40 == graph.graph.find_nodes(op="call_module")[0].size_bytes.total_size
 
 
 def test_what_no_fake_can_run_is_run_for_real() -> None:

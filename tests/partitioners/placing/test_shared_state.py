@@ -342,6 +342,26 @@ def test_the_optimizer_keeps_a_tied_weight_where_it_lives() -> None:
     assert needed - 4 * KiB < right.peak_bytes <= needed
 
 
+def test_each_operand_of_einsum_has_an_optimizer_state_of_its_own() -> None:
+    """Queries, keys and values by ``einsum`` are no views of each other's weights, as three tied ones would be."""
+
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(nn.Parameter(torch.randn(32, 32)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = (torch.einsum("bi,ij->bj", x, weight) for weight in self.weights)
+            return (torch.einsum("bi,ci->bc", query, key) @ value).square().mean()
+
+    inputs = (torch.randn(4, 32),)
+
+    planned = place(Products().train(), inputs, devices=[Device("only")], training=Training(2, step_slots=0))
+
+    (row,) = planned.summary.devices
+    assert row.optimizer_bytes == 3 * (2 * 32 * 32 * 4 + 4)
+
+
 def test_slow_links_keep_what_shares_its_weights_on_one_device() -> None:
     """A layer that runs again and again, as in ALBERT: two devices take half of the work, and all of its weights."""
 
