@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from io import BytesIO
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.current_state import tensors_of
+from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
@@ -28,6 +30,8 @@ __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 
 
 _DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of", "_replay")
+
+_HELD = ("_parameters", "_buffers", "_modules")
 
 Replay = Callable[[ExportedProgram, Plan], "LoweredModule"]
 
@@ -53,6 +57,39 @@ class LoweredModule(GraphModule):
     _checks_inputs: int  # the key of the hook that it comes with
     _replay: Replay
     _loading: tuple[Mapping[str, str], list[str]]  # the model's own names by those here, and what torch complains about
+
+    def __getattr__(self, name: str) -> Any:
+        """What is here, or else what the model has by that name: its state dict names paths of the model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if (found := self._of_model(name)) is None:
+                raise
+            return found.value() if isinstance(found, HeldTensor) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what is here, or else a tensor that the model has by that name."""
+        found = self._of_model(name) if isinstance(value, torch.Tensor) else None
+        if isinstance(found, HeldTensor):
+            found.put(value)
+        else:
+            super().__setattr__(name, value)
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        """A buffer by its name here, or by the model's own."""
+        found = self._of_model(target)
+        return cast("torch.Tensor", found.value()) if isinstance(found, HeldTensor) else super().get_buffer(target)
+
+    def _of_model(self, path: str) -> HeldTensor | ModelPath | None:
+        """What only the model has at a path."""
+        here, name = vars(self), path.partition(".")[0]
+        if "qualified_names" not in here or name in here or any(name in here[kind] for kind in _HELD):
+            return None
+        return self._own_names.at(self, path)
+
+    @cached_property
+    def _own_names(self) -> OwnNames:
+        return OwnNames.of(self.program.state_dict, self.qualified_names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""

@@ -1,0 +1,123 @@
+"""The model's own paths to its tensors, in a module that holds them in its parts.
+
+``torch.func.functional_call``, ``torch.distributed.checkpoint.state_dict`` and ``get_parameter`` take the names of a
+state dict for paths of attributes, and go along them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fxpasses.partitioners.placing.device_maps import holders
+
+__all__ = ["HeldTensor", "ModelPath", "OwnNames"]
+
+
+@attrs.frozen
+class OwnNames:
+    """The model's own names of what a module holds.
+
+    Args:
+        held: The names in the module of each tensor, by the model's own name; those of tied weights are one list.
+        first: The name by which each weight is set: of tied ones the first.
+        modules: The paths of the modules that hold them.
+    """
+
+    held: Mapping[str, Sequence[str]]
+    first: Mapping[str, str]
+    modules: Collection[str]
+
+    @classmethod
+    def of(cls, state_dict: Mapping[str, torch.Tensor], qualified_names: Mapping[str, str]) -> OwnNames:
+        """From the state of the model, and its name of each tensor by the name in the module."""
+        firsts: dict[int, str] = {}
+        first = {name: firsts.setdefault(id(tensor), name) for name, tensor in state_dict.items()}
+        lists: dict[str, list[str]] = {}
+        for here, own in qualified_names.items():
+            lists.setdefault(first.get(own, own), []).append(here)
+        owners = dict.fromkeys((*qualified_names.values(), *(name for name in first if first[name] in lists)))
+        modules = {step for own in owners for step in holders(own.rpartition(".")[0])}
+        return cls({own: lists[first.get(own, own)] for own in owners}, first, modules)
+
+    def at(self, root: torch.nn.Module, path: str) -> HeldTensor | ModelPath | None:
+        """What the model has at a path; None where it has nothing that holds tensors."""
+        if path in self.held:
+            return HeldTensor(root, path, self.held[path], self.first.get(path, path))
+        return ModelPath(root, path, self) if path in self.modules else None
+
+
+@attrs.frozen
+class HeldTensor:
+    """A tensor of the model, where all the parts that use it hold it.
+
+    Args:
+        root: The module that holds the parts.
+        name: Its name in the model.
+        held: Its names in the module.
+        first: The name by which it is set.
+    """
+
+    root: torch.nn.Module
+    name: str
+    held: Sequence[str]
+    first: str
+
+    def value(self) -> Any:
+        """What the first part holds."""
+        path, _, name = self.held[0].rpartition(".")
+        return getattr(self.root.get_submodule(path), name)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Let all parts hold another one: as it is, for ``functional_call`` puts tensors in the place of parameters.
+
+        Raises:
+            ValueError: It is tied to one that comes before it. Whoever sets both would get one of them back.
+        """
+        if self.name != self.first:
+            raise ValueError(f"{self.name} is tied to {self.first}; give {self.first} alone, and both are set.")
+        for path, _, name in (each.rpartition(".") for each in self.held):
+            part = self.root.get_submodule(path)
+            (part._parameters if name in part._parameters else part._buffers)[name] = value  # type: ignore[assignment]
+
+
+class ModelPath(torch.nn.Module):
+    """A module of the model: what is read and set here is what the parts hold. It cannot be called.
+
+    Args:
+        root: The module that holds the parts.
+        path: The path of the module in the model.
+        names: The model's names.
+    """
+
+    def __init__(self, root: torch.nn.Module, path: str, names: OwnNames) -> None:
+        super().__init__()
+        vars(self).update(root=root, path=path, names=names)
+
+    def _at(self, name: str) -> HeldTensor | ModelPath | None:
+        own = vars(self)
+        found: HeldTensor | ModelPath | None = own["names"].at(own["root"], f"{own['path']}.{name}")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """A tensor that the parts hold, or a module further down."""
+        if (found := self._at(name)) is None:
+            raise AttributeError(f"the model has no {vars(self)['path']}.{name}")
+        return found.value() if isinstance(found, HeldTensor) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a tensor in all parts that hold it."""
+        found = self._at(name) if isinstance(value, torch.Tensor) else None
+        if isinstance(found, HeldTensor):
+            found.put(value)
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Say that there is nothing to run."""
+        raise NotImplementedError(
+            f"{vars(self)['path']} is a path to the model's tensors; its operators run in the parts. Call the model."
+        )

@@ -1,0 +1,142 @@
+"""The model's own paths in a lowered model: what torch's tools make of the names of a state dict."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from lowering_models import cpu_pair
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.func import functional_call, grad
+
+from fxpasses import LoweredModule, lower
+
+
+class Speaking(nn.Module):
+    """A tied weight, a parameter of its own, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(8))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.count.add_(1)
+        hidden = self.embed(ids) * self.scale
+        for layer in self.layers:
+            hidden = layer(hidden).relu()
+        result: Tensor = self.head(hidden) + self.count
+        return result
+
+
+IDS = torch.arange(6)
+MAPS = (
+    {"": "left"},
+    {"": "left", "layers.1": "right", "head": "right"},
+    {"": "right", "head": "left", "layers.0": "left"},
+)
+maps = pytest.mark.parametrize("device_map", MAPS, ids=("one device", "tied over two", "there and back"))
+
+
+def pair(device_map: dict[str, str]) -> tuple[Speaking, LoweredModule]:
+    model = Speaking()
+    return model, lower(copy.deepcopy(model), (IDS,), devices=cpu_pair(), device_map=device_map)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Other numbers for all that the model has; what is tied once."""
+    torch.manual_seed(0)
+    return {name: torch.rand_like(each) for name, each in model.state_dict().items() if name != "head.weight"}
+
+
+@maps
+def test_a_functional_call_takes_the_models_names(device_map: dict[str, str]) -> None:
+    model, lowered = pair(device_map)
+    before, held = copy.deepcopy(lowered.state_dict()), [*lowered.parameters()]
+
+    result = functional_call(lowered, state(model), (IDS,))
+
+    torch.testing.assert_close(result, functional_call(model, state(model), (IDS,)))
+
+    assert all(one is other for one, other in zip(held, lowered.parameters(), strict=True))
+    torch.testing.assert_close(lowered.state_dict(), before, rtol=0, atol=0)
+    around = functional_call(nn.Sequential(lowered), {f"0.{name}": each for name, each in state(model).items()}, (IDS,))
+    torch.testing.assert_close(around, result)
+
+
+@maps
+def test_gradients_of_a_functional_call_are_the_models(device_map: dict[str, str]) -> None:
+    model, lowered = pair(device_map)
+    given = state(model)
+    count = given.pop("count")
+
+    def gradients(module: nn.Module) -> dict[str, Tensor]:
+        return grad(lambda each: functional_call(module, {**each, "count": count.clone()}, (IDS,)).square().sum())(
+            given
+        )
+
+    torch.testing.assert_close(gradients(lowered), gradients(model))
+
+
+@maps
+def test_a_tied_weight_is_given_once(device_map: dict[str, str]) -> None:
+    """Torch refuses two values for what is tied in a model; here the second name says so, and nothing is left of it."""
+    model, lowered = pair(device_map)
+    held, given = [*lowered.parameters()], state(model)
+
+    with pytest.raises(ValueError, match="tied"):
+        functional_call(lowered, {**given, "head.weight": torch.zeros(11, 8)}, (IDS,))
+
+    assert all(one is other for one, other in zip(held, lowered.parameters(), strict=True))
+    assert lowered.get_parameter("embed.weight") is lowered.get_parameter("head.weight")
+
+
+@maps
+def test_checkpoints_of_models_and_optimizers_go_there_and_back(device_map: dict[str, str]) -> None:
+    model, lowered = pair(device_map)
+    optimizer = torch.optim.Adam(lowered.parameters())
+    lowered(IDS).sum().backward()
+    optimizer.step()
+
+    kept, steps = get_state_dict(lowered, optimizer)
+    kept = copy.deepcopy(kept)
+    lowered.load_state_dict(model.state_dict())
+    set_state_dict(lowered, optimizer, model_state_dict=kept, optim_state_dict=steps)
+
+    assert list(get_model_state_dict(model)) == list(kept)
+    torch.testing.assert_close(dict(lowered.state_dict()), kept, rtol=0, atol=0)
+
+
+@maps
+def test_tensors_are_found_and_set_by_the_models_paths(device_map: dict[str, str]) -> None:
+    model, lowered = pair(device_map)
+
+    for name, parameter in model.named_parameters():
+        assert torch.equal(lowered.get_parameter(name), parameter)
+    assert torch.equal(lowered.get_buffer("count"), model.count)
+    assert torch.equal(lowered.layers.get_submodule("1").weight, model.layers[1].weight)
+    for each in (model, lowered):
+        each.scale = nn.Parameter(torch.full((8,), 2.0))
+        each.get_submodule("layers.0").bias = nn.Parameter(torch.ones(8))
+    torch.testing.assert_close(lowered(IDS), model(IDS))
+    assert len(list(lowered.parameters())) == len(list(model.parameters()))
+
+
+def test_what_the_model_does_not_have_is_said() -> None:
+    _model, lowered = pair(MAPS[1])
+
+    with pytest.raises(AttributeError, match="'LoweredModule' object has no attribute 'nothing'"):
+        _ = lowered.nothing
+    with pytest.raises(AttributeError, match=r"the model has no layers.0.nothing"):
+        _ = lowered.get_submodule("layers.0").nothing
+    with pytest.raises(NotImplementedError) as caught:
+        lowered.get_submodule("layers.0")(torch.rand(8))
+    assert str(caught.value) == (
+        "layers.0 is a path to the model's tensors; its operators run in the parts. Call the model."
+    )
