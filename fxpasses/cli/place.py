@@ -14,6 +14,7 @@ import click
 from fxpasses.cli.options import first_given, refuse_one_file_for_two, show_progress
 from fxpasses.cli.requests import FILE, SEARCH, Request, takes_request
 from fxpasses.errors import InputError, PlanError
+from fxpasses.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,10 +188,7 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
 
         texts[files.page] = render_page(summary)
     for path, text in texts.items():
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+        write_text(path, text)
     return list(texts)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.errors import InputError, StageError
+from fxpasses.errors import StageError
+from fxpasses.files import write_text
 from fxpasses.pipelining.actions import Action, Kind
 from fxpasses.pipelining.schedules import Schedule, find_schedule
 from fxpasses.pipelining.simulating import Run, Simulation, simulate
@@ -181,11 +181,7 @@ class SchedulePreview:
         Raises:
             InputError: The file cannot be written.
         """
-        text = self.svg() if os.fspath(path).endswith(".svg") else self.timeline().trace_text()
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{os.fspath(path)!r} cannot be written: {error.strerror}.") from error
+        write_text(path, self.svg() if os.fspath(path).endswith(".svg") else self.timeline().trace_text())
 
     @property
     def title(self) -> str:

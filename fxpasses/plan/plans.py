@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
+from fxpasses.files import write_text
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -283,8 +284,12 @@ class Plan:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        """Write the plan as JSON.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        write_text(path, json.dumps(self.to_json(), indent=2) + "\n", error=PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -30,6 +31,8 @@ __all__ = [
 
 VERSION, OLDEST = 2, 1
 """The version that is written, and the oldest that is read."""
+
+_RATES = ("flops", "bandwidth")
 
 _ADVICE = "write one with fxpasses place --out"
 
@@ -117,7 +120,7 @@ def read_devices(data: Mapping[str, Any]) -> tuple[Device, ...]:
     devices = []
     for where, entry in _objects(data, "devices"):
         _refuse_unknown(entry, known, where)
-        facts = {**entry, "name": text(entry, "name", f"{where}.")}
+        facts = {**_with_infinity(entry), "name": text(entry, "name", f"{where}.")}
         try:
             if isinstance(facts.get("available_mem_bytes"), str):
                 facts["available_mem_bytes"] = parse_bytes(facts["available_mem_bytes"])
@@ -127,6 +130,14 @@ def read_devices(data: Mapping[str, Any]) -> tuple[Device, ...]:
     names = [device.name for device in devices]
     _refuse_twice(names, "devices are called")
     return tuple(devices)
+
+
+def _with_infinity(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates without a limit, which JSON cannot write, as numbers."""
+    found = {name: math.inf if name in _RATES and value == "inf" else value for name, value in entry.items()}
+    if isinstance(by_dtype := found.get("flops_by_dtype"), Mapping):
+        found["flops_by_dtype"] = {dtype: math.inf if rate == "inf" else rate for dtype, rate in by_dtype.items()}
+    return found
 
 
 def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
@@ -140,7 +151,8 @@ def read_links(data: Mapping[str, Any]) -> tuple[Link, ...]:
     for where, entry in _objects(data, "links"):
         _refuse_unknown(entry, known, where)
         try:
-            links.append(Link(**{**entry, **{end: text(entry, end, f"{where}.") for end in ("first", "second")}}))
+            ends = {end: text(entry, end, f"{where}.") for end in ("first", "second")}
+            links.append(Link(**{**_with_infinity(entry), **ends}))
         except (InputError, TypeError) as error:
             raise PlanError(f"In this plan {where}: {error}") from error
     return tuple(links)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,7 +29,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "pipeline": plan.pipeline,
         **({} if plan.training is None else {"training": _training_facts(plan.training)}),
         "devices": [device_facts(device) for device in plan.devices],
-        "links": [attrs.asdict(link) for link in plan.links],
+        "links": [_without_infinity(attrs.asdict(link)) for link in plan.links],
         "parts": [_part_facts(part) for part in plan.parts],
         "copies": [dict(each) for each in plan.copies],
         "predicted": dict(plan.predicted),
@@ -36,7 +38,15 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """A device as plain data; what it supports is a function, and no data."""
-    return attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports")
+    return _without_infinity(attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports"))
+
+
+def _without_infinity(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates without a limit as text: JSON has no infinite numbers."""
+    return {
+        name: _without_infinity(value) if isinstance(value, Mapping) else "inf" if value == math.inf else value
+        for name, value in facts.items()
+    }
 
 
 def _training_facts(training: Training) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from fxpasses.errors import InputError
+from fxpasses.files import write_text
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = [
@@ -196,11 +197,7 @@ class Timeline:
         Raises:
             InputError: the file cannot be written.
         """
-        text = self.svg() if Path(path).suffix == ".svg" else self.trace_text()
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+        write_text(path, self.svg() if Path(path).suffix == ".svg" else self.trace_text())
 
 
 def lanes_of(spans: Sequence[Span]) -> list[tuple[int, Span]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from lowering_models import Mlp, cpu_pair
 from torch import Tensor, nn
 
-from fxpasses import Device, Plan, PlanError, Topology, lower
+from fxpasses import Device, Link, Plan, PlanError, Topology, lower
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
@@ -72,6 +73,31 @@ def test_a_plan_goes_through_a_file_unchanged(plan: Plan, tmp_path: Path) -> Non
 
     assert plan == Plan.load(tmp_path / "plan.json")
     assert plan.to_json() == json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_rates_without_a_limit_are_strict_json(plan: Plan, tmp_path: Path) -> None:
+    """JSON has no infinite number, and readers but Python's refuse the word."""
+    left = attrs.evolve(plan.devices[0], flops=math.inf, flops_by_dtype={"bfloat16": math.inf, "float16": 1e12})
+    links = (Link("left", "right", bandwidth=math.inf),)
+    unlimited = attrs.evolve(plan, devices=(left, *plan.devices[1:]), links=links)
+
+    unlimited.save(tmp_path / "plan.json")
+
+    def refused(word: str) -> None:
+        raise AssertionError(word)
+
+    facts = json.loads((tmp_path / "plan.json").read_text(), parse_constant=refused)
+    assert ("inf", {"bfloat16": "inf", "float16": 1e12}) == tuple(
+        facts["devices"][0][name] for name in ("flops", "flops_by_dtype")
+    )
+    assert Plan.load(tmp_path / "plan.json") == unlimited
+
+
+def test_a_plan_without_a_folder_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan.save("/nowhere/plan.json")
+
+    assert str(caught.value) == "'/nowhere/plan.json' cannot be written: No such file or directory."
 
 
 def test_a_plan_applies_to_the_model_exported_again(plan: Plan) -> None:
