@@ -391,6 +391,18 @@ def is_here(torch_device: str) -> bool:
     return (device.index or 0) < int(getattr(backend, "device_count", lambda: 1)())
 
 
+def same_torch_device(one: str | torch.device, other: str | torch.device) -> bool:
+    """Whether two devices are one, an index left out meaning the first of a kind.
+
+    >>> same_torch_device("cuda", torch.device("cuda:0")), same_torch_device("cuda:0", "cuda:1")
+    (True, False)
+    """
+    import torch
+
+    first, second = torch.device(one), torch.device(other)
+    return (first.type, first.index or 0) == (second.type, second.index or 0)
+
+
 def parse_link(text: str) -> Link:
     """Read a link as the command line takes it: ``A:B=16GiB/s,5us``.
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import get_args
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -42,8 +43,6 @@ from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, 
 
 __all__ = ["Contiguity", "DevicePlacement", "Objective", "place_by_device", "predict_times"]
 
-_OBJECTIVES = ("latency", "throughput", "memory", "devices")
-_CONTIGUITIES = ("pipeline", "convex", "free")
 _REPLICATE = ("cheaper", "always", "never")
 ENOUGH = 0.005
 """A pipeline that is proven to take at most this share more than the best is not searched further."""
@@ -151,9 +150,9 @@ def place_by_device(
         MissingMetadataError: a node has neither a value nor a cost.
     """
     topology = Topology.of(devices, links)
-    _check_option("objective", objective, _OBJECTIVES)
+    _check_option("objective", objective, get_args(Objective))
     if contiguity is not None:
-        _check_option("contiguity", contiguity, _CONTIGUITIES)
+        _check_option("contiguity", contiguity, get_args(Contiguity))
     _check_option("replicate", replicate, _REPLICATE)
     figures, step = GraphFigures.of(graph_module, sends_state=sends_state), None
     everywhere = refuse_impossible(figures, topology, supports)

@@ -14,7 +14,7 @@ import torch
 from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Topology
+from fxpasses.devices import Device, Topology, same_torch_device
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_times
@@ -127,7 +127,9 @@ def _resolve(module: str, place: Any, topology: Topology) -> Device:
         wanted = _parsed(place)
     except (RuntimeError, TypeError):
         wanted = None
-    found = [device for device in topology.devices if wanted is not None and _same(device.torch_device, wanted)]
+    found = [
+        device for device in topology.devices if wanted is not None and same_torch_device(device.torch_device, wanted)
+    ]
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"{device.name} ({device.torch_device})" for device in topology.devices)
@@ -136,11 +138,6 @@ def _resolve(module: str, place: Any, topology: Topology) -> Device:
             f"The device map puts {_quoted(module)} on {place!r}, which {len(found)} devices are: {there}; use a name."
         )
     raise PlacementError(f"The device map puts {_quoted(module)} on {place!r}, which is no device; there are {there}.")
-
-
-def _same(text: str, wanted: torch.device) -> bool:
-    device = torch.device(text)
-    return device.type == wanted.type and (device.index or 0) == (wanted.index or 0)
 
 
 def _known_paths(graph_module: GraphModule, paths: Iterable[str], modules: Iterable[str]) -> dict[str, None]:

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.fx import GraphModule
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, same_torch_device
 from fxpasses.errors import PlacementError
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.copies import (
@@ -27,7 +27,7 @@ from fxpasses.passes.placing_parts.copies import (
     return_results,
 )
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
-from fxpasses.passes.placing_parts.moving_parts import Memo, move_part, same_device
+from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
 from fxpasses.passes.placing_parts.state_homes import bring_state_home
 from fxpasses.passes.placing_parts.streams import streams_for
@@ -73,7 +73,7 @@ class PlaceOnDevices(PassBase):
             for what, path, each in _held_once(graph_module.get_submodule(part)):
                 first = holder.setdefault(id(each), part)
                 there, here = (self.device_of[name].torch_device for name in (first, part))
-                if not same_device(torch.device(there), torch.device(here)):
+                if not same_torch_device(torch.device(there), torch.device(here)):
                     raise PlacementError(
                         f"The parts {first} on {there} and {part} on {here} share the {what} {path}, which would "
                         "become two. Keep them on one device; or split an exported graph with "

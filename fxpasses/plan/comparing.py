@@ -10,6 +10,7 @@ import attrs
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.plan.condensing import condensed, module_homes
 from fxpasses.plan.keys import covering_entries, listed, path_in, stable_keys
 from fxpasses.plan.writing import device_facts
@@ -254,11 +255,9 @@ def _worded(field: str, value: Any, objective: str) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if "bytes" in field or "size" in field:
             return format_bytes(value)
-        if field in _MADE_SMALL and objective == "memory":
-            return format_bytes(value)
-        if field in _MADE_SMALL and objective == "devices":
-            return f"{value:g} device{'' if value == 1 else 's'}"
-        if field in ("seconds", "latency", "overhead", *_MADE_SMALL):
+        if field in _MADE_SMALL:
+            return objective_text(objective, value)
+        if field in ("seconds", "latency", "overhead"):
             return format_seconds(value)
         return f"{value:.4g}/s" if field in ("bandwidth", "flops") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

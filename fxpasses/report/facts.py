@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 import attrs
-import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import MAIN_MEMORY, Device
+from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
@@ -190,8 +189,8 @@ def _crosses_back(node: Node, source: Device) -> bool:
 
 def _is_elsewhere(node: Node, device: Device) -> bool:
     """Whether a value, as the model has it, is on another torch device than this one."""
-    (first, *_), wanted = tensors_in(node.meta.get("val")), torch.device(device.torch_device)
-    return (first.device.type, first.device.index or 0) != (wanted.type, wanted.index or 0)
+    first, *_ = tensors_in(node.meta.get("val"))
+    return not same_torch_device(first.device, device.torch_device)
 
 
 def _needed_by(users: Sequence[Node], assignment: Assignment, keys: Mapping[Node, str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_percent, format_seconds
@@ -189,13 +190,6 @@ _BETTER = {
 }
 
 
-def _worded(objective: str, value: float) -> str:
-    """The objective as people write it."""
-    if objective in ("latency", "throughput"):
-        return format_seconds(value)
-    return format_bytes(value) if objective == "memory" else f"{value:.3g}"
-
-
 @attrs.frozen
 class Summary:
     """A whole lowering.
@@ -258,8 +252,8 @@ class Summary:
         if gap <= 1e-9:
             return f"Proven optimal: no placement of this kind {_BETTER.get(self.objective, 'is better')}."
         return (
-            f"No placement of this kind can be below {_worded(self.objective, bound)}; this one has "
-            f"{_worded(self.objective, value)}, {format_percent(gap)} more."
+            f"No placement of this kind can be below {objective_text(self.objective, bound)}; this one has "
+            f"{objective_text(self.objective, value)}, {format_percent(gap)} more."
         )
 
     def crowded(self) -> list[str]:

@@ -24,7 +24,8 @@ from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad, ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
-from fxpasses.units import format_bytes, format_seconds
+from fxpasses.partitioners.placing.objective_values import objective_text
+from fxpasses.units import format_bytes
 
 __all__ = ["Advice", "Placed", "Replace", "what_helps"]
 
@@ -81,7 +82,7 @@ class Advice:
 
     def sentence(self) -> str:
         """The change and what it does, in words."""
-        before, after = _worded(self.objective, self.before), _worded(self.objective, self.after)
+        before, after = objective_text(self.objective, self.before), objective_text(self.objective, self.after)
         subject = {
             "latency": f"one {self.run} would take",
             "throughput": "the busiest device would work",
@@ -320,9 +321,3 @@ def _without_change(now: _Now, again: _Now) -> float:
     same = _now(again.graph_module, again.assignment, there, now.topology, now.objective, again.step)
     fits = all(peak <= now.topology[name].memory for name, peak in same.peaks.items())
     return same.value if fits else math.inf
-
-
-def _worded(objective: str, value: float) -> str:
-    if objective in ("latency", "throughput"):
-        return format_seconds(value)
-    return format_bytes(value) if objective == "memory" else f"{value:.0f} devices"

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import MAIN_MEMORY, Device, Link, Topology
+from fxpasses.devices import MAIN_MEMORY, Device, Link, Topology, same_torch_device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import CycleError, PartitionError
 from fxpasses.metadata import value_of
@@ -250,7 +250,10 @@ class _Prices:
     def _leaf(self, node: Node, device: Device, held: _Held, largest: int) -> int:
         """The price of an input or a constant on a device: nothing where it is used anyway."""
         size, tensors = value_bytes(node), tensors_in(value_of(node))
-        if node in held.inputs or (node.op == "placeholder" and all(_is_on(tensor, device) for tensor in tensors)):
+        if node in held.inputs or (
+            node.op == "placeholder"
+            and all(same_torch_device(tensor.device, device.torch_device) for tensor in tensors)
+        ):
             return 0
         if node.op == "get_attr":
             if held.constants.issuperset(self.figures.effects.storages(node)):
@@ -279,11 +282,6 @@ class _Held:
         constants = frozenset(storage for node in nodes for storage in figures.constants[figures.position[node]])
         used = (used for node in nodes for used in node.all_input_nodes)
         return cls(constants, frozenset(node for node in used if node.op == "placeholder"))
-
-
-def _is_on(tensor: torch.Tensor, device: Device) -> bool:
-    there = torch.device(device.torch_device)
-    return tensor.device.type == there.type and (tensor.device.index or 0) == (there.index or 0)
 
 
 def _banned(figures: GraphFigures, wish: Wish) -> dict[Node, frozenset[str] | None]:

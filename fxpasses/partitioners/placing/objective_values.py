@@ -10,10 +10,22 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.units import format_bytes, format_seconds
 
-__all__ = ["Objective", "objective_value"]
+__all__ = ["Objective", "objective_text", "objective_value"]
 
 Objective = Literal["latency", "throughput", "memory", "devices"]
+
+
+def objective_text(objective: str, value: float) -> str:
+    """What an objective makes small, in its unit.
+
+    >>> objective_text("memory", 2048), objective_text("devices", 2.0), objective_text("latency", 0.002)
+    ('2.00 KiB', '2 devices', '2.00 ms')
+    """
+    if objective == "devices":
+        return f"{value:g} device{'' if value == 1 else 's'}"
+    return format_bytes(value) if objective == "memory" else format_seconds(value)
 
 
 def objective_value(

@@ -13,11 +13,11 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import MAIN_MEMORY, Device
+from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.errors import PlacementError
 from fxpasses.metadata import MetaKey
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
-from fxpasses.passes.placing_parts.moving_parts import fake_on, same_device
+from fxpasses.passes.placing_parts.moving_parts import fake_on
 from fxpasses.passes.placing_parts.shared_memory import SharedMemory
 
 __all__ = [
@@ -186,7 +186,7 @@ def _crosses(value: Node, device: Device) -> bool:
         return False
     if DEVICE.has(value) and value.op != "get_attr":
         return DEVICE.read(value) != device.name
-    return not same_device(tensors[0].device, torch.device(device.torch_device))
+    return not same_torch_device(tensors[0].device, torch.device(device.torch_device))
 
 
 def copy_node(graph_module: GraphModule, value: Node, device: Device, *, key: MetaKey[Copy] = COPY_OF) -> Node:
@@ -225,7 +225,7 @@ def return_results(graph_module: GraphModule, wanted: Mapping[Node, torch.device
     output = graph_module.graph.output_node()
     for value, home in wanted.items():
         tensors = tensors_in(value.meta.get("val"))
-        if tensors and not same_device(tensors[0].device, home):
+        if tensors and not same_torch_device(tensors[0].device, home):
             replica = _copy_there(graph_module, value, home)
             if replica is None:
                 with graph_module.graph.inserting_before(output):
@@ -235,7 +235,7 @@ def return_results(graph_module: GraphModule, wanted: Mapping[Node, torch.device
 
 def _copy_there(graph_module: GraphModule, value: Node, home: torch.device) -> Node | None:
     """A copy of a value that is on a torch device already, if nobody writes to the value or the copy."""
-    copies = [user for user in value.users if COPY_OF.has(user) and same_device(user.meta["val"].device, home)]
+    copies = [user for user in value.users if COPY_OF.has(user) and same_torch_device(user.meta["val"].device, home)]
     if not copies:
         return None
     memory = SharedMemory.of(graph_module)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from fxpasses.devices import same_torch_device
 from fxpasses.passes.placing_parts.loading import note_load
-from fxpasses.passes.placing_parts.moving_parts import same_device
 from fxpasses.passes.placing_parts.streams import CudaStreams, Streams
 
 __all__ = [
@@ -109,7 +109,9 @@ class CopyEngine(torch.nn.Module):
     def _lanes(self, source: torch.device, device: torch.device) -> list[Any]:
         """The side streams that a copy takes; the first one is that on which it is queued."""
         streams = self.streams
-        lanes = [streams.lane(source, "out")] if streams.overlaps(source) and not same_device(source, device) else []
+        lanes = (
+            [streams.lane(source, "out")] if streams.overlaps(source) and not same_torch_device(source, device) else []
+        )
         return [*lanes, streams.lane(device, "in")] if streams.overlaps(device) else lanes
 
     def wait(self, ticket: Ticket) -> torch.Tensor:

@@ -26,12 +26,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
+from fxpasses.devices import same_torch_device
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import BODY_AT
 from fxpasses.passes.assertions import is_proven_assertion
 from fxpasses.passes.placing_parts.bindings import binding_of
 from fxpasses.passes.placing_parts.copies import COPY, COPY_OF
-from fxpasses.passes.placing_parts.moving_parts import same_device
 from fxpasses.passes.placing_parts.state_reads import StateReads
 
 __all__ = ["DirectCode", "Unwritable", "can_be_written_out", "write_direct_code"]
@@ -309,7 +309,7 @@ def _is_no_copy(node: Node) -> bool:
     if node.target is not COPY or not COPY_OF.has(node) or set(node.kwargs) != {"device"}:
         return False
     source, target = value_of(node.all_input_nodes[0]), node.kwargs["device"]
-    return isinstance(source, torch.Tensor) and same_device(source.device, target)  # type: ignore[arg-type]
+    return isinstance(source, torch.Tensor) and same_torch_device(source.device, target)  # type: ignore[arg-type]
 
 
 def _slice_of(node: Node) -> tuple[slice, ...] | None:

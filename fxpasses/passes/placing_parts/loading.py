@@ -17,11 +17,10 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import MAIN_MEMORY, Device
+from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY, DEVICE, LOAD_OF, copy_node
-from fxpasses.passes.placing_parts.moving_parts import same_device
 
 __all__ = ["call_loads", "insert_loads", "load", "loading_again", "note_load"]
 
@@ -56,7 +55,7 @@ def _is_elsewhere(value: Node, device: Device) -> bool:
     if not tensors:
         return False
     is_offloaded = DEVICE.has(value) and DEVICE.read(value) == MAIN_MEMORY
-    return is_offloaded or not same_device(tensors[0].device, torch.device(device.torch_device))
+    return is_offloaded or not same_torch_device(tensors[0].device, torch.device(device.torch_device))
 
 
 def _load_node(graph_module: GraphModule, value: Node, device: Device, anchor: Node) -> Node:

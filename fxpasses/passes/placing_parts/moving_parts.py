@@ -8,11 +8,12 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.devices import same_torch_device
 from fxpasses.metadata import value_of
 from fxpasses.programs.moving import makes_from_nothing
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["Memo", "fake_on", "move_part", "moved", "same_device"]
+__all__ = ["Memo", "fake_on", "move_part", "moved"]
 
 _ANY_DEVICE = ("meta",)
 
@@ -46,7 +47,7 @@ def move_part(part: torch.nn.Module, torch_device: str, memo: Memo | None = None
 
 def moved(tensor: torch.Tensor, target: torch.device, memo: Memo) -> torch.Tensor:
     """The tensor on a device: itself where it is there, and always the same one for the same tensor."""
-    if same_device(tensor.device, target) or tensor.device.type in _ANY_DEVICE:
+    if same_torch_device(tensor.device, target) or tensor.device.type in _ANY_DEVICE:
         return tensor
     key = (id(tensor), str(target))
     if key not in memo:
@@ -57,11 +58,6 @@ def moved(tensor: torch.Tensor, target: torch.device, memo: Memo) -> torch.Tenso
             else there.requires_grad_(tensor.requires_grad)
         )
     return memo[key]
-
-
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether two devices are one, an index left out meaning the first of a kind."""
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
 def _retarget(graph_module: GraphModule, target: torch.device) -> None:
@@ -106,7 +102,7 @@ def fake_on(value: Any, target: torch.device, *, from_anywhere: bool = False) ->
     """
 
     def move(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or same_device(leaf.device, target):
+        if not isinstance(leaf, torch.Tensor) or same_torch_device(leaf.device, target):
             return leaf
         if (leaf.device.type in _ANY_DEVICE and not from_anywhere) or (
             mode := getattr(leaf, "fake_mode", None)

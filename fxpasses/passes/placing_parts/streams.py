@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fxpasses.passes.placing_parts.moving_parts import same_device
+from fxpasses.devices import same_torch_device
 
 __all__ = ["CudaStreams", "Streams", "streams_for"]
 
@@ -65,7 +65,7 @@ class CudaStreams:
 
     def queues(self, source: torch.device, target: torch.device) -> bool:
         """Every copy from or to a CUDA device; from a device to itself there is nothing to send."""
-        return (self.overlaps(source) or self.overlaps(target)) and not same_device(source, target)
+        return (self.overlaps(source) or self.overlaps(target)) and not same_torch_device(source, target)
 
     def compute(self, device: torch.device) -> torch.cuda.Stream:
         """The current stream: users may have set one."""
