@@ -74,7 +74,8 @@ def check_plan(
 
     Args:
         plan: The plan.
-        model: The model as it is now, after the passes that the plan names.
+        model: The model as it is now, after the passes that the plan names: of a program that was exported again
+            ``parse_pipeline(plan.pipeline)(program).exported_program``.
         devices: The devices as they are now: their budgets and what they support count, not those in the plan.
         on_this_machine: Also ask whether each torch device that the plan uses is here.
 
