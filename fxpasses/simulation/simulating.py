@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -180,7 +181,8 @@ def simulate(
     }
     budgets = {device.name: device.available_mem_bytes for device in topology.devices}
     ends = [max((task.end for task in todo.tasks if task.sample == index), default=0.0) for index in range(samples)]
-    timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks), tuple(_flows(todo.tasks, of_task)))
+    flows = _Flows(todo.tasks, of_task, assignment if detail == "ops" else None)
+    timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks), tuple(flows))
     return Simulation(timeline, samples, overlap, tuple(ends), tuple(_critical_path(todo.tasks)))
 
 
@@ -219,13 +221,51 @@ def _spans(
             now += taken
 
 
-def _flows(tasks: Sequence[Task], spans: Sequence[Sequence[Span]]) -> Iterator[Flow]:
-    """From what a task needs to the task: the last operator of a part, the link of a copy, the first operator."""
-    for index, task in enumerate(tasks):
-        for need in task.needs:
-            if spans[need] and spans[index]:
-                source = spans[need][-1 if tasks[need].kind == "compute" else 0]
-                yield Flow(source, spans[index][0])
+class _Flows:
+    """Arrows from what a task needs to the task: by way of the link of a copy.
+
+    Where the spans of a part are its operators, a copy comes from the one that makes the value (or the last one before,
+    if that takes no time) and goes to the first one that uses it; without a copy, the last operator of a part leads to
+    the first one of the next.
+    """
+
+    def __init__(self, tasks: Sequence[Task], spans: Sequence[Sequence[Span]], assignment: Assignment | None) -> None:
+        self.tasks, self.spans, self.assignment = tasks, spans, assignment
+        nodes = () if assignment is None else assignment.graph.nodes
+        self.nodes = {node.name: node for node in nodes}
+        self.place = {name: place for place, name in enumerate(self.nodes)}
+        self.places = [
+            [self.place[span.name] for span in own] if self._has_operators(task) else []
+            for task, own in zip(tasks, spans, strict=True)
+        ]
+
+    def __iter__(self) -> Iterator[Flow]:
+        for index, task in enumerate(self.tasks):
+            for need in task.needs:
+                if self.spans[need] and self.spans[index]:
+                    yield Flow(self._source(need, task), self._target(self.tasks[need], index))
+
+    def _has_operators(self, task: Task) -> bool:
+        return self.assignment is not None and task.kind == "compute" and not task.is_backward
+
+    def _source(self, need: int, task: Task) -> Span:
+        """Where an arrow begins."""
+        spans = self.spans[need]
+        if self.tasks[need].kind != "compute":
+            return spans[0]
+        if task.kind != "copy" or task.name not in self.place or not self.places[need]:
+            return spans[-1]
+        return spans[max(0, bisect_right(self.places[need], self.place[task.name]) - 1)]
+
+    def _target(self, need: Task, index: int) -> Span:
+        """Where it ends."""
+        spans, part = self.spans[index], self.tasks[index].part
+        if need.kind != "copy" or need.name not in self.place or not self.places[index] or self.assignment is None:
+            return spans[0]
+        partition_of = self.assignment.partition_of
+        users = (user for user in self.nodes[need.name].users if str(partition_of.get(user)) == part)
+        first = min((self.place[user.name] for user in users), default=0)
+        return spans[min(len(spans) - 1, bisect_left(self.places[index], first))]
 
 
 def _critical_path(tasks: Sequence[Task]) -> list[PathStep]:

@@ -222,6 +222,32 @@ def test_spans_are_operators_where_asked(branches: tuple[Assignment, dict[str, D
     assert run.timeline.makespan == pytest.approx(simulate(BRANCHES, *branches, TWO).seconds)
 
 
+@pytest.mark.parametrize(
+    ("graph", "parts", "arrows"),
+    [
+        (
+            SKIP,
+            {"a": "linear,linear_1", "b": "linear_2,linear_3,add"},
+            {("linear", "linear", "add"), ("linear_1", "linear_1", "linear_2")},
+        ),
+        (
+            BRANCHES,
+            {"a": "linear_1,sigmoid,view,linear", "b": "relu,add"},
+            {("sigmoid", "view", "add"), ("linear", "linear", "relu")},
+        ),
+    ],
+    ids=["two values", "a view takes no time"],
+)
+def test_arrows_lead_from_the_operator_that_makes_a_value_to_the_first_that_needs_it(
+    graph: GraphModule, parts: dict[str, str], arrows: set[tuple[str, str, str]]
+) -> None:
+    flows = simulate(graph, *by_name(graph, **parts), TWO, detail="ops").timeline.flows
+
+    made = {flow.target.name: flow.source.name for flow in flows if flow.target.kind == "copy"}
+    used = {flow.source.name: flow.target.name for flow in flows if flow.source.kind == "copy"}
+    assert {(made[value], value, used[value]) for value in made} == arrows
+
+
 def test_a_device_that_does_nothing_is_shown_too() -> None:
     split = by_name(MLP, a=",".join(node.name for node in MLP.graph.nodes if node.op == "call_function"))
 
