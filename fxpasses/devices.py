@@ -394,7 +394,7 @@ def is_here(torch_device: str) -> bool:
 def same_torch_device(one: str | torch.device, other: str | torch.device) -> bool:
     """Whether two devices are one, an index left out meaning the first of a kind.
 
-    >>> same_torch_device("cuda", torch.device("cuda:0")), same_torch_device("cuda:0", "cuda:1")
+    >>> same_torch_device("cuda", "cuda:0"), same_torch_device("cuda:0", "cuda:1")
     (True, False)
     """
     import torch
