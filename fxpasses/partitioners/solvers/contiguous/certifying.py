@@ -10,6 +10,7 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
+from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
     FEW_STATES,
@@ -48,6 +49,8 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are only refined."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
+RECOMBINING, LONGER = 0.2, 0.1
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; or a part of all steps."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
@@ -95,12 +98,23 @@ class _Gap:
         """Whether nothing is left between the two."""
         return self.proven >= self.goal * BETTER
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether more is left than what a default answer may be off."""
+        return self.goal - self.proven > ENOUGH * self.proven
+
+    def recombine(self, seconds: float) -> None:
+        """Look for something better by short annealings, from the best answer."""
+        if self.best is not None and PipelineAnnealer.takes(self.search):
+            self.best = recombined(self.search, self.best, self.proven, seconds)
+            self.goal = min(self.goal, self.best.rank[0] * BETTER)
+
     def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
         """Ask for something better under a threshold; if it ``lowers``, a lower one where the steps do not reach.
 
         Not where the bound is near.
         """
-        lowers = lowers and self.goal - self.proven > ENOUGH * self.proven
+        lowers = lowers and self.is_wide
         refined = self.search.refined(below, steps, limit, self.proven if lowers else below)
         if refined.words is None:
             return
@@ -121,6 +135,8 @@ def _refined_and_decided(
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
     gap.refine(goal, ALONE * steps if is_alone else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    if gap.is_wide:
+        gap.recombine(max(RECOMBINING, LONGER * steps / STEPS_A_SECOND))
     if steps > MUCH and not gap.is_closed:
         gap.refine(gap.goal, min(QUICK * steps, AGAIN), limit, lowers=False)
     if not gap.is_closed:

@@ -1,0 +1,148 @@
+"""Short annealings whose cuts one dynamic program puts together: never worse, always a pipeline within the budgets."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import attrs
+import networkx as nx
+import numpy as np
+import pytest
+from fuzz import examples
+from random_placements import every_placement, random_problem
+
+from fxpasses.devices import Device, Link
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.contiguous import certifying
+from fxpasses.partitioners.solvers.contiguous import solving as pipelines
+from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
+from fxpasses.partitioners.solvers.contiguous.recombining import recombined
+from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
+from fxpasses.partitioners.solvers.proofs.bounds import prices_of
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import evaluate, tables_of
+
+RANDOM_GRAPHS = examples(60)
+
+
+def search_of(problem: PlacementProblem) -> Search:
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    return Search.of(problem, tables, units, prices_of(units, tables.memory, "throughput"))
+
+
+def first_answer(search: Search) -> Answer | None:
+    """The best pipeline along one order."""
+    pipeline = search.run(prefixes([range(search.units.size)]), np.inf).pipeline
+    return None if pipeline is None else Answer.of(search, pipeline)
+
+
+def encoder_decoder(layers: int, speeds: list[float], sending: float = 0.05) -> PlacementProblem:
+    """Two stacks of attention and feed-forward blocks; each block of the second one attends to the first one's end."""
+    draw = random.Random(0)
+    graph: nx.DiGraph[str] = nx.DiGraph()
+
+    def add(name: str, work: float, *operands: str) -> str:
+        seconds = work * draw.uniform(0.9, 1.1)
+        graph.add_node(name, seconds={f"d{k}": seconds / s for k, s in enumerate(speeds)}, output_seconds=sending)
+        graph.add_edges_from((operand, name) for operand in operands)
+        return name
+
+    def attention(name: str, queries: str, memory: str) -> str:
+        q, k, v = (add(f"{name}.{part}", 1.0, of) for part, of in (("q", queries), ("k", memory), ("v", memory)))
+        mixed = add(f"{name}.mix", 0.4, add(f"{name}.scores", 0.6, q, k), v)
+        return add(f"{name}.sum", 0.05, add(f"{name}.out", 1.0, mixed), queries)
+
+    def feed(name: str, given: str) -> str:
+        return add(f"{name}.sum", 0.05, add(f"{name}.down", 2.0, add(f"{name}.up", 2.0, given)), given)
+
+    here = add("source", 0.1)
+    for layer in range(layers):
+        here = feed(f"encoder.{layer}", attention(f"encoder.{layer}.self", here, here))
+    memory, there = here, add("target", 0.1)
+    for layer in range(layers):
+        there = attention(f"decoder.{layer}.self", there, there)
+        there = feed(f"decoder.{layer}", attention(f"decoder.{layer}.cross", there, memory))
+    devices = [Device(f"d{k}") for k in range(len(speeds))]
+    links = [Link(a.name, b.name, 1e9) for a, b in itertools.combinations(devices, 2)]
+    return PlacementProblem(graph, devices, links, objective="throughput")
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_it_is_a_pipeline_within_the_budgets_and_never_worse(seed: int) -> None:
+    """Random graphs with budgets, pins, groups and links that differ, beside brute force."""
+    problem = random_problem(seed, objective="throughput")
+    every = every_placement(problem)
+    if not (every.legal & every.pipeline).any():
+        return
+    search = search_of(problem)
+    first = first_answer(search)
+    if first is None:
+        return
+
+    found = recombined(search, first, 0.0, 0.01)
+
+    names = [device.name for device in problem.devices]
+    row = every.row(problem, {node: names[home] for node, home in zip(problem.graph, found.device_of, strict=True)})
+    assert every.legal[row]
+    assert every.pipeline[row]
+    assert found.rank <= first.rank
+    assert pytest.approx(every.load[row].max()) == found.rank[0]
+    assert [device for device, _units in found.pipeline.runs] == list(found.order)
+
+
+def test_a_decoder_beside_its_encoder_gets_better() -> None:
+    """Than what is found along orders and around their cuts; twice the same; its figures are true."""
+    search = search_of(encoder_decoder(4, [1.0] * 6))
+    first = pipelines._first_answer(search, 0.0)
+    assert first is not None
+
+    found, again = (recombined(search, first, 0.0, 0.2) for _ in range(2))
+
+    assert found.rank[0] < 0.996 * first.rank[0]
+    assert found.rank == evaluate(search.tables, found.device_of).rank("throughput")
+    assert (found.device_of == again.device_of).all()
+    assert recombined(search, found, 0.0, 0.05).rank <= found.rank
+
+
+def test_what_it_takes_counts() -> None:
+    """A tenth of a second less is left for other searches."""
+    search = search_of(encoder_decoder(4, [1.0] * 6))
+    first = first_answer(search)
+    assert first is not None
+    before = search.account.spent
+
+    recombined(search, first, 0.0, 0.1)
+
+    assert search.account.spent - before >= 0.1 * STEPS_A_SECOND
+
+
+def test_it_ends_where_the_bound_is_met() -> None:
+    """Nothing is annealed then."""
+    search = search_of(encoder_decoder(1, [1.0, 1.0]))
+    first = first_answer(search)
+    assert first is not None
+
+    assert recombined(search, first, first.rank[0], 1.0) is first
+
+
+def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and what it finds is the answer, or better than that; not where the proof is easy, nor in no time."""
+    answers = list[Answer]()
+
+    def recorded(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
+        answers.append(recombined(search, best, bound, seconds))
+        return answers[-1]
+
+    monkeypatch.setattr(certifying, "recombined", recorded)
+    problem = encoder_decoder(8, [1.0] * 4 + [2.0] * 4, 0.1)
+
+    solution = solve_placement(problem)
+
+    assert not solution.is_optimal
+    assert len(answers) == 1
+    assert solution.objective_value <= answers[0].rank[0] * (1 + 1e-9)
+    solve_placement(attrs.evolve(problem, time_budget=0.1))
+    assert solve_placement(encoder_decoder(2, [1.0] * 4)).is_optimal
+    assert len(answers) == 1
