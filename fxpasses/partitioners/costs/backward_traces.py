@@ -30,6 +30,7 @@ __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
 aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
+_BRANCHING = torch.ops.higher_order.cond
 """Types of indices that say yes or no."""
 
 
@@ -200,6 +201,8 @@ class _Forward(Interpreter):
         self.kept += tensors
         if any(tensor.requires_grad for tensor in tensors):
             self.differentiable[n] = None
+        if n.target is _BRANCHING and n in self.differentiable:
+            packed += tensors_in(self.map_nodes_to_values(n.args[0], n))  # its condition is kept without the hooks
         for tensor in packed:
             self._note(n, tensor)
         packed.clear()  # the hooks live as long as what they packed
@@ -228,7 +231,7 @@ class _Forward(Interpreter):
         owner = self.owner.get(storage._cdata)
         if owner is not None:
             self.saved.setdefault(n, {})[owner] = None
-        else:
+        elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
 

@@ -68,6 +68,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "long memory": lambda: (nn.LSTM(32, 64, 2, batch_first=True), (torch.randn(8, 20, 32),)),
     "in place": lambda: (InPlace(), (torch.randn(2, 3, 16, 16),)),
     "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
+    "one branch": lambda: (Branching(), (torch.ones(256, 64),)),
+    "the other branch": lambda: (Branching(), (-torch.ones(256, 64),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
 }
 
@@ -83,6 +85,20 @@ class HungryBackward(nn.Module):
         rows = self.linear(x)[index]
         most = torch.zeros_like(x).scatter_reduce(0, index[:, None].expand_as(rows), rows, "amax")
         return most.double().cumsum(0)
+
+
+class Branching(nn.Module):
+    """Two branches of which each makes as much; their backwards compute them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen: Tensor = torch.cond(
+            x.sum() > 0, lambda x: self.one(x).tanh().tanh(), lambda x: self.other(x).tanh().tanh(), (x,)
+        )
+        return chosen * 2
 
 
 class Losses(nn.Module):
