@@ -113,6 +113,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             backward.run()
         except CANNOT_RUN:
             return _of_each_value(forward)
+        forward.forget_those_without_gradient()
         return _needs(forward, backward.stays, backward.beside(), backward.trained())
 
 
@@ -257,6 +258,11 @@ class _Forward(Interpreter):
         elif target is torch.amp.autocast_mode._exit_autocast:
             self.autocasts.remove(*args)
         return result
+
+    def forget_those_without_gradient(self) -> None:
+        """Parameters that only decide (``torch.where(self.gate(x) > 0, ...)``), after a backward: nothing steps them."""
+        for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:
+            del self.differentiable[node]
 
     def leave_regions(self) -> None:
         """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""

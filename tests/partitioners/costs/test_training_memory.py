@@ -226,6 +226,27 @@ def test_the_step_of_the_optimizer_counts(kind: Callable[..., torch.optim.Optimi
     assert real <= memory.peak <= (1.1 if way != {"foreach": False} else 1.2) * real
 
 
+def test_the_optimizer_keeps_nothing_for_what_only_decides() -> None:
+    """A gate that is compared gets no gradient, so that no optimizer has a state for it."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.linear = nn.Linear(8, 16), nn.Linear(8, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(self.gate(x) > 0, self.linear(x), 0.0)
+
+    model, x = Gated(), torch.randn(4, 8)
+    (memory,) = predicted(captured(model, (x,)), Training(2)).values()
+    stepping = torch.optim.Adam(model.parameters())
+    model(x).sum().backward()
+    stepping.step()
+
+    tensors = [value for state in stepping.state.values() for value in state.values()]
+    assert memory.optimizer_state == sum(tensor.nbytes for tensor in tensors)
+
+
 def test_the_optimizer_keeps_its_slots_for_what_is_trained() -> None:
     model, args = Mlp(3), (torch.randn(4, 64),)
     module = captured(model, args)
