@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.dependencies import Dependencies
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import CycleError, FakeValueError, GraphError, PipelineError, also_as, user_line
+from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.pass_base.naming import pass_name
 from fxpasses.values import compute_value, same_value
@@ -349,9 +350,7 @@ def _matches(module: GraphModule, node: Node, wanted: Iterable[Any]) -> bool:
 
 def _is_glue(node: Node) -> bool:
     """Whether the node computes nothing: a getitem, or the guards that ``ep.module()`` puts first."""
-    if node.op == "call_module":
-        return str(node.target).rpartition(".")[2] == "_guards_fn"
-    return getattr(node.target, "__name__", "") == "getitem"
+    return is_guard(node) or (node.op != "call_module" and getattr(node.target, "__name__", "") == "getitem")
 
 
 def _gives_nothing(node: Node) -> bool:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 
 from fxpasses.arguments import map_arguments_by_schema
-from fxpasses.export_pass.hooks import BODY_HOOKS, GUARDS, HOOKS
+from fxpasses.export_pass.hooks import BODY_HOOKS, HOOKS
 from fxpasses.export_pass.proxy_values import (
     Argument,
     ExportPassBaseError,
@@ -23,6 +23,7 @@ from fxpasses.export_pass.proxy_values import (
     ProxyValue,
 )
 from fxpasses.export_pass.replay import Baseline, ReplayTracer, Run, run_of
+from fxpasses.guards import GUARDS
 from fxpasses.metadata import current_pass, running_pass, value_of
 from fxpasses.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, PassBase, PassResult
 

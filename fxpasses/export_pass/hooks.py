@@ -15,7 +15,7 @@ from fxpasses.export_pass.proxy_values import NodeMetadata
 from fxpasses.metadata import value_of
 from fxpasses.values import has_value
 
-__all__ = ["BODY_HOOKS", "GUARDS", "HOOKS", "Visit", "ask_hook", "hook_of"]
+__all__ = ["BODY_HOOKS", "HOOKS", "Visit", "ask_hook", "hook_of"]
 
 HOOKS = (
     "placeholder", "output", "get_attr", "call_module", "call_method", "call_operator", "call_sym", "call_getitem",
@@ -38,8 +38,6 @@ _NUMBER_MODULES = frozenset({"_operator", "builtins", "math"})
 _SYMBOL_FUNCTIONS = frozenset(
     {torch.sym_int, torch.sym_float, torch.sym_ite, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_sqrt}
 )
-GUARDS = "_guards_fn"
-"""The submodule of ``ep.module()`` that checks inputs: no part of the computation."""
 
 
 def hook_of(node: Node) -> str:

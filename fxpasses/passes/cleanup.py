@@ -22,6 +22,7 @@ from fxpasses.editing import erase_nodes, remove_unused_attributes, replace_node
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.effects.calls import PLAIN, CallEffects
 from fxpasses.effects.storages import executable_order, resolve
+from fxpasses.guards import is_guard
 from fxpasses.metadata import merge_provenance
 from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.pass_base import PassBase, PassResult
@@ -473,4 +474,4 @@ class StripGuards(PassBase):
 
 def _is_guard(graph_module: GraphModule, node: Node) -> bool:
     module = resolve(graph_module, str(node.target))
-    return type(module).__name__ == "GuardsFn" or str(node.target).rpartition(".")[2] == "_guards_fn"
+    return is_guard(node) or type(module).__name__ == "GuardsFn"

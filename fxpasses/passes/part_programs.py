@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import Attribute, find_attribute
 from fxpasses.errors import SplitError
+from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.outlining.graph_writing import GraphWriter
 
@@ -59,14 +60,10 @@ def part_program(
     Raises:
         SplitError: The part must be exported, and has no recorded values or enters autocast.
     """
-    calls = [node for node in part.graph.nodes if not _is_guard(node)]
+    calls = [node for node in part.graph.nodes if not is_guard(node)]
     if all(map(_is_exportable, calls)) and _has_values(calls):
         return _Lifting(part).program()
     return _exported(part, name, example_inputs)
-
-
-def _is_guard(node: Node) -> bool:
-    return node.op == "call_module" and str(node.target).rpartition(".")[2] == "_guards_fn"
 
 
 def _is_exportable(node: Node) -> bool:
@@ -234,7 +231,7 @@ class _Lifting:
                 flat = flat or (None,)  # torch cannot save a program without outputs
                 self.writer.append("output", "output", (flat,), meta=node.meta)
                 outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(leaf), None) for leaf in flat]
-            elif node not in self.copies and not _is_guard(node):
+            elif node not in self.copies and not is_guard(node):
                 self.copies[node] = self.writer.copy(node, self.copies)
         return outputs
 

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import GraphError
+from fxpasses.guards import GUARDS
 from fxpasses.metadata import current_pass
 from fxpasses.programs.signatures import (
     LIFTED,
@@ -99,10 +100,10 @@ def _copied_entry(entry: Any) -> Any:
 
 def _drop_guards(graph_module: GraphModule) -> None:
     """``program.module()`` calls a generated check of its inputs; a program makes that anew from what it knows."""
-    for node in graph_module.graph.find_nodes(op="call_module", target="_guards_fn"):
+    for node in graph_module.graph.find_nodes(op="call_module", target=GUARDS):
         if not node.users:
             graph_module.graph.erase_node(node)
-            graph_module.delete_submodule("_guards_fn")
+            graph_module.delete_submodule(GUARDS)
 
 
 def _flatten_calling(graph: Graph) -> None:

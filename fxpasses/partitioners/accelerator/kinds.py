@@ -1,21 +1,16 @@
-"""Nodes that are treated in their own way: guards, and what goes into each partition that uses it."""
+"""Nodes that are treated in their own way: what goes into each partition that uses it."""
 
 from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["constant_views", "is_aten_view", "is_guard", "is_pulled", "is_tuple_of_views"]
+__all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views"]
 
 _VIEWS = (torch.ops.aten._unsafe_view.default,)
 """Views whose schemas do not say so."""
 
 _CUTTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit"})
-
-
-def is_guard(node: Node) -> bool:
-    """Whether it checks the inputs of an exported module (``_guards_fn``); it runs before all parts."""
-    return node.op == "call_module" and str(node.target).rpartition(".")[2] == "_guards_fn"
 
 
 def is_pulled(node: Node) -> bool:

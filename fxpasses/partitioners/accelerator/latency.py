@@ -12,10 +12,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.errors import CycleError, PlacementError, also_as
+from fxpasses.guards import is_guard
 from fxpasses.partitioners.costs.node_costs import measure_node
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 
-from .kinds import is_guard, is_pulled
+from .kinds import is_pulled
 from .sizes import size_of
 from .structures import NodeLatency, Partition, PartitionLatency
 

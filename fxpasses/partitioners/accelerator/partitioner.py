@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.errors import CycleError, PlacementError, also_as
+from fxpasses.guards import is_guard
 from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
@@ -21,7 +22,6 @@ from .by_embedding import partition_by_embedding
 from .by_size import partition_by_size
 from .by_swapping import partition_by_swapping
 from .configurations import read_config
-from .kinds import is_guard
 from .latency import check_latencies, check_rate
 from .mapping import Clock
 from .recording import record_values, refuse_unknown, unknown_nodes

@@ -14,12 +14,11 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, user_line
+from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import tensor_bytes
 from fxpasses.seeding import seeded
 from fxpasses.values import has_value, propagate_values
-
-from .kinds import is_guard
 
 __all__ = [
     "NOTHING",

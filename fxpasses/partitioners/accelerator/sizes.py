@@ -16,10 +16,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects.aliasing import storage_key
+from fxpasses.guards import is_guard
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
-from .kinds import is_aten_view, is_guard, is_tuple_of_views
+from .kinds import is_aten_view, is_tuple_of_views
 from .recording import NOTHING, missing_values, record_shapes, recorded, refuse_unknown
 
 __all__ = [

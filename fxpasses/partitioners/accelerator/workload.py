@@ -11,9 +11,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
+from fxpasses.guards import is_guard
 
 from .atoms import find_atoms
-from .kinds import constant_views, is_guard
+from .kinds import constant_views
 from .latency import critical_path
 from .sizes import SizeBytes, measure
 from .structures import NodeLatency, Partition

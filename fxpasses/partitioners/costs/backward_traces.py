@@ -260,7 +260,7 @@ class _Forward(Interpreter):
         return result
 
     def forget_those_without_gradient(self) -> None:
-        """Parameters that only decide (``torch.where(self.gate(x) > 0, ...)``), after a backward: nothing steps them."""
+        """Parameters that only decide, after a backward: those of ``gate`` in ``torch.where(gate(x) > 0, ...)``."""
         for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:
             del self.differentiable[node]
 

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
+from fxpasses.guards import is_guard
 from fxpasses.partitioners.grouping.levels import number_by_first, strong_units
 from fxpasses.partitioners.support import CALLS
 
@@ -255,10 +256,8 @@ def runs_anywhere(node: Node) -> bool:
 
     Elements of tuples, guards of inputs, sizes and arithmetic on them.
     """
-    if node.op == "call_module":
-        return str(node.target).rpartition(".")[2] == "_guards_fn"
     if node.op != "call_function":
-        return False
+        return is_guard(node)
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.partition("::")[2] in _ASKS_FOR_A_SHAPE
     is_number = isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))

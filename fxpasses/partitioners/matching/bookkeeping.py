@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from fxpasses.guards import is_guard
+
 __all__ = ["is_bookkeeping"]
 
 _CHECKS = frozenset([torch.ops.aten._assert_tensor_metadata.default])
@@ -12,4 +14,4 @@ _CHECKS = frozenset([torch.ops.aten._assert_tensor_metadata.default])
 
 def is_bookkeeping(node: Node) -> bool:
     """Whether a node is export's guard function, or an assertion on a tensor's metadata."""
-    return (node.op == "call_module" and node.target == "_guards_fn") or node.target in _CHECKS
+    return is_guard(node) or node.target in _CHECKS
