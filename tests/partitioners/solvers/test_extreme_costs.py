@@ -151,3 +151,37 @@ def test_costs_that_cannot_be_added_up_are_refused(facts: dict[str, Any], messag
         solve_placement(PlacementProblem(graph, [Device("a"), Device("b")], [Link("a", "b", 1e9, 0.0)]))
 
     assert message == str(caught.value)
+
+
+@pytest.mark.parametrize("slack", [0, 2, 1000, 10_000])
+def test_a_kilobyte_counts_beside_gigabytes(slack: int) -> None:
+    """Where a budget is used to the byte, a program that keeps its rows up to a millionth proves a wrong answer."""
+    giga = 2**33
+    graph = nx.DiGraph([(3, 4), (4, 6)])
+    graph.add_node(3, kept_bytes=1000 + slack)
+    graph.add_node(4, live_bytes=giga + 4)
+    graph.add_node(5, kept_bytes=giga + 4, live_bytes=2**20)
+    graph.add_node(6, kept_bytes=3 * 2**30)
+    devices = [Device("x"), Device("y", giga + 4 + slack)]
+
+    solution = solve_placement(PlacementProblem(graph, devices, objective="memory", contiguity="free"))
+
+    assert solution.objective_value == solution.bound == 11_812_209_644 + slack
+
+
+@pytest.mark.parametrize("least", [1e-7, 9e-7, 1e-6, 2e-6, 1e-5])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_a_microsecond_counts_beside_seconds(least: float, scale: float) -> None:
+    """The smallest of the loads' parts decides nothing, but must not rule out what is best."""
+    graph = nx.DiGraph([("a", "d"), ("c", "h"), ("d", "h"), ("e", "f")])
+    graph.add_node("a", seconds=scale, kept_bytes=5)
+    graph.add_node("b", seconds={"y": 5 * scale})
+    graph.add_node("c", seconds=least * scale, output_seconds=1.2 * scale)
+    graph.add_node("e", kept_bytes=6)
+    graph.add_node("f", seconds=3.7 * scale, kept_bytes=12)
+    graph.add_node("h", live_bytes=9)
+
+    solution = solve_placement(PlacementProblem(graph, [Device("x", 21), Device("y", 33)], contiguity="free"))
+
+    assert pytest.approx(5 * scale, rel=1e-5) == solution.objective_value
+    assert solution.is_optimal

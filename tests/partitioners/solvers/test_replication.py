@@ -109,3 +109,24 @@ def test_a_mask_that_all_read_is_computed_where_it_is_read() -> None:
     assert pytest.approx(4.1) == solution.compute["a"]
     graph.nodes["mask"]["replicable"] = False
     assert solve_placement(attrs.evolve(problem)).objective_value > 5.0
+
+
+@pytest.mark.parametrize("contiguity", ["free", "pipeline"])
+def test_nodes_on_a_cycle_stay_together_though_they_could_have_copies(contiguity: str) -> None:
+    """Random graphs with one cycle, in which each node says that it may be computed again."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        for node in range(6):
+            graph.add_node(
+                node, seconds=draw.choice([0.5, 1.0, 2.0]), output_seconds=draw.choice([0.0, 0.5]), replicable=True
+            )
+        graph.add_edges_from(pair for pair in itertools.combinations(range(6), 2) if draw.random() < 0.4)
+        first, second = draw.choice([*graph.edges, (4, 5)])
+        graph.add_edges_from([(first, second), (second, first)])
+        problem = PlacementProblem(graph, [Device("x"), Device("y")], contiguity=contiguity)
+
+        solution = solve_placement(problem)
+
+        assert solution.device_of[first] == solution.device_of[second]
+        assert not {first, second} & set(solution.replicas)

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 ROUNDING = 1e-6
-"""HiGHS keeps rows up to about 1e-7; a value within this share of a bound counts as proven."""
+"""HiGHS keeps rows up to about 1e-9; a value within this share of a bound counts as proven."""
 
 
 Extra = Callable[[Program, Ints], None] | None

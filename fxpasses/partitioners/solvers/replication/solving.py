@@ -127,6 +127,7 @@ def may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.b
 
 def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) -> Solved:
     """Improve a placement by computing nodes again; what comes out keeps every rule and is never worse."""
+    problem = _with_cycles_together(problem)
     may = may_replicate(problem, tables)
     if problem.contiguity == "convex" or not may.any():
         return solved
@@ -145,6 +146,14 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
             value = float(copies.figures(tables).load.max())
         bound = value if proven >= value * (1 - ROUNDING) else max(bound, proven * (1 - ROUNDING))
     return Solved(copies.home, search.order(copies), bound, value=value, present=copies.present)
+
+
+def _with_cycles_together(problem: PlacementProblem) -> PlacementProblem:
+    """The problem in which the nodes of each cycle are a colocation group, so that none of them has copies."""
+    place = {node: at for at, node in enumerate(problem.graph)}
+    groups = nx.strongly_connected_components(problem.graph)
+    cycles = [sorted(group, key=place.__getitem__) for group in groups if len(group) > 1]
+    return attrs.evolve(problem, colocate=[*problem.colocate, *cycles]) if cycles else problem
 
 
 @attrs.frozen(eq=False)
