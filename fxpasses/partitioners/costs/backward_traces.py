@@ -30,8 +30,8 @@ __all__ = ["BackwardNeeds", "Stay", "trace_backward"]
 aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
-_BRANCHING = torch.ops.higher_order.cond
 """Types of indices that say yes or no."""
+_BRANCHING = torch.ops.higher_order.cond
 
 
 @attrs.define(eq=False)

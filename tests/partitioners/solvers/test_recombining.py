@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fuzz import examples
 from random_placements import every_placement, random_problem
+from test_refining import search_of
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
@@ -19,17 +20,9 @@ from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.recombining import recombined
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
-from fxpasses.partitioners.solvers.proofs.bounds import prices_of
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import evaluate
 
 RANDOM_GRAPHS = examples(60)
-
-
-def search_of(problem: PlacementProblem) -> Search:
-    tables = tables_of(problem)
-    units = reduce_problem(problem, tables)
-    return Search.of(problem, tables, units, prices_of(units, tables.memory, "throughput"))
 
 
 def first_answer(search: Search) -> Answer | None:

@@ -127,9 +127,11 @@ def may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.b
 
 def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) -> Solved:
     """Improve a placement by computing nodes again; what comes out keeps every rule and is never worse."""
+    if problem.contiguity == "convex" or not tables.replicable.any():
+        return solved
     problem = _with_cycles_together(problem)
     may = may_replicate(problem, tables)
-    if problem.contiguity == "convex" or not may.any():
+    if not may.any():
         return solved
     search = _Search(problem, tables, may)
     copies = search.climbed(Copies.of(solved.device_of, len(tables.memory)))
