@@ -32,12 +32,14 @@ from fxpasses.partitioners.placing.device_reasons import (
 )
 from fxpasses.partitioners.placing.device_replicas import Replicate, Replicated, add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.device_search import Contiguity, Found, Wish, search
+from fxpasses.partitioners.placing.device_search import search
+from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
+from fxpasses.partitioners.placing.wishes import Contiguity, Wish
 from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 

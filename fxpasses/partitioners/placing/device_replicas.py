@@ -26,11 +26,12 @@ from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import backward_partners, must_share
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.placing.device_search import Found, Wish
+from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.making_or_sending import NEVER, PICOSECONDS, cheapest
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.replicas import bytes_saved, crossing_bytes, why_not_replicable, with_replicas
 from fxpasses.partitioners.placing.selectors import select
+from fxpasses.partitioners.placing.wishes import Wish
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

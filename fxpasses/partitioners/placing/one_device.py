@@ -6,8 +6,9 @@ from fxpasses.partitioners.costs.device_times import critical_path
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.device_search import Found, Wish
+from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.selectors import select
+from fxpasses.partitioners.placing.wishes import Wish
 
 __all__ = ["is_fastest_everywhere", "on_one_device"]
 

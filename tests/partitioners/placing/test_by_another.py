@@ -16,8 +16,9 @@ from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing import device_search
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.placing.device_search import Wish, search
+from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.wishes import Wish
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_what_is_found_for_the_sake_of_budgets_is_measured_by_what_was_asked_for
 ) -> None:
     """The bound is one on that figure, too: for memory it was at most the number of devices."""
     topology = tight(figures)
-    monkeypatch.setattr(device_search, "_along_own_order", lambda *_args: None)
+    monkeypatch.setattr(device_search, "along_own_order", lambda *_args: None)
 
     found = search(figures, Wish(topology, objective), "free", solve=as_if_memory_were_large)
 

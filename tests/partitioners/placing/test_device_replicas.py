@@ -36,8 +36,9 @@ from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_replicas import add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.device_search import Found, Wish
+from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.replicas import REPLICA_OF, crossing_bytes, with_replicas
+from fxpasses.partitioners.placing.wishes import Wish
 from fxpasses.passes import split
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.programs import capture

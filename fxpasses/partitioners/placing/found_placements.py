@@ -1,0 +1,35 @@
+"""A placement that keeps every budget, with what the objective makes small and the bound on it."""
+
+from __future__ import annotations
+
+import attrs
+
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.partitioners.placing.objective_values import objective_value
+from fxpasses.partitioners.placing.wishes import Contiguity, Wish
+
+__all__ = ["Found"]
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """An answer that keeps every budget.
+
+    Args:
+        runs: The parts in execution order.
+        contiguity: What a device may take.
+        value: What the objective makes small, as the parts run.
+        bound: No placement of this kind can be below it.
+    """
+
+    runs: Runs
+    contiguity: Contiguity
+    value: float
+    bound: float
+
+    @classmethod
+    def of(cls, figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, bound: float) -> Found:
+        """Evaluate parts that keep every budget, beside a bound on all placements of their kind."""
+        value = objective_value(figures, wish.topology, wish.objective, runs, wish.training)
+        return cls(runs, contiguity, value, min(bound, value))
