@@ -62,7 +62,8 @@ class DevicePlacement:
         seconds: Predicted seconds of one run, one part after the other, transfers included.
         load: Predicted busy seconds of each device.
         reasons: For each part, why it is where it is and why it ends where it ends.
-        contiguity: What a device may take: one run of a pipeline, a convex part, or anything.
+        contiguity: What a device may take: one run of a pipeline, a convex part, or anything; None where
+            nobody searched.
         objective_value: What was made small, as it is predicted: seconds of the busiest device (``throughput``),
             seconds from the first operator to the last (``latency``), bytes of the fullest device (``memory``), or how
             many devices are used (``devices``).
@@ -79,7 +80,7 @@ class DevicePlacement:
     seconds: float
     load: Mapping[str, float]
     reasons: Mapping[str, str]
-    contiguity: Contiguity = "pipeline"
+    contiguity: Contiguity | None = "pipeline"
     objective_value: float = math.nan
     bound: float = 0.0
     saved: Mapping[str, int] = attrs.field(factory=dict)

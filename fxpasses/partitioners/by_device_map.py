@@ -251,7 +251,7 @@ def _placement(
         partition_of[node] = part
     assignment = Assignment.of(graph_module, partition_of, order=list(device_of))
     seconds, load = predict_times(graph_module, assignment, device_of, topology)
-    return DevicePlacement(assignment, device_of, topology, objective, seconds, load, {})
+    return DevicePlacement(assignment, device_of, topology, objective, seconds, load, {}, contiguity=None)
 
 
 def _reasons(placement: DevicePlacement, moved: Mapping[Node, Device]) -> dict[str, str]:

@@ -180,6 +180,8 @@ def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence
         value = max(load.values())
     elif placement.objective == "latency":
         value = makespan_of(*placed)
+    elif placement.objective == "memory":
+        value = float(max(held.peak for held in uses.memory(offloaded).values()))
     return attrs.evolve(
         placement,
         reasons=_reasons(placement, offloaded),

@@ -282,6 +282,14 @@ def test_loads_count_in_the_load_of_their_device_in_the_makespan_and_in_the_repo
         assert any(event["cat"] == "load" for event in one.timeline.chrome_trace()["traceEvents"] if event["ph"] == "X")
 
 
+def test_the_fullest_device_is_told_with_its_loads() -> None:
+    devices = [Device("left", 40 * KiB), Device("right", 40 * KiB)]
+
+    planned = place(Mlp(6), (torch.randn(2, 64),), devices=devices, offload="cpu", objective="memory")
+
+    assert max(row.peak_bytes for row in planned.summary.devices) == planned.summary.objective_value <= 40 * KiB
+
+
 def test_a_checkpoint_has_the_models_names_and_loads() -> None:
     model, x, other = Mlp(8), torch.randn(2, 64), Mlp(8)
     lowered = small(model, x)

@@ -198,6 +198,14 @@ def test_a_tied_weight_may_be_used_on_both_sides() -> None:
     assert len(list(model.parameters())) == len(list(lowered.parameters()))
 
 
+def test_the_parts_of_a_map_are_of_no_kind_that_was_searched() -> None:
+    """A map may go back and forth between devices, which no pipeline does."""
+    lowered = mapped({"0": "left", "1": "right", "2": "left"}, nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))))
+
+    assert ["left", "right", "left_1"] == [part.name for part in lowered.plan.parts]
+    assert lowered.plan.contiguity is None
+
+
 def test_a_plan_gives_the_map_that_makes_it() -> None:
     """There and back: lowering with the map of a plan gives its parts again."""
     model, args, kwargs = demo_llama(3)

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.composite_operators import is_composite
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
@@ -90,7 +91,7 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     Returns:
         What it makes; None for what torch does not take apart when it runs, and for what cannot run so.
     """
-    if not _is_taken_apart(node, autocast):
+    if not _may_run(node, autocast):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     describe = _described_as_trained if autocast is not None and autocast.cached else _described
@@ -156,17 +157,12 @@ def _gathers(source: Any, index: Any) -> bool:
     return False
 
 
-def _is_taken_apart(node: Node, autocast: Autocast | None) -> bool:
+def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
-        return not node.target._schema.is_mutable and (autocast is not None or _is_composite(node.target))
+        return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_torchs = node.op == "call_method" or getattr(torch, name, None) is node.target
     return node.op in ("call_method", "call_function") and is_torchs and name in _METHODS_THAT_MAY_COPY
-
-
-@lru_cache(maxsize=4096)
-def _is_composite(target: torch._ops.OpOverload) -> bool:
-    return bool(target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def _described(leaf: Any) -> Hashable:

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from fxpasses.partitioners.costs.composite_operators import is_composite
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = ["COUNTERS", "Counter", "body_runs", "shape_of", "taken_apart", "within_module"]
@@ -194,7 +195,7 @@ def taken_apart(target: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -
         inputs: Its positional inputs; tensors may be fake.
         kwargs: Its other inputs.
     """
-    return _on_meta(target, inputs, kwargs) if _is_taken_apart(target) else 0
+    return _on_meta(target, inputs, kwargs) if _has_counted_parts(target) else 0
 
 
 def within_module(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -212,20 +213,13 @@ def within_module(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mappin
     return _on_meta(twin, inputs, kwargs)
 
 
-def _is_taken_apart(target: Any) -> bool:
+def _has_counted_parts(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
-        return _is_composite(target) or target.overloadpacket in flop_registry
+        return is_composite(target) or target.overloadpacket in flop_registry
     if isinstance(target, types.FunctionType):
         return (target.__module__ or "").startswith("torch.")
     packet = getattr(torch.ops.aten, getattr(target, "__name__", "") or "_", None)
-    return packet is not None and any(_is_composite(getattr(packet, each)) for each in packet.overloads())
-
-
-def _is_composite(operator: Any) -> bool:
-    try:
-        return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
-    except RuntimeError:  # an operator of TorchScript alone, on numbers or lists
-        return False
+    return packet is not None and any(is_composite(getattr(packet, each)) for each in packet.overloads())
 
 
 def _on_meta(called: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -82,6 +82,8 @@ def _is_seed(nodes: Sequence[Node], index: int) -> bool:
     if name not in _SEEDS or not node.all_input_nodes or (name == "full_like" and node.args[1:2] != (1,)):
         return False
     loss = node.all_input_nodes[0]
+    if loss.op in ("placeholder", "get_attr"):  # a loss is computed
+        return False
     value = value_of(loss)
     is_scalar = isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype.is_floating_point
     returned = node.graph.output_node().all_input_nodes

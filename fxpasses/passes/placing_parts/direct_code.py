@@ -9,7 +9,7 @@ The function stands for the generated code of the top level and of all its parts
 - assertions that the recorded values prove are checked once per parameter instead of once per value;
 - a copy between two devices that are one torch device is no copy.
 
-It is for calls in which nobody looks: under a mode, a transformation, autocast or a hook the graph's own code runs.
+It is for calls in which nobody looks: under a mode, autocast or a hook the graph's own code runs.
 """
 
 from __future__ import annotations

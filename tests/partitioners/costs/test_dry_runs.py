@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from fxpasses import fake_devices
 from fxpasses.effects import analyze_effects
+from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.dry_runs import DryRun, dry_run, makes_a_copy
 from fxpasses.partitioners.costs.workspaces import homes_in_memory, workspace_bytes
 
@@ -85,3 +87,21 @@ def test_a_copy_and_its_views_live_in_a_storage_of_their_own() -> None:
     assert x == t
     assert reshape == view
     assert 4 == len({x, y, reshape, einsum})
+
+
+def test_operators_of_torchscript_on_numbers_make_no_tensors() -> None:
+    """The dispatcher does not know them, and asking it is an error."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.randn(3)
+    number = graph.call_function(torch.ops.aten.add.int, (2, 3))
+    number.meta["val"] = 5
+    shifted = graph.call_function(torch.ops.aten.add.Tensor, (x, number))
+    shifted.meta["val"] = torch.randn(3)
+    graph.output(shifted)
+    module = GraphModule(nn.Module(), graph)
+
+    placed = place_by_device(module, fake_devices(2))
+
+    assert dry_run(number) is None
+    assert {number, shifted} == set(placed.assignment.partition_of)

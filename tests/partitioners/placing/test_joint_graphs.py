@@ -163,3 +163,18 @@ def test_a_graph_without_a_backward_has_no_partners() -> None:
 
     assert {} == backward_by_number(nodes)
     assert {} == backward_by_order(nodes)
+
+
+def test_ones_like_an_input_are_no_seed() -> None:
+    """A loss is computed; a scalar that is only handed on is none."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x, torch.ones_like(x) * y
+
+    graph = torch.export.export(Scaled(), (torch.tensor(1.0), torch.randn(3))).module(check_guards=False)
+
+    placed = place_by_device(graph, fake_devices(2), objective="throughput", contiguity="free")
+
+    assert {} == backward_by_order(GraphFigures.of(graph).nodes)
+    assert 2 == len(placed.assignment.partition_of)

@@ -325,6 +325,25 @@ def test_too_little_memory_is_proven_with_bytes_and_node(objective: str, contigu
     assert "is the first node that does not fit." in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("own", "missing"),
+    [({"kept_bytes": 60}, 20), ({"shared_bytes": 60}, 20), ({"kept_bytes": 30, "live_bytes": 50}, 10)],
+)
+def test_the_first_node_that_does_not_fit_counts_all_bytes(own: dict[str, int], missing: int) -> None:
+    """Two of three nodes have to share a device of 100 bytes, and the second of them is too much."""
+    graph = nx.DiGraph()
+    for node in ("w0", "w1", "w2"):
+        graph.add_node(
+            node, seconds=1.0, **{key: {node: size} if "shared" in key else size for key, size in own.items()}
+        )
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("a", 100), Device("b", 100)], contiguity="free"))
+
+    assert missing == caught.value.missing_bytes
+    assert f"needs {missing} bytes more on 'a', where 'w1' is the first node that does not fit." in str(caught.value)
+
+
 def test_units_that_are_alike_are_counted_where_nothing_fits() -> None:
     """Three hundred blocks of 7 bytes, of which 37 fit each of eight devices: one byte each is missing."""
     graph = nx.DiGraph()

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.contiguous.explaining import first_over
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -176,8 +177,7 @@ def refuse(
     missing, worst = int(over.max()), int(np.argmax(over))
     if missing <= 0 or proof.bound <= missing * (1 - 1e3 * ROUNDING):
         return PlacementError(more)
-    own = np.flatnonzero(device_of == worst)
-    first = own[int(np.argmax(np.cumsum(tables.kept[own]) > tables.memory[worst]))]
+    first = first_over(tables, np.flatnonzero(device_of == worst).tolist(), float(tables.memory[worst]))
     return InfeasibleError(
         f"No placement keeps every budget: the one that comes nearest needs {missing} bytes more on "
         f"{problem.devices[worst].name!r}, where {tables.nodes[first]!r} is the first node that does not fit.",
