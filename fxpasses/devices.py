@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MAIN_MEMORY = "main memory"
-"""How copies, reports and simulations call where inputs, results and offloaded parameters are; no device is it."""
+"""The name of the place where inputs, results and offloaded parameters are; no device may have it."""
 
 BACKENDS = ("eager", "inductor", "onnxruntime", "openvino")
 """What may compile a device's parts; :mod:`fxpasses.backends` has them."""
@@ -227,8 +227,8 @@ class Topology:
                 raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
             if device.name == MAIN_MEMORY:
                 raise InputError(
-                    f"A device cannot be called {MAIN_MEMORY!r}: reports call so where inputs, results and offloaded "
-                    "parameters are; call it cpu, or host."
+                    f"A device cannot be called {MAIN_MEMORY!r}: that is where reports say that inputs, results and "
+                    "offloaded parameters are; call it cpu, or host."
                 )
             if device.name in names:
                 raise InputError(f"Two devices are called {device.name!r}; give each its own name.")

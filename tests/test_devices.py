@@ -115,8 +115,8 @@ def test_a_negative_memory_is_refused() -> None:
         ),
         (
             lambda: Topology.of([Device("a"), Device("main memory")]),
-            "A device cannot be called 'main memory': reports call so where inputs, results and offloaded parameters "
-            "are; call it cpu, or host.",
+            "A device cannot be called 'main memory': that is where reports say that inputs, results and offloaded "
+            "parameters are; call it cpu, or host.",
         ),
         (
             lambda: Topology.of(fake_devices(2), Link("device0", "device1")),  # type: ignore[arg-type]

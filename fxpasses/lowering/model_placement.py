@@ -79,7 +79,7 @@ def propose(
     try:
         return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **options), ())
     except InfeasibleError as error:
-        if error.missing_bytes is None:  # of no kind of placement memory is what lacks
+        if error.missing_bytes is None:  # more memory would not help
             raise
         if offload is None:
             error.message += hint * (error.reason != ONE_OPERATOR)

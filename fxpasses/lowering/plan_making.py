@@ -13,7 +13,7 @@ from fxpasses.errors import InputError, PlanError
 from fxpasses.lowering.model_placement import propose
 from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import Clock, Prepared
-from fxpasses.lowering.searching import Wishes
+from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import DevicePlacement
 from fxpasses.partitioners.costs.training_course import Training
@@ -40,42 +40,42 @@ def found_plan(
     name: str,
     topology: Topology,
     prepared: Prepared,
-    wishes: Wishes,
+    options: SearchOptions,
     clock: Clock,
     *,
     device_map: DeviceMap | None,
     offload: str | None,
 ) -> Planned:
     """What a search finds, or what a device map says."""
-    step = _step_of(prepared.graph_module, wishes.training)
+    step = _step_of(prepared.graph_module, options.training)
     proposed = propose(
         prepared.graph_module,
         topology,
-        wishes.objective,
+        options.objective,
         device_map=device_map,
         modules=prepared.modules,
         offload=offload,
-        options=wishes.options,
+        options=options.placing,
         step=step,
     )
     placement = proposed.placement
     made = Plan.of(
         name,
-        wishes.objective,
+        options.objective,
         topology,
         placement.assignment,
         placement.device_of,
         offloaded=proposed.offloaded,
         pipeline=prepared.pipeline,
         contiguity=placement.contiguity,
-        training=wishes.training,
+        training=options.training,
     )
-    asked = wishes if device_map is None and not proposed.offloaded else None
+    searched = options if device_map is None and not proposed.offloaded else None
     places = {part: device.name for part, device in placement.device_of.items()}
     written = with_replicas(prepared.graph_module, placement.assignment, places)
     if written[0] is not prepared.graph_module:  # a copy with replicas
-        step = _step_of(written[0], wishes.training)
-    return _planned(made, prepared, *written, placement.reasons, clock, asked, step, placement)
+        step = _step_of(written[0], options.training)
+    return _planned(made, prepared, *written, placement.reasons, clock, searched, step, placement)
 
 
 def _refuse_unkept(planned: Planned) -> None:
@@ -95,7 +95,7 @@ def _planned(
     assignment: Assignment,
     reasons: Mapping[str, str],
     clock: Clock,
-    wishes: Wishes | None,
+    options: SearchOptions | None,
     step: TrainingStep | None,
     placement: DevicePlacement | None = None,
 ) -> Planned:
@@ -112,7 +112,7 @@ def _planned(
         step=step,
     )
     written = with_figures(plan, summary, objective_value=value, bound=bound)
-    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, wishes, step)
+    return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, options, step)
 
 
 def _step_of(graph_module: GraphModule, training: Training | None) -> TrainingStep | None:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Topology
 from fxpasses.lowering.preparing import Prepared
-from fxpasses.lowering.searching import Wishes
+from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replicas import with_replicas
@@ -35,7 +35,7 @@ class Planned:
         assignment: The plan as an assignment of ``graph_module``.
         reasons: For each part, why it is where it is.
         summary: What a report says.
-        wishes: What was asked for; None where a plan or a device map was followed.
+        options: What was asked for; None where a plan or a device map was followed.
         step: The training step of ``graph_module``, where the plan is for training.
     """
 
@@ -45,7 +45,7 @@ class Planned:
     assignment: Assignment
     reasons: Mapping[str, str]
     summary: Summary
-    wishes: Wishes | None
+    options: SearchOptions | None
     step: TrainingStep | None = None
 
     @property
@@ -67,15 +67,15 @@ class Planned:
             self.plan.device_of,
             self.plan.topology,
             objective=self.plan.objective,
-            replace=None if self.wishes is None else partial(self._placed_again, self.wishes),
+            replace=None if self.options is None else partial(self._placed_again, self.options),
             step=self.step,
             offloaded=self.plan.offloaded,
         )
         return attrs.evolve(self.summary, advice=tuple(found))
 
-    def _placed_again(self, wishes: Wishes, topology: Topology) -> Placed:
-        """The same wishes on other devices, without a search."""
-        placement = wishes.search(self.prepared.graph_module, topology, time_budget=0.0)
+    def _placed_again(self, options: SearchOptions, topology: Topology) -> Placed:
+        """The same options on other devices, without a search."""
+        placement = options.search(self.prepared.graph_module, topology, time_budget=0.0)
         places = {part: device.name for part, device in placement.device_of.items()}
         return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
 

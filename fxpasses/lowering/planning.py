@@ -16,7 +16,7 @@ from fxpasses.lowering.model_placement import check_offload
 from fxpasses.lowering.plan_making import followed_plan, found_plan
 from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Progress, prepare
-from fxpasses.lowering.searching import Wishes
+from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.training_course import Training
@@ -121,9 +121,11 @@ def place(
     with clock.step("place"):
         if plan is not None:
             return followed_plan(attrs.evolve(plan, training=training), topology, prepared, clock)
-        wishes = Wishes(objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate, training)
+        options = SearchOptions(
+            objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate, training
+        )
         called = name or _name_of(model)
-        return found_plan(called, topology, prepared, wishes, clock, device_map=device_map, offload=offload)
+        return found_plan(called, topology, prepared, options, clock, device_map=device_map, offload=offload)
 
 
 def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:
@@ -133,10 +135,10 @@ def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:
         raise InputError("A plan and a device map both say where the model runs; give one of them.")
 
 
-def _refuse_unheard(what: str, wishes: Mapping[str, Any]) -> None:
+def _refuse_unheard(what: str, given: Mapping[str, Any]) -> None:
     """What only a search would hear."""
-    for name, wish in wishes.items():
-        if wish:
+    for name, value in given.items():
+        if value:
             raise InputError(
                 f"A {what} says where the model runs, and nothing is searched; leave {name} out, or the {what}."
             )

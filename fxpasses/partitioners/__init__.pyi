@@ -48,7 +48,8 @@ from .by_source import (
     get_source_partitions,
     partition_by_source,
 )
-from .costs.memory import DeviceMemory, predict_memory
+from .costs.memory import predict_memory
+from .costs.memory_courses import DeviceMemory
 from .costs.node_costs import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
 from .costs.training_course import Training
 from .costs.training_memory import predict_training_memory

@@ -36,10 +36,10 @@ from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
-from fxpasses.partitioners.placing.wishes import Contiguity, Wish
 from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 
@@ -164,7 +164,7 @@ def place_by_device(
         figures, step = training_figures(figures, training)
         refuse_impossible(figures, topology, supports)
         refuse_too_large_to_step(plain, topology, step)
-    wish = Wish(
+    request = Request(
         topology,
         objective,
         supports,
@@ -176,32 +176,32 @@ def place_by_device(
         step,
     )
     if not figures.nodes:
-        return _nothing(figures, wish, contiguity or "pipeline")
+        return _nothing(figures, request, contiguity or "pipeline")
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
-    alone = on_one_device(figures, wish) if contiguity is None and objective == "latency" else None
-    if alone is not None and everywhere and is_fastest_everywhere(figures, wish, alone):
-        return _on_one(figures, wish, alone)
+    alone = on_one_device(figures, request) if contiguity is None and objective == "latency" else None
+    if alone is not None and everywhere and is_fastest_everywhere(figures, request, alone):
+        return _on_one(figures, request, alone)
     if contiguity is None:
-        found = _best_or_free(figures, wish, kinds, alone)
+        found = _best_or_free(figures, request, kinds, alone)
     else:
-        found = _best(figures, wish, (contiguity,), None)
-    again = add_device_replicas(figures, wish, found, replicate)
-    return _described(figures, wish, found) if again is None else _with_replicas(wish, again)
+        found = _best(figures, request, (contiguity,), None)
+    again = add_device_replicas(figures, request, found, replicate)
+    return _described(figures, request, found) if again is None else _with_replicas(request, again)
 
 
-def _nothing(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> DevicePlacement:
+def _nothing(figures: GraphFigures, request: Request, contiguity: Contiguity) -> DevicePlacement:
     """A model that only hands on what it gets has no parts; what is asked for is checked all the same."""
-    wish.problem(figures, contiguity, figures.needs)
+    request.problem(figures, contiguity, figures.needs)
     return _described(
-        figures, wish, Found(runs_of(figures.graph_module, {}, figures.dependencies), contiguity, 0.0, 0.0)
+        figures, request, Found(runs_of(figures.graph_module, {}, figures.dependencies), contiguity, 0.0, 0.0)
     )
 
 
-def _on_one(figures: GraphFigures, wish: Wish, alone: Found) -> DevicePlacement:
+def _on_one(figures: GraphFigures, request: Request, alone: Found) -> DevicePlacement:
     """Nothing is sent then, and nothing waits; that parts on several devices may still win is said in the reason."""
-    placement = _described(figures, wish, alone)
+    placement = _described(figures, request, alone)
     ((part, device),) = placement.device_of.items()
-    others = len(wish.topology.devices) - 1
+    others = len(request.topology.devices) - 1
     return attrs.evolve(placement, reasons={part: alone_reason(device, others, placement.bound, placement.is_optimal)})
 
 
@@ -210,16 +210,16 @@ def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
         raise PlacementError(f"There is no {name} {value!r}; there are {', '.join(known)}.")
 
 
-def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+def _best(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
     """The best answer over several kinds of placements; the first of those that are as good."""
     answers = [] if alone is None else [alone]
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
-            is_in_turn = wish.objective == "latency" and kind != "free"
-            answers += _in_turn(figures, wish, kind) if is_in_turn else [search(figures, wish, kind)]
+            is_in_turn = request.objective == "latency" and kind != "free"
+            answers += _in_turn(figures, request, kind) if is_in_turn else [search(figures, request, kind)]
         except InfeasibleError as error:
-            failures.append(does_not_fit(figures, wish.topology, error, kind))
+            failures.append(does_not_fit(figures, request.topology, error, kind))
         except PlacementError as error:
             failures.append(error)
     if not answers:
@@ -227,25 +227,25 @@ def _best(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alon
     return min(answers, key=lambda found: found.value)
 
 
-def _best_or_free(figures: GraphFigures, wish: Wish, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+def _best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
     """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told.
 
     Pins may be what no pipeline can keep, whatever the memory: then it is told what the free ones lack.
     """
     try:
-        return _best(figures, wish, kinds, alone)
+        return _best(figures, request, kinds, alone)
     except PlacementError as error:
         if "free" in kinds or error.reason == TOO_LARGE_TOGETHER:
             raise
         try:
-            return _best(figures, wish, ("free",), None)
+            return _best(figures, request, ("free",), None)
         except InfeasibleError:
             if isinstance(error, InfeasibleError) and error.missing_bytes is None:
                 raise
             raise error from None
 
 
-def _in_turn(figures: GraphFigures, wish: Wish, kind: Contiguity) -> list[Found]:
+def _in_turn(figures: GraphFigures, request: Request, kind: Contiguity) -> list[Found]:
     """The pipeline whose parts take the least time one after the other; where that is far from proven, searched ones.
 
     Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do. Where
@@ -253,25 +253,25 @@ def _in_turn(figures: GraphFigures, wish: Wish, kind: Contiguity) -> list[Found]
     """
     found: list[Found] = []
     with contextlib.suppress(PlacementError):
-        found.append(search(figures, wish, "pipeline", solve_in_turn, by_another=False))
-    bound = _bound_in_turn(figures, wish, found) if kind == "pipeline" else 0.0
+        found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False))
+    bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
     if not found or _least(found) > bound * (1 + ENOUGH):
         with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
-            found.append(search(figures, wish, kind))
+            found.append(search(figures, request, kind))
             bound = max(bound, found[-1].bound)
     if _least(found) > bound * (1 + ENOUGH):
         starts = [*map(_homes, found)]
         whole = functools.partial(solve_whole_parts, starts=starts, parameters=state_nodes(figures).keys())
-        told = attrs.evolve(wish, state_with_first_user=True)  # these send a parameter from there
+        told = attrs.evolve(request, state_with_first_user=True)  # these send a parameter from there
         with contextlib.suppress(PlacementError):
-            found.append(search(figures, told, "pipeline", whole, by_another=False))
+            found.append(search(figures, told, "pipeline", whole, fallbacks=False))
     bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
     return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
 
 
-def _bound_in_turn(figures: GraphFigures, wish: Wish, found: list[Found]) -> float:
+def _bound_in_turn(figures: GraphFigures, request: Request, found: list[Found]) -> float:
     plain = attrs.evolve(figures, sends_state=False) if figures.shared_state else figures
-    problem = wish.problem(plain, "pipeline", plain.needs)  # a parameter is sent beside the work
+    problem = request.problem(plain, "pipeline", plain.needs)  # a parameter is sent beside the work
     return bound_in_turn(problem, _least(found))
 
 
@@ -284,27 +284,27 @@ def _homes(found: Found) -> dict[Hashable, str]:
     return {node: found.runs.device_of[str(part)] for node, part in found.runs.assignment.partition_of.items()}
 
 
-def _with_replicas(wish: Wish, again: Replicated) -> DevicePlacement:
+def _with_replicas(request: Request, again: Replicated) -> DevicePlacement:
     """The figures are those of the graph with the replicas written into it; the assignment is of the graph itself."""
     runs = attrs.evolve(again.found.runs, assignment=again.assignment)
-    written = _described(again.figures, wish, attrs.evolve(again.found, runs=runs))
+    written = _described(again.figures, request, attrs.evolve(again.found, runs=runs))
     assignment, reasons = again.found.runs.assignment, dict(written.reasons)
     for part, nodes in assignment.replicas.items():
         reasons[str(part)] += f"; {replica_reason(nodes, again.saved.get(str(part), 0))}"
     return attrs.evolve(written, assignment=assignment, reasons=reasons, saved=again.saved)
 
 
-def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlacement:
-    assignment, topology, value = found.runs.assignment, wish.topology, found.value
-    device_of = {part: topology[name] for part, name in found.runs.device_of.items()}
+def _described(figures: GraphFigures, request: Request, found: Found) -> DevicePlacement:
+    assignment, topology, value = found.runs.assignment, request.topology, found.value
+    device_of = found.runs.devices(topology)
     seconds, load = times_of(figures, assignment, device_of, topology)
     is_optimal = value <= found.bound * (1 + 1e-9)
-    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, wish), wish.objective, is_optimal)
+    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, request), request.objective, is_optimal)
     return DevicePlacement(
         assignment,
         device_of,
         topology,
-        wish.objective,
+        request.objective,
         seconds,
         load,
         dict(zip(device_of, reasons, strict=True)),
@@ -314,10 +314,10 @@ def _described(figures: GraphFigures, wish: Wish, found: Found) -> DevicePlaceme
     )
 
 
-def _whole_bytes(figures: GraphFigures, wish: Wish) -> int:
+def _whole_bytes(figures: GraphFigures, request: Request) -> int:
     """What one device would need for everything."""
-    if wish.training is None:
+    if request.training is None:
         return figures.bytes_of(range(len(figures.nodes)))
-    homes = dict.fromkeys(figures.nodes, wish.topology.devices[0].name)
+    homes = dict.fromkeys(figures.nodes, request.topology.devices[0].name)
     runs = runs_of(figures.graph_module, homes, figures.dependencies)
-    return check_budgets(figures, wish.topology, runs, wish.training, always=True).fullest
+    return check_budgets(figures, request.topology, runs, request.training, always=True).fullest

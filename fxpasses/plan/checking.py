@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import BACKENDS, Device, Topology, holds_no_data, is_here, is_known
 from fxpasses.errors import CycleError, PartitionError, user_line
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.memory import MemoryCourse
+from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import TrainingCourse
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -237,8 +236,8 @@ def _budgets(
 
 def _over_budget(course: MemoryCourse, device: Device, keys: Mapping[Node, str]) -> Violation:
     held, budget = course.memory(device.name), device.memory
-    position = int(np.argmax(course.curve(device.name)))
-    at = _fullest(course, position)
+    position = course.fullest(device.name)
+    at = course.node_at(position)
     line = user_line(at) if at is not None else None
     where = f" at {keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
     split = f"parameters {format_bytes(held.parameters)}, activations and copies {format_bytes(held.activations)}"
@@ -253,11 +252,3 @@ def _over_budget(course: MemoryCourse, device: Device, keys: Mapping[Node, str])
         keys[at] if at is not None else None,
         int(held.peak - budget),
     )
-
-
-def _fullest(course: MemoryCourse, position: int) -> Node | None:
-    """The operator that runs at a position; none where the optimizer steps."""
-    schedule = course.schedule
-    if not schedule or (isinstance(course, TrainingCourse) and position >= len(schedule)):
-        return None
-    return schedule[min(position, len(schedule) - 1)]

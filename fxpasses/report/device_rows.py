@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import attrs
-import numpy as np
 from torch.fx import Node
 
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.memory import MemoryCourse
+from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import LoadedMemory
 from fxpasses.partitioners.costs.training_course import TrainingCourse
 from fxpasses.plan import Plan
@@ -66,8 +65,8 @@ def device_rows(
 
 
 def _with_memory(row: DeviceRow, course: MemoryCourse, loads: LoadedMemory, keys: Mapping[Node, str]) -> DeviceRow:
-    held, fullest = loads.memory, int(np.argmax(course.curve(row.name)))
-    node = course.schedule[min(fullest, len(course.schedule) - 1)] if course.schedule else None
+    held, fullest = loads.memory, course.fullest(row.name)
+    node = course.node_at(fullest)
     return attrs.evolve(
         row,
         parameter_bytes=held.parameters,
@@ -84,8 +83,8 @@ def _with_memory(row: DeviceRow, course: MemoryCourse, loads: LoadedMemory, keys
 
 def _in_training(row: DeviceRow, course: TrainingCourse, keys: Mapping[Node, str]) -> DeviceRow:
     held, split = course.memory(row.name), course.split(row.name)
-    fullest = int(np.argmax(course.curve(row.name)))
-    node = course.schedule[fullest] if fullest < len(course.schedule) else None
+    fullest = course.fullest(row.name)
+    node = course.node_at(fullest)
     return attrs.evolve(
         row,
         parameter_bytes=split["parameters"],

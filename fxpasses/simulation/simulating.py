@@ -14,7 +14,8 @@ from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_tasks import add_backward
 from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
-from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import shared_state

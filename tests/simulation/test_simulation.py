@@ -131,7 +131,7 @@ def test_what_a_device_is_busy_with_is_its_load_and_the_makespan_is_the_one_that
         assert pytest.approx(load) == {name: timeline.busy(name) for name in load}
     together = simulate(graph, runs.assignment, device_of, THREE, overlap="copies").seconds
 
-    assert predict_makespan(runs.assignment, device_of, THREE) == together <= seconds * (1 + 1e-9)
+    assert predict_makespan(runs.assignment, device_of, THREE, shared=()) == together <= seconds * (1 + 1e-9)
 
 
 def test_parts_that_need_nothing_from_each_other_overlap(branches: tuple[Assignment, dict[str, Device]]) -> None:

@@ -16,7 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 
 __all__ = ["needs_in_order"]
 

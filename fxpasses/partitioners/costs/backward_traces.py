@@ -11,73 +11,19 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import attrs
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter, Node
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxpasses.devices import is_here
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later, storages_in
+from fxpasses.partitioners.costs.forward_traces import ForwardTrace, example_of, storage_key
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
-__all__ = ["BackwardNeeds", "Stay", "trace_backward"]
-
-aten = torch.ops.aten
-
-_MASKS = (torch.bool, torch.uint8)
-"""Types of indices that say yes or no."""
-_BRANCHING = torch.ops.higher_order.cond
-
-
-@attrs.define(eq=False)
-class Stay:
-    """Memory that is there in a backward, and is no value of the forward.
-
-    Args:
-        size: Bytes.
-        made_by: The node that makes it, in its forward or its backward, or whose result the caller has a gradient of.
-        begin: When it comes: in the forward of this node, with the caller's gradients, or in the backward of this node.
-        last: The node in whose backward it is freed; None for what is there in the end.
-        readers: The nodes whose backward reads it.
-        passed: The nodes whose value has its gradient in it, with the bytes of all elements of this gradient: it may be
-            one number that is repeated, or a part of it.
-    """
-
-    size: int
-    made_by: Node
-    begin: Literal["forward", "given", "backward"] = "backward"
-    last: Node | None = None
-    readers: dict[Node, None] = attrs.field(factory=dict)
-    passed: dict[Node, int] = attrs.field(factory=dict)
-
-
-@attrs.frozen(eq=False)
-class BackwardNeeds:
-    """What autograd does with one forward graph.
-
-    Args:
-        saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
-        extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
-        differentiable: The nodes whose value gets a gradient.
-        inside: For each node the bytes that its forward needs for itself, beside all that it keeps.
-        stays: What is kept besides, gradients, and what the backward makes for itself.
-        beside: For each node the most bytes at one time during its backward, less all that stays before or after it.
-            There may be fewer: what a backward reads is gone before the last of what it makes is there.
-        trained: For each parameter with a gradient the node whose backward makes it, the last one of several.
-    """
-
-    saved: Mapping[Node, tuple[Node, ...]]
-    extra: Mapping[Node, int]
-    differentiable: Mapping[Node, None]
-    inside: Mapping[Node, int] = attrs.field(factory=dict)
-    stays: Sequence[Stay] = ()
-    beside: Mapping[Node, int] = attrs.field(factory=dict)
-    trained: Mapping[Node, Node] = attrs.field(factory=dict)
+__all__ = ["trace_backward"]
 
 
 def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = False) -> BackwardNeeds:
@@ -92,9 +38,9 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
     Raises:
         PlacementError: An operator cannot run without data, so that nobody knows what it keeps.
     """
-    forward = _Forward(graph_module)
+    forward = ForwardTrace(graph_module)
     with collecting_later(), torch.enable_grad(), forward.mode:
-        inputs = [_example(node) for node in graph_module.graph.find_nodes(op="placeholder")]
+        inputs = [example_of(node) for node in graph_module.graph.find_nodes(op="placeholder")]
         for tensor in tensors_in(inputs) if inputs_need_gradients else ():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
         try:
@@ -118,14 +64,14 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
 
 
 def _needs(
-    forward: _Forward, stays: Sequence[Stay], beside: Mapping[Node, int], trained: Mapping[Node, Node]
+    forward: ForwardTrace, stays: Sequence[Stay], beside: Mapping[Node, int], trained: Mapping[Node, Node]
 ) -> BackwardNeeds:
     saved = {node: tuple(owners) for node, owners in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(saved, extra, forward.differentiable, forward.inside, stays, beside, trained)
 
 
-def _of_each_value(forward: _Forward) -> BackwardNeeds:
+def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
     """One gradient for each value: from the backward of its last user to that of its maker."""
     place = {node: at for at, node in enumerate(forward.graph.nodes)}
     trained: dict[Node, Node] = {}
@@ -141,155 +87,10 @@ def _of_each_value(forward: _Forward) -> BackwardNeeds:
     return _needs(forward, stays, {}, trained)
 
 
-def _picked(operator: Any, source: Tensor, by: Any, example: Tensor) -> Tensor:
-    """What masks pick of a tensor, as many elements as in the example."""
-    if operator is aten.masked_select.default:
-        source, mask = torch.broadcast_tensors(source, by)  # type: ignore[no-untyped-call]  # torch's
-        by = [mask]
-    first = next(place for place, index in enumerate(by) if index is not None)
-    numbers = torch.empty(example.shape[first], dtype=torch.int64, device=source.device)
-    picks: list[Tensor | None] = []
-    for index in by:
-        is_mask = index is not None and index.dtype in _MASKS
-        picks += [numbers] * index.ndim if is_mask else [index]
-    picked: Tensor = aten.index.Tensor(source, picks)
-    return picked
-
-
-def _example(node: Node) -> Any:
-    def like(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
-        shape, stride = ([concrete_size(size) for size in sizes] for sizes in (leaf.shape, leaf.stride()))
-        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=_near(leaf.device))
-
-    return pytree.tree_map(like, node.meta.get("val"))
-
-
-def _near(device: torch.device) -> torch.device:
-    """A device that autograd can work for: the CPU for one that this machine has not, where torch would abort."""
-    return device if is_here(str(device)) else torch.device("cpu")
-
-
-class _Forward(Interpreter):
-    """Runs a graph without data; notes, for each node, the storages that autograd saves and the functions it adds."""
-
-    def __init__(self, graph_module: GraphModule) -> None:
-        super().__init__(graph_module, garbage_collect_values=False)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.followed = FollowedStorages()
-        self.inside: dict[Node, int] = {}
-        self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it
-        self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
-        self.saved: dict[Node, dict[Node, None]] = {}
-        self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
-        self.differentiable: dict[Node, None] = {}
-        self.made_by: dict[Any, Node] = {}  # by autograd's function
-        self.values: dict[Any, dict[int, list[Node]]] = {}  # whose values a function makes, by the number of its result
-        self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
-        self.device: torch.device | None = None  # where the value of the current node was recorded
-        self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
-
-    def run_node(self, n: Node) -> Any:
-        packed: list[Tensor] = []
-        self.followed.restart()
-        self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
-        with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
-            result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
-        tensors = tensors_in(result) if n.op != "output" else []
-        for tensor in tensors:
-            self.owner.setdefault(_storage(tensor), n)
-        self.kept += tensors
-        if any(tensor.requires_grad for tensor in tensors):
-            self.differentiable[n] = None
-        if n.target is _BRANCHING and n in self.differentiable:
-            packed += tensors_in(self.map_nodes_to_values(n.args[0], n))  # its condition is kept without the hooks
-        for tensor in packed:
-            self._note(n, tensor)
-        packed.clear()  # the hooks live as long as what they packed
-        kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
-        if self.followed.peak > kept:
-            self.inside[n] = self.followed.peak - kept
-        self._note_functions(n, tensors)
-        return result
-
-    def _without_data(self, n: Node) -> Any:
-        """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
-
-        What a mask picks has a gradient, so that is picked by numbers.
-        """
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        example = _example(n)
-        if n.target in (aten.index.Tensor, aten.masked_select.default):
-            return _picked(n.target, args[0], args[1], example)
-        given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
-        if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
-            raise RuntimeError(f"the size of what {n.target} gives depends on data")
-        return example
-
-    def _note(self, n: Node, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        owner = self.owner.get(storage._cdata)
-        if owner is not None:
-            self.saved.setdefault(n, {})[owner] = None
-        elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
-            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
-            self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
-
-    def _note_functions(self, n: Node, tensors: Sequence[Tensor]) -> None:
-        """Those from the results back to what other nodes added; an operator with a body adds many."""
-        found = [tensor.grad_fn for tensor in tensors]
-        for tensor, function in zip(tensors, found, strict=True):
-            if function is not None:
-                self.values.setdefault(function, {}).setdefault(tensor.output_nr, []).append(n)
-        while found:
-            function = found.pop()
-            if function is not None and function not in self.made_by and function.next_functions:
-                self.made_by[function] = n
-                found += [before for before, _ in function.next_functions]
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        def near(leaf: Any) -> Any:
-            return _near(leaf) if isinstance(leaf, torch.device) else leaf
-
-        result = super().call_function(target, *pytree.tree_map(near, (args, kwargs)))
-        if target is torch.amp.autocast_mode._enter_autocast:
-            self.autocasts.append(result)
-        elif target is torch.amp.autocast_mode._exit_autocast:
-            self.autocasts.remove(*args)
-        return result
-
-    def forget_those_without_gradient(self) -> None:
-        """Parameters that only decide, after a backward: those of ``gate`` in ``torch.where(gate(x) > 0, ...)``."""
-        for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:
-            del self.differentiable[node]
-
-    def leave_regions(self) -> None:
-        """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
-        while self.autocasts:
-            self.autocasts.pop().__exit__(None, None, None)
-
-    def fetch_attr(self, target: str) -> Any:
-        value = super().fetch_attr(target)
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self.leaves:
-            fake = self.mode.from_tensor(value, static_shapes=True).detach()
-            if value.is_meta and self.device is not None:  # captured as if its memory were there
-                fake = torch.empty_like(fake, device=self.device)
-            is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
-            self.leaves[id(value)] = fake.requires_grad_(is_trained)
-        return self.leaves[id(value)]
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
     """Runs the backward of what a forward made, and follows what is there."""
 
-    def __init__(self, forward: _Forward) -> None:
+    def __init__(self, forward: ForwardTrace) -> None:
         super().__init__()
         self.forward = forward
         self.stays: list[Stay] = []
@@ -335,7 +136,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         found = {}
         for node in self.forward.differentiable:
             gradient = self.forward.env[node].grad if node.op == "get_attr" else None
-            if gradient is not None and (stay := self._staying.get(_storage(gradient))) is not None:
+            if gradient is not None and (stay := self._staying.get(storage_key(gradient))) is not None:
                 found[node] = stay.made_by
         return found
 
@@ -353,7 +154,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
     def _enter(self, node: Node, gradients: Sequence[Tensor | None], values: Mapping[int, Sequence[Node]]) -> None:
         self._node = node
         for number, nodes in values.items():
-            if (gradient := gradients[number]) is not None and (stay := self._staying.get(_storage(gradient))):
+            if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
     def ran(self, operands: Any) -> None:

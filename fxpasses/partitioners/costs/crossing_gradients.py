@@ -13,7 +13,7 @@ import attrs
 from torch.fx import Node
 
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.backward_traces import Stay
+from fxpasses.partitioners.costs.backward_needs import Stay
 
 __all__ = ["CrossingGradients", "Lying"]
 

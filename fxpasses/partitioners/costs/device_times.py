@@ -83,8 +83,8 @@ def predict_makespan(
     *,
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
+    shared: Sequence[SharedState],
     loads: Sequence[ParameterLoad] = (),
-    shared: Sequence[SharedState] = (),
 ) -> float:
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 

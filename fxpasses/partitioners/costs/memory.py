@@ -9,111 +9,29 @@ parameters that autocast has cast and kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import attrs
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, same_torch_device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
 from fxpasses.partitioners.costs.kernel_results import result_bytes
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.residence import Residence
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
-    autocasts_open_at,
     homes_in_memory,
     kept_cast_bytes,
     workspace_bytes,
 )
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
-__all__ = ["DeviceMemory", "Life", "MemoryCourse", "follow_memory", "predict_memory"]
-
-
-@attrs.frozen
-class DeviceMemory:
-    """Bytes on one device.
-
-    Args:
-        parameters: Parameters, buffers and constants; tied ones once.
-        activations: Most bytes of values alive at one time, copies included.
-        copies: Most bytes of received copies alive at one time.
-        gradients: Gradients of the parameters, in training.
-        optimizer_state: What the optimizer keeps, in training.
-    """
-
-    parameters: int = 0
-    activations: int = 0
-    copies: int = 0
-    gradients: int = 0
-    optimizer_state: int = 0
-
-    @property
-    def peak(self) -> int:
-        """The most bytes held at one time: what has to fit the budget."""
-        return self.parameters + self.activations + self.gradients + self.optimizer_state
-
-
-@attrs.define
-class Life:
-    """From when to when a storage is on a device, in positions of the schedule, both included.
-
-    Args:
-        start: The position at which it comes.
-        stop: The last position at which it is there; the length of the schedule for what the model returns.
-        size: Bytes.
-        copied: Whether it was received from another device, or from the caller.
-        value: The first node whose value is in it.
-        inside: Whether it is what an operator needs for itself while it runs.
-    """
-
-    start: int
-    stop: int
-    size: int
-    copied: bool
-    value: Node
-    inside: bool = False
-
-
-@attrs.frozen(eq=False)
-class MemoryCourse:
-    """What is on each device while the parts run one after the other.
-
-    Args:
-        schedule: The nodes of all parts in the order in which they run.
-        held: Bytes of parameters, buffers and constants on each device.
-        lives: What comes and goes on each device.
-        state: Of what is held, the bytes that are no parameters.
-        storages: Where each value lives on each device.
-    """
-
-    schedule: tuple[Node, ...]
-    held: Mapping[str, int]
-    lives: Mapping[str, tuple[Life, ...]]
-    state: Mapping[str, int] = attrs.field(factory=dict)
-    storages: DeviceStorages = attrs.field(factory=DeviceStorages)
-
-    def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
-        """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
-        end = len(self.schedule)
-        change = np.zeros(end + 2, dtype=np.int64)
-        for life in self.lives[device]:
-            if life.copied or not copies_only:
-                change[life.start] += life.size
-                change[min(life.stop, end) + 1] -= life.size
-        curve: NDArray[np.int64] = np.cumsum(change)[: end + 1]
-        return curve
-
-    def memory(self, device: str) -> DeviceMemory:
-        """The most of everything on one device."""
-        activations = int(self.curve(device).max(initial=0))
-        return DeviceMemory(self.held[device], activations, int(self.curve(device, copies_only=True).max(initial=0)))
+__all__ = ["follow_memory", "predict_memory"]
 
 
 def predict_memory(
@@ -145,62 +63,21 @@ def follow_memory(
 ) -> MemoryCourse:
     """Follow what comes and goes on each device, position by position; the arguments are those of predict_memory."""
     effects = effects or analyze_effects(graph_module)
-    schedule = [node for part in assignment.order for node in assignment.partitions[part]]
-    position = {node: index for index, node in enumerate(schedule)}
-    spans: dict[object, tuple[int, int]] = {}
-    for index, node in enumerate(schedule):
-        part = assignment.partition_of[node]
-        spans[part] = (spans.get(part, (index, index))[0], index)
-    home = {node: device_of[str(assignment.partition_of[node])].name for node in schedule}
-    names = list(dict.fromkeys(device.name for device in device_of.values()))
+    home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
+    devices = {device.name: device for device in device_of.values()}
     storages = DeviceStorages.of(graph_module, homes_in_memory(graph_module, effects), home)
-    regions = _RegionSpans.of(schedule, assignment, effects)
-    lives = _lives(graph_module, assignment, storages, position, spans, len(schedule), regions)
-    _keep_inputs(lives, {device.name: device for device in device_of.values()}, len(schedule))
+    residence = Residence.of(assignment, home, effects)
+    values, inside = _values(graph_module, storages, residence), _inside(residence)
+    _keep_inputs(values, devices, residence.end)
     held = _held(graph_module, effects, storages)
     state = _held(graph_module, effects, storages, parameters=False)
     return MemoryCourse(
-        tuple(schedule),
-        {name: sum(held.get(name, {}).values()) for name in names},
-        {name: tuple(lives.get(name, {}).values()) for name in names},
-        {name: sum(state.get(name, {}).values()) for name in names},
+        tuple(residence.position),
+        {name: sum(held.get(name, {}).values()) for name in devices},
+        {name: (*values.get(name, {}).values(), *inside.get(name, ())) for name in devices},
+        {name: sum(state.get(name, {}).values()) for name in devices},
         storages,
     )
-
-
-@attrs.frozen(eq=False)
-class _RegionSpans:
-    """Until when a part is in each region that markers open around its nodes.
-
-    Args:
-        effects: What says which regions are open at a node.
-        part_of: The part of each node.
-        last: The last position of a part in a region, by the part and the marker that opens the region.
-    """
-
-    effects: EffectAnalysis
-    part_of: Mapping[Node, object]
-    last: Mapping[tuple[object, Node], int]
-
-    @classmethod
-    def of(cls, schedule: Sequence[Node], assignment: Assignment, effects: EffectAnalysis) -> _RegionSpans:
-        last: dict[tuple[object, Node], int] = {}
-        for index, node in enumerate(schedule):
-            part = assignment.partition_of[node]
-            last.update(((part, marker), index) for marker in effects.region_stack(node))
-        return cls(effects, assignment.partition_of, last)
-
-    def leaves(self, user: Node, value: Node) -> int:
-        """The last position of the outermost region around a user that a value comes into from outside."""
-        known = self.effects.region_stack(value)
-        entered = next((marker for marker in self.effects.region_stack(user) if marker not in known), None)
-        return -1 if entered is None else self.last[self.part_of[user], entered]
-
-    def autocast(self, node: Node) -> tuple[object, int]:
-        """Who shares the casts that autocast keeps for a node (its part, the region, its parameters); until when."""
-        part, outermost = self.part_of[node], autocasts_open_at(node, self.effects)[0]
-        constants = frozenset(used.target for used in node.all_input_nodes if used.op == "get_attr")
-        return (part, outermost, constants), self.last[part, outermost]
 
 
 def _held(
@@ -236,16 +113,8 @@ def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...]
                 sizes[(storage,)] = max(sizes.get((storage,), 0), storage_bytes(tensor))
 
 
-def _lives(
-    graph_module: GraphModule,
-    assignment: Assignment,
-    storages: DeviceStorages,
-    position: Mapping[Node, int],
-    spans: Mapping[object, tuple[int, int]],
-    end: int,
-    regions: _RegionSpans,
-) -> dict[str, dict[Place, Life]]:
-    """For each device the life of each storage on it."""
+def _values(graph_module: GraphModule, storages: DeviceStorages, residence: Residence) -> dict[str, dict[Place, Life]]:
+    """For each device the life of each storage on it; what is held all the time is none."""
     lives: dict[str, dict[Place, Life]] = {}
     homes, home = storages.homes, storages.device_of
     constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
@@ -254,68 +123,43 @@ def _lives(
         if not tensors:
             continue
         own, sent = result_bytes(node, homes[node]), bytes_by_place(homes[node], tensors, tensor_bytes)
-        for device, start, stop in _stays(node, assignment, position, spans, home, end, regions):
+        for stay in residence.stays(node):
+            is_home = home.get(node) == stay.device
+            there = lives.setdefault(stay.device, {})
             for storage in own:
-                size = (own if home.get(node) == device else sent)[storage]
-                there, place = lives.setdefault(device, {}), storages.place(node, storage, device)
+                size = (own if is_home else sent)[storage]
+                place = storages.place(node, storage, stay.device)
                 if place in constants:  # held all the time; a copy of a view of it is not
                     continue
-                life = there.setdefault(place, Life(start, stop, size, home.get(node) != device, node))
-                life.start, life.stop = min(life.start, start), max(life.stop, stop)
+                life = there.setdefault(place, Life(stay.start, stay.stop, size, not is_home, node))
+                life.start, life.stop = min(life.start, stay.start), max(life.stop, stay.stop)
                 life.size = max(life.size, size)
+    return lives
+
+
+def _inside(residence: Residence) -> dict[str, list[Life]]:
+    """For each device what operators need for themselves, and what autocast keeps of it."""
+    lives: dict[str, list[Life]] = {}
     casts: set[object] = set()
-    for node, at in position.items():
-        there, autocast = lives.setdefault(home[node], {}), autocast_around(node, regions.effects)
-        inside = workspace_bytes(node, autocast)
+    for node, at in residence.position.items():
+        there, autocast = lives.setdefault(residence.device_of[node], []), autocast_around(node, residence.effects)
+        size = workspace_bytes(node, autocast)
         if kept := kept_cast_bytes(node, autocast):
-            inside -= kept
-            sharing, until = regions.autocast(node)
+            size -= kept
+            sharing, until = residence.autocast(node)
             if sharing not in casts:
                 casts.add(sharing)
-                there[-2 - end - at] = Life(at, until, kept, False, node, inside=True)
-        if inside:
-            there[-2 - at] = Life(at, at, inside, False, node, inside=True)
+                there.append(Life(at, until, kept, False, node, inside=True))
+        if size:
+            there.append(Life(at, at, size, False, node, inside=True))
     return lives
 
 
 def _keep_inputs(lives: Mapping[str, Mapping[Place, Life]], devices: Mapping[str, Device], end: int) -> None:
     """What the caller has on the very device is there from the first operator to the last."""
     for name, there in lives.items():
-        kind, _, index = devices[name].torch_device.partition(":")
         for life in there.values():
             if life.value.op == "placeholder":
                 given = tensors_in(value_of(life.value))[0].device
-                if (given.type, str(given.index or 0)) == (kind, index or "0"):
+                if same_torch_device(given, devices[name].torch_device):
                     life.start, life.stop = 0, end
-
-
-def _stays(
-    node: Node,
-    assignment: Assignment,
-    position: Mapping[Node, int],
-    spans: Mapping[object, tuple[int, int]],
-    home: Mapping[Node, str],
-    end: int,
-    regions: _RegionSpans,
-) -> Sequence[tuple[str, int, int]]:
-    """On which devices a value is, from when to when: at home, and wherever a part needs a copy."""
-    own = home.get(node)
-    start = position.get(node, 0)
-    last: dict[str, int] = {} if own is None else {own: start}
-    first: dict[str, int] = {} if own is None else {own: start}
-    for user in node.users:
-        if user not in position:  # the output: it stays to the end
-            if own is not None:
-                last[own] = end
-            continue
-        device, same_part = home[user], False
-        if node in position:
-            same_part = assignment.partition_of[user] == assignment.partition_of[node]
-        entered, left = spans[assignment.partition_of[user]]
-        stop = max(position[user], regions.leaves(user, node)) if same_part else left
-        begin = start if device == own else position[user] if own is None else entered
-        first[device] = min(first.get(device, begin), begin)
-        last[device] = max(last.get(device, stop), stop)
-        if own is not None and device != own:
-            last[own] = max(last[own], position[user])
-    return [(device, first[device], last[device]) for device in last]

@@ -16,7 +16,8 @@ from fxpasses.devices import MAIN_MEMORY, Device, Link
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["LoadedMemory", "ParameterLoad", "ParameterUses"]

@@ -130,7 +130,8 @@ def tasks_of(
         wanted.setdefault(load.part, []).append(load)
     for sample in range(samples):
         for place, name in enumerate(assignment.order):
-            for ahead in parts[place if place == 0 else place + 1 : place + 2]:
+            begun = 0 if place == 0 else place + 1  # each part loads for the next one; the first also for itself
+            for ahead in parts[begun : place + 2]:
                 writer.load(sample, ahead, parts, wanted.get(ahead, ()))
             writer.run(sample, name, busy[str(name)])
     return writer.todo

@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 
 import attrs
 import numpy as np
+from torch.fx import Node
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 
 __all__ = ["Kind", "StepLife", "Training", "TrainingCourse"]
 
@@ -107,9 +108,13 @@ class TrainingCourse(MemoryCourse):
         copies = int(self.curve(device, copies_only=True)[: forward + 1].max(initial=0))
         return DeviceMemory(self.held[device] - kept, peak - gradients, copies, gradients, kept)
 
+    def node_at(self, position: int) -> Node | None:
+        """The node whose forward or backward runs at a position; None where the optimizer steps."""
+        return self.schedule[position] if position < len(self.schedule) else None
+
     def split(self, device: str) -> dict[str, int]:
         """What is on a device when most is there, by kind; the sum is the peak."""
-        position = int(self.curve(device).argmax())
+        position = self.fullest(device)
         found = dict.fromkeys(get_args(Kind), 0)
         for life in self.lives[device]:
             if isinstance(life, StepLife) and life.start <= position <= life.stop:

@@ -17,12 +17,14 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.backward_orders import needs_in_order
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, Stay, trace_backward
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.crossing_gradients import CrossingGradients, Lying
 from fxpasses.partitioners.costs.device_storages import Place
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.memory import DeviceMemory, Life, MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.costs.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]

@@ -10,8 +10,9 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds
 from fxpasses.partitioners.costs.backward_orders import needs_in_order
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.training_course import Training, TrainingCourse

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.memory import MemoryCourse, follow_memory
+from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
@@ -74,7 +75,7 @@ def check_budgets(
     """Follow the memory of a placement; where no device has a budget only if it is asked for always."""
     if not always and all(device.available_mem_bytes is None for device in topology.devices):
         return Seen({}, figures.needs)
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    device_of = runs.devices(topology)
     if step is None:
         course = follow_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
         peaks = {name: course.memory(name).peak for name in course.held}

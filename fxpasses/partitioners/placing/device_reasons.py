@@ -92,7 +92,10 @@ def _why_uncut(node: Node) -> str:
 
 
 def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleError, kind: str) -> InfeasibleError:
-    """The model is too large: for all devices together, or for every way to divide it. What no memory helps stays."""
+    """The model is too large: for all devices together, or for every way to divide it.
+
+    Where more memory would not help, the cause is returned as it is.
+    """
     if cause.missing_bytes is None:
         return cause
     need = figures.bytes_of(range(len(figures.nodes)))

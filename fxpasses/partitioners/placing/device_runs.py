@@ -10,6 +10,7 @@ import attrs
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
+from fxpasses.devices import Device, Topology
 from fxpasses.errors import CycleError
 from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners.assignment import Assignment
@@ -25,6 +26,10 @@ class Runs:
 
     assignment: Assignment
     device_of: Mapping[str, str]
+
+    def devices(self, topology: Topology) -> dict[str, Device]:
+        """The device of each part."""
+        return {part: topology[name] for part, name in self.device_of.items()}
 
 
 def runs_of(
@@ -84,7 +89,7 @@ def runs_by_schedule(
     dependencies: Dependencies | None = None,
     start: Mapping[Any, float] | None = None,
 ) -> Runs:
-    """Cut a schedule into parts such that no part waits for more than its first operator, and nobody for its end only.
+    """Cut a schedule into parts that wait for their first operator only, and that end with what others wait for.
 
     On each device operators keep the order in which they start. One that uses a value of another device begins a part,
     one whose value another device uses ends it: so each part can start when its first operator is scheduled to.

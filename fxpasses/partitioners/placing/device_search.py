@@ -23,9 +23,9 @@ from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.refusals import none_found, refuse_if_proven, told_more
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.placing.tight_budgets import along_own_order, with_room_to_spare
-from fxpasses.partitioners.placing.wishes import Contiguity, Wish
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 __all__ = ["search"]
@@ -44,67 +44,67 @@ Solver = Callable[[PlacementProblem], PlacementSolution]
 
 def search(
     figures: GraphFigures,
-    wish: Wish,
+    request: Request,
     contiguity: Contiguity,
     solve: Solver = solve_placement,
     *,
-    by_another: bool = True,
+    fallbacks: bool = True,
 ) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
     Args:
         figures: The measured graph.
-        wish: What the caller asks for.
+        request: What the caller asks for.
         contiguity: What a device may take.
         solve: Answers problems.
-        by_another: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
+        fallbacks: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
             else is found.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
         PlacementError: none was found that does.
     """
-    first = wish.problem(figures, contiguity, figures.needs)
+    first = request.problem(figures, contiguity, figures.needs)
     try:
         solution = _answer(first, solve)
     except InfeasibleError as error:
-        raise told_more(figures, wish, contiguity, error) from None
+        raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
-    checked = None if solution is None else _Checked.of(figures, wish, solution)
+    checked = None if solution is None else _Checked.of(figures, request, solution)
     fits, along = checked is not None and checked.fits, None
-    if not fits or wish.objective == "memory":  # the solvers do not see what is alive
-        along = along_own_order(figures, wish, contiguity, bound)
+    if not fits or request.objective == "memory":  # the solvers do not see what is alive
+        along = along_own_order(figures, request, contiguity, bound)
     if not fits and along is None:
-        refuse_if_proven(figures, wish, contiguity)
+        refuse_if_proven(figures, request, contiguity)
     if checked is not None and not fits:
-        quick = attrs.evolve(wish, effort=first.program_effort * LITTLE_EFFORT, explain="never")
+        quick = attrs.evolve(request, effort=first.program_effort * LITTLE_EFFORT, explain="never")
         checked = _solved_again(figures, quick, contiguity, solve, checked)
     answers = [] if along is None else [along]
     if checked is not None:
         answers.insert(0, _finished(figures, checked, contiguity, bound, solve))
-    elif along is None and by_another:
-        spare = with_room_to_spare(figures, wish, contiguity, bound) if contiguity == "free" else None
-        spare = spare or _by_another(figures, wish, contiguity, bound)
+    elif along is None and fallbacks:
+        spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
+        spare = spare or _by_another(figures, request, contiguity, bound)
         answers += [] if spare is None else [spare]
     if not answers:
-        raise none_found(figures, wish, contiguity)
+        raise none_found(figures, request, contiguity)
     return min(answers, key=lambda each: each.value)
 
 
 @attrs.frozen(eq=False)
 class _Checked:
-    """What the solvers answered to a wish, and what was seen when its memory was followed."""
+    """What the solvers answered to a request, and what was seen when its memory was followed."""
 
-    wish: Wish
+    request: Request
     solution: PlacementSolution
     runs: Runs
     seen: Seen
 
     @classmethod
-    def of(cls, figures: GraphFigures, wish: Wish, solution: PlacementSolution) -> _Checked:
+    def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution) -> _Checked:
         """Follow the memory of an answer."""
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        return cls(wish, solution, runs, check_budgets(figures, wish.topology, runs, wish.training))
+        return cls(request, solution, runs, check_budgets(figures, request.topology, runs, request.training))
 
     @property
     def fits(self) -> bool:
@@ -123,20 +123,20 @@ def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | Non
 
 
 def _solved_again(
-    figures: GraphFigures, wish: Wish, contiguity: Contiguity, solve: Solver, checked: _Checked
+    figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver, checked: _Checked
 ) -> _Checked | None:
     """The first answer that keeps the budgets to problems that count what was seen, each in less time; or None."""
     live = figures.needs
     for round_ in range(ROUNDS_MORE):
-        wish = attrs.evolve(wish, time_budget=wish.time_budget / (2 + round_))
+        request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
         live = np.maximum(checked.seen.alive, (live + figures.needs) // 2)
-        solution = _if_any(wish.problem(figures, contiguity, live), solve)
+        solution = _if_any(request.problem(figures, contiguity, live), solve)
         if solution is None:  # that proves nothing: what is alive beside an operator may be less elsewhere
             live = (live + figures.needs) // 2
-            solution = _if_any(wish.problem(figures, contiguity, live), solve)
+            solution = _if_any(request.problem(figures, contiguity, live), solve)
         if solution is None:
             return None
-        checked = _Checked.of(figures, wish, solution)
+        checked = _Checked.of(figures, request, solution)
         if checked.fits:
             return checked
     return None
@@ -151,49 +151,49 @@ def _if_any(problem: PlacementProblem, solve: Solver) -> PlacementSolution | Non
 
 def _finished(figures: GraphFigures, checked: _Checked, contiguity: Contiguity, bound: float, solve: Solver) -> Found:
     """An answer that keeps the budgets, made better by what the solvers do not know."""
-    wish, solution = checked.wish, checked.solution
-    found = Found.of(figures, wish, contiguity, checked.runs, bound)
-    if wish.objective == "latency" and contiguity == "free":
-        found = _side_by_side(figures, wish, solution, found)
-    if not wish.state_with_first_user and _sends_otherwise(figures, wish, solution, found):
-        found = _with_first_users(figures, wish, found, solve)
+    request, solution = checked.request, checked.solution
+    found = Found.of(figures, request, contiguity, checked.runs, bound)
+    if request.objective == "latency" and contiguity == "free":
+        found = _side_by_side(figures, request, solution, found)
+    if not request.state_with_first_user and _sends_otherwise(figures, request, solution, found):
+        found = _with_first_users(figures, request, found, solve)
     return found
 
 
-def _side_by_side(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> Found:
+def _side_by_side(figures: GraphFigures, request: Request, solution: PlacementSolution, found: Found) -> Found:
     """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
     best, limit = found, QUICKER * found.value
     for cut in (runs_in_turns, runs_by_schedule):
         runs = cut(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
         if len(runs.device_of) <= len(best.runs.device_of):
             continue
-        other = Found.of(figures, wish, found.contiguity, runs, found.bound)
-        if other.value < limit and not check_budgets(figures, wish.topology, runs, wish.training).over:
+        other = Found.of(figures, request, found.contiguity, runs, found.bound)
+        if other.value < limit and not check_budgets(figures, request.topology, runs, request.training).over:
             best, limit = other, QUICKER * other.value
     return best
 
 
-def _sends_otherwise(figures: GraphFigures, wish: Wish, solution: PlacementSolution, found: Found) -> bool:
+def _sends_otherwise(figures: GraphFigures, request: Request, solution: PlacementSolution, found: Found) -> bool:
     """Whether a parameter crosses from elsewhere than the solver thought, which thought that better."""
-    if wish.objective == "throughput" and found.value <= solution.objective_value * (1 + 1e-9):
+    if request.objective == "throughput" and found.value <= solution.objective_value * (1 + 1e-9):
         return False
-    device_of = {part: wish.topology[name] for part, name in found.runs.device_of.items()}
+    device_of = found.runs.devices(request.topology)
     thought = {key.state: name for key, name in solution.device_of.items() if isinstance(key, StateNode)}
     sent = sent_state(figures.shared_state, found.runs.assignment, device_of)
     return any(thought.get(state.names[0]) != state.source for state in sent)
 
 
-def _with_first_users(figures: GraphFigures, wish: Wish, found: Found, solve: Solver) -> Found:
+def _with_first_users(figures: GraphFigures, request: Request, found: Found, solve: Solver) -> Found:
     """The same search with each shared parameter beside its first user, if that finds better; the bound stays."""
     try:
-        held = attrs.evolve(wish, state_with_first_user=True)
-        other = search(figures, held, found.contiguity, solve, by_another=False)
+        held = attrs.evolve(request, state_with_first_user=True)
+        other = search(figures, held, found.contiguity, solve, fallbacks=False)
     except PlacementError:
         return found
     return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
 
 
-def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound: float) -> Found | None:
+def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity, bound: float) -> Found | None:
     """What another objective finds, where nothing else was found: the budgets are the same.
 
     That is what balances loads; or a schedule, whose operators run in another order than the graph's. For pipelines
@@ -201,12 +201,12 @@ def _by_another(figures: GraphFigures, wish: Wish, contiguity: Contiguity, bound
     """
     others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
     for objective in others:
-        if objective == wish.objective:
+        if objective == request.objective:
             continue
-        other = attrs.evolve(wish, objective=objective, effort=LITTLE_EFFORT)
+        other = attrs.evolve(request, objective=objective, effort=LITTLE_EFFORT)
         try:
-            runs = search(figures, other, contiguity, by_another=False).runs
+            runs = search(figures, other, contiguity, fallbacks=False).runs
         except PlacementError:
             continue
-        return Found.of(figures, wish, contiguity, runs, bound)
+        return Found.of(figures, request, contiguity, runs, bound)
     return None

@@ -7,7 +7,7 @@ import attrs
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.objective_values import objective_value
-from fxpasses.partitioners.placing.wishes import Contiguity, Wish
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 
 __all__ = ["Found"]
 
@@ -29,7 +29,7 @@ class Found:
     bound: float
 
     @classmethod
-    def of(cls, figures: GraphFigures, wish: Wish, contiguity: Contiguity, runs: Runs, bound: float) -> Found:
+    def of(cls, figures: GraphFigures, request: Request, contiguity: Contiguity, runs: Runs, bound: float) -> Found:
         """Evaluate parts that keep every budget, beside a bound on all placements of their kind."""
-        value = objective_value(figures, wish.topology, wish.objective, runs, wish.training)
+        value = objective_value(figures, request.topology, request.objective, runs, request.training)
         return cls(runs, contiguity, value, min(bound, value))

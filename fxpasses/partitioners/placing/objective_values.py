@@ -39,7 +39,7 @@ def objective_value(
         return float(check_budgets(figures, topology, runs, step, always=True).fullest)
     if objective == "devices":
         return float(len(set(runs.device_of.values())))
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    device_of = runs.devices(topology)
     if objective == "latency":
         return makespan_of(figures, runs.assignment, device_of, topology)
     return max(times_of(figures, runs.assignment, device_of, topology)[1].values(), default=0.0)

@@ -10,20 +10,20 @@ from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.own_order import OwnOrder
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.training_budgets import lacking_in_training
-from fxpasses.partitioners.placing.wishes import Contiguity, Wish
 from fxpasses.units import format_bytes
 
 __all__ = ["none_found", "refuse_if_proven", "told_more"]
 
 
-def refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> None:
+def refuse_if_proven(figures: GraphFigures, request: Request, contiguity: Contiguity) -> None:
     """Raise where no pipeline has room for the bytes that are needed in any case."""
-    if contiguity != "pipeline" or wish.training is not None:
+    if contiguity != "pipeline" or request.training is not None:
         return
-    least = least_missing(figures, wish.problem(figures, contiguity, figures.needs))
+    least = least_missing(figures, request.problem(figures, contiguity, figures.needs))
     if least:
-        missing, where, node = _nearest(figures, wish, contiguity)
+        missing, where, node = _nearest(figures, request, contiguity)
         raise InfeasibleError(
             f"Each placement lacks {format_bytes(least)} or more on some device{where}.",
             node=node,
@@ -31,20 +31,22 @@ def refuse_if_proven(figures: GraphFigures, wish: Wish, contiguity: Contiguity) 
         )
 
 
-def told_more(figures: GraphFigures, wish: Wish, contiguity: Contiguity, error: InfeasibleError) -> InfeasibleError:
+def told_more(
+    figures: GraphFigures, request: Request, contiguity: Contiguity, error: InfeasibleError
+) -> InfeasibleError:
     """The same proof; it counts only what operators need in any case, so a real placement lacks more."""
     if error.missing_bytes is None:
         return error
-    missing, where, node = _nearest(figures, wish, contiguity)
+    missing, where, node = _nearest(figures, request, contiguity)
     if missing <= error.missing_bytes:
         return error
     message = f"{str(error).removesuffix('.')}, counting only what each operator needs in any case{where}."
     return InfeasibleError(message, node=node, missing_bytes=missing)
 
 
-def none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> PlacementError:
+def none_found(figures: GraphFigures, request: Request, contiguity: Contiguity) -> PlacementError:
     """That nothing was found, with what the nearest placement lacks; nothing is proven."""
-    _missing, where, node = _nearest(figures, wish, contiguity)
+    _missing, where, node = _nearest(figures, request, contiguity)
     return PlacementError(
         f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
         "memory, or raise time_budget.",
@@ -53,13 +55,13 @@ def none_found(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> Pla
     )
 
 
-def _nearest(figures: GraphFigures, wish: Wish, contiguity: Contiguity) -> tuple[int, str, Node | None]:
+def _nearest(figures: GraphFigures, request: Request, contiguity: Contiguity) -> tuple[int, str, Node | None]:
     """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
-    order = next(OwnOrder.several(figures, wish.problem(figures, contiguity, figures.needs)))
-    if wish.training is not None:
+    order = next(OwnOrder.several(figures, request.problem(figures, contiguity, figures.needs)))
+    if request.training is not None:
         cut = order.roomiest()
         runs = None if cut is None else runs_of(figures.graph_module, cut.home, figures.dependencies)
-        return (0, "", None) if runs is None else lacking_in_training(figures, wish.topology, runs, wish.training)
+        return (0, "", None) if runs is None else lacking_in_training(figures, request.topology, runs, request.training)
     cut = order.nearest()
     if cut is None or cut.first_over is None or cut.value < 1:
         return 0, "", None

@@ -28,8 +28,18 @@ def as_pins(pinned: Mapping[Selector, str] | None) -> dict[Selector, str]:
 
 
 def as_bans(forbidden: Mapping[Selector, Collection[str]] | None) -> dict[Selector, Collection[str]]:
-    """The devices that each of some nodes and modules must not be on; what is no mapping is refused."""
-    return _as_table("forbidden", forbidden)
+    """The devices that each of some nodes and modules must not be on.
+
+    Raises:
+        PlacementError: no mapping, or one to something else than lists of names.
+    """
+    table = _as_table("forbidden", forbidden)
+    for selector, names in table.items():
+        if isinstance(names, str):
+            raise PlacementError(f"`forbidden` gives {selector!r} the text {names!r}; write a list: [{names!r}].")
+        if not isinstance(names, Iterable):
+            raise PlacementError(f"`forbidden` gives {selector!r} {names!r}; write a list of device names.")
+    return table
 
 
 def _as_table(option: str, given: Mapping[Selector, Any] | None) -> dict[Selector, Any]:

@@ -93,15 +93,15 @@ def lacking_in_training(
     figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep
 ) -> tuple[int, str, Node | None]:
     """What a placement lacks in a training step: bytes, a clause, and the operator at which it lacks most."""
-    device_of = {part: topology[name] for part, name in runs.device_of.items()}
+    device_of = runs.devices(topology)
     course = step.course(figures.graph_module, runs.assignment, device_of, figures.effects)
     over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
     worst = max(over, key=over.__getitem__)
     if over[worst] <= 0:
         return 0, "", None
-    position = int(course.curve(worst).argmax())
-    if position < len(course.schedule):
-        node = course.schedule[position]
+    position = course.fullest(worst)
+    node = course.node_at(position)
+    if node is not None:
         at = f" of {node.name} ({node.target})"
     else:
         home = runs.assignment.partition_of

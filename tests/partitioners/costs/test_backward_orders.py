@@ -8,8 +8,9 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
 from fxpasses.partitioners import Assignment
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds
 from fxpasses.partitioners.costs.backward_orders import needs_in_order
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.passes import OpenRegions
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.partitioners.costs.backward_traces import BackwardNeeds, trace_backward
+from fxpasses.partitioners.costs.backward_needs import BackwardNeeds
+from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.passes.placement import move_part
 
 SIZE = 8 * 8 * 4

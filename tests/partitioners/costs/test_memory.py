@@ -13,7 +13,7 @@ from torch.fx import symbolic_trace
 
 from fxpasses import Device, LoweredModule, PassManager, lower
 from fxpasses.partitioners import place_by_device, predict_memory
-from fxpasses.partitioners.costs.memory import DeviceMemory
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 from fxpasses.passes import MeasureCosts
 
 

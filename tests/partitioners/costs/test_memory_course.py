@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses import Assignment, Device
-from fxpasses.partitioners.costs.memory import DeviceMemory, predict_memory
+from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 
 LARGE = 64 * 64 * 4
 

@@ -17,7 +17,7 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.backward_traces import trace_backward
-from fxpasses.partitioners.costs.memory import DeviceMemory
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 
 
 def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:

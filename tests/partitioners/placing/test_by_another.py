@@ -18,7 +18,7 @@ from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.wishes import Wish
+from fxpasses.partitioners.placing.requests import Request
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_what_is_found_for_the_sake_of_budgets_is_measured_by_what_was_asked_for
     topology = tight(figures)
     monkeypatch.setattr(device_search, "along_own_order", lambda *_args: None)
 
-    found = search(figures, Wish(topology, objective), "free", solve=as_if_memory_were_large)
+    found = search(figures, Request(topology, objective), "free", solve=as_if_memory_were_large)
 
     placed = (found.runs.assignment, {part: topology[name] for part, name in found.runs.device_of.items()})
     assert {"a", "b"} == set(found.runs.device_of.values())

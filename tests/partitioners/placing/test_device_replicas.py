@@ -38,7 +38,7 @@ from fxpasses.partitioners.placing.device_replicas import add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.replicas import REPLICA_OF, crossing_bytes, with_replicas
-from fxpasses.partitioners.placing.wishes import Wish
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.passes import split
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.programs import capture
@@ -386,10 +386,10 @@ def test_wherever_operators_are_replicas_change_no_result(data: st.DataObject) -
     for group in must_share(figures):
         homes.update(dict.fromkeys(group, homes[group[0]]))
     topology = Topology.of(two(), SLOW)
-    wish = Wish(topology, data.draw(st.sampled_from(["latency", "throughput", "memory"])))  # type: ignore[arg-type]
+    request = Request(topology, data.draw(st.sampled_from(["latency", "throughput", "memory"])))  # type: ignore[arg-type]
     found = Found(runs_of(CHUNKED_GRAPH, homes), "free", 0.0, 0.0)
 
-    again = add_device_replicas(figures, wish, found, data.draw(st.sampled_from(["cheaper", "always"])))  # type: ignore[arg-type]
+    again = add_device_replicas(figures, request, found, data.draw(st.sampled_from(["cheaper", "always"])))  # type: ignore[arg-type]
 
     if again is None:
         return

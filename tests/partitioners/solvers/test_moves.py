@@ -18,7 +18,7 @@ from placement_cases import random_problem
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem
 from fxpasses.partitioners.solvers.annealing.annealer import Annealer, Best
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.free.rounds import Rounds, rounds_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -55,7 +55,7 @@ def test_sums_after_many_moves_are_those_of_the_definition(seed: int) -> None:
         return
     annealer, draw = Annealer(model), np.random.default_rng(seed)
 
-    best, state = annealer.run(annealer.anywhere(draw), Plan(1e5, 0.5, 0.05, 3), draw)
+    best, state = annealer.run(annealer.anywhere(draw), Cooling(1e5, 0.5, 0.05, 3), draw)
 
     assert pytest.approx(model.figures(state.home[None])[0], abs=1e-9) == state.load
     if annealer.graph.counts_bytes:

@@ -15,7 +15,7 @@ from test_moves import hard_problem
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.annealer import Annealer
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous import link_answers
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -34,7 +34,7 @@ def test_the_order_is_kept_and_sums_are_those_of_the_definition(seed: int) -> No
     model.banned[:, 0] = False  # there everything starts
     annealer = Annealer(model, units.before)
 
-    best, state = annealer.run(np.zeros(units.size, dtype=np.int64), Plan(1e5, 0.5, 0.05, 3), draw)
+    best, state = annealer.run(np.zeros(units.size, dtype=np.int64), Cooling(1e5, 0.5, 0.05, 3), draw)
 
     place = state.place[state.home]
     assert (place[units.before[:, 0]] <= place[units.before[:, 1]]).all()

@@ -24,7 +24,7 @@ from fxpasses.partitioners.solvers.latency.rooms import give, give_back
 from fxpasses.partitioners.solvers.latency.running import forget, keep, move, revert, settle
 from fxpasses.partitioners.solvers.latency.scheduling import in_order
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
-from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, Network, Plan, Timeline, timeline_of
+from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, Cooling, Network, Timeline, timeline_of
 from fxpasses.partitioners.solvers.latency.trials import anneal
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -46,7 +46,7 @@ class Begun:
         state, rooms, written = timeline_of(network, home), rooms_of(needs, home), (home.copy(), key.copy())
         order, nowhere = np.argsort(key, kind="stable"), np.zeros(0, dtype=np.int64)
         draws = np.ones(2, dtype=np.uint64)
-        anneal(network, state, needs, rooms, order, nowhere, Plan(1.0, 1.0, 1.0, math.inf), draws, *written)
+        anneal(network, state, needs, rooms, order, nowhere, Cooling(1.0, 1.0, 1.0, math.inf), draws, *written)
         return cls(level, state, rooms)
 
     @property

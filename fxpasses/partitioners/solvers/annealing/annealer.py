@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.annealing.graphs import Plan, State, graph_of, state_of
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling, State, graph_of, state_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -64,20 +64,20 @@ class Annealer:
         home: Ints = np.argmin(chance, axis=1)
         return home
 
-    def improved(self, home: Ints, plan: Plan, draw: np.random.Generator) -> Best:
+    def improved(self, home: Ints, cooling: Cooling, draw: np.random.Generator) -> Best:
         """What annealing from an assignment comes to."""
-        found = self.along(home, plan, draw)[None]
+        found = self.along(home, cooling, draw)[None]
         best = Best(math.inf, found[0])
         best.offer(self.model.figures(found), self.model.legal(found), found)
         return best
 
-    def along(self, home: Ints, plan: Plan, draw: np.random.Generator) -> Ints:
+    def along(self, home: Ints, cooling: Cooling, draw: np.random.Generator) -> Ints:
         """The best assignment on the way from one that gives no device what it cannot run; else where it ends."""
-        best, state = self.run(home, plan, draw)
+        best, state = self.run(home, cooling, draw)
         return state.home if best is None else best
 
     def run(
-        self, home: Ints, plan: Plan, draw: np.random.Generator, order: Sequence[int] | None = None
+        self, home: Ints, cooling: Cooling, draw: np.random.Generator, order: Sequence[int] | None = None
     ) -> tuple[Ints | None, State]:
         """The best assignment that keeps every budget, and where the annealing ends, with all sums.
 
@@ -87,5 +87,5 @@ class Annealer:
 
         state, best = state_of(self.model, self.graph, home, order), home.astype(np.int64)
         random = draw.integers(1, 2**63, 2).astype(np.uint64)
-        value = anneal(self.graph, state, best, plan, self.scale, PENALTY, random)
+        value = anneal(self.graph, state, best, cooling, self.scale, PENALTY, random)
         return best if math.isfinite(value) else None, state

@@ -11,7 +11,7 @@ import math
 
 from fxpasses.partitioners.solvers import compiling, device_bytes
 from fxpasses.partitioners.solvers.annealing import graphs, moves, shifts, sums
-from fxpasses.partitioners.solvers.annealing.graphs import Graph, Plan, State
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling, Graph, State
 from fxpasses.partitioners.solvers.annealing.moves import propose
 from fxpasses.partitioners.solvers.annealing.shifts import EXCHANGED, exchange, shift
 from fxpasses.partitioners.solvers.annealing.sums import (
@@ -38,20 +38,22 @@ SUMS = 4096
 
 
 @cached(compiling, device_bytes, graphs, sums, moves, shifts)
-def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, penalty: float, random: Random) -> float:
+def anneal(
+    graph: Graph, state: State, best: Ints, cooling: Cooling, scale: float, penalty: float, random: Random
+) -> float:
     """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
     value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
-    temperature = plan.hot
+    temperature = cooling.hot
     while True:
         if stamp % BLOCK == 0:
-            done = steps / plan.steps
+            done = steps / cooling.steps
             if done >= 1.0:
                 return value
             if stamp % (BLOCK * SUMS) == 0:
                 rebuild(graph, state)
-            temperature = plan.hot * (plan.cold / plan.hot) ** done
-            power = power_of(graph, state, scale, plan.squarings)
-            energy = root(power, plan.squarings) + penalty * over_budget(graph, state)
+            temperature = cooling.hot * (cooling.cold / cooling.hot) ** done
+            power = power_of(graph, state, scale, cooling.squarings)
+            energy = root(power, cooling.squarings) + penalty * over_budget(graph, state)
         stamp += 1
         steps += PROPOSAL
         count = shift(graph, state, random, stamp) if graph.in_order else propose(graph, state, random, stamp)
@@ -60,15 +62,15 @@ def anneal(graph: Graph, state: State, best: Ints, plan: Plan, scale: float, pen
         steps += exchange(graph, state) if count == EXCHANGED else turn(graph, state, count)
         if graph.counts_bytes:
             over = over_budget(graph, state)
-        power = power_of(graph, state, scale, plan.squarings)
+        power = power_of(graph, state, scale, cooling.squarings)
         limit = energy - temperature * math.log(1.0 - chance(random)) - penalty * over  # of the norm (Metropolis)
-        if limit < 0.0 or power > squared(limit, plan.squarings):
+        if limit < 0.0 or power > squared(limit, cooling.squarings):
             if count == EXCHANGED:
                 steps += exchange(graph, state)
             else:
                 turn_back(graph, state, count)
             continue
         steps += ACCEPTED
-        energy = root(power, plan.squarings) + penalty * over
+        energy = root(power, cooling.squarings) + penalty * over
         if over == 0.0:
             value = keep(state, best, value)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.flat_lists import flat_floats, flat_lists
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["LARGEST", "Graph", "Plan", "State", "graph_of", "state_of"]
+__all__ = ["LARGEST", "Cooling", "Graph", "State", "graph_of", "state_of"]
 
 LARGEST = 32
 """Units of one move, at most."""
@@ -76,7 +77,7 @@ class State(NamedTuple):
     at: Ints  # the device at each place
 
 
-class Plan(NamedTuple):
+class Cooling(NamedTuple):
     """One annealing.
 
     Args:
@@ -103,20 +104,20 @@ def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:
     uses = np.unique(uses, axis=0)
     values, users = np.ascontiguousarray(uses[:, 0]), np.ascontiguousarray(uses[:, 1])
     makers = model.source[values]
-    made_start, made = _lists(model.source, np.arange(len(model.source)), model.size)
-    used_start, used = _lists(users, values, model.size)
-    near_start, near = _lists(np.concatenate([users, makers]), np.concatenate([makers, users]), model.size)
-    hold_start, hold = _lists(*model.held, model.size)
+    made_start, made = flat_lists(model.source, np.arange(len(model.source)), model.size)
+    used_start, used = flat_lists(users, values, model.size)
+    near_start, near = flat_lists(np.concatenate([users, makers]), np.concatenate([makers, users]), model.size)
+    hold_start, hold = flat_lists(*model.held, model.size)
     sizes, rank = np.unique(np.concatenate([np.zeros(1), model.live]), return_inverse=True)
     counts_bytes = model.by_bytes or bool(np.isfinite(model.memory).any())
     pairs = np.zeros((0, 2), dtype=np.int64) if flow is None else flow
-    before_start, before = _lists(pairs[:, 1], pairs[:, 0], model.size)
-    after_start, after = _lists(pairs[:, 0], pairs[:, 1], model.size)
+    before_start, before = flat_lists(pairs[:, 1], pairs[:, 0], model.size)
+    after_start, after = flat_lists(pairs[:, 0], pairs[:, 1], model.size)
     unit_steps = PER_UNIT + (np.diff(made_start) + np.diff(used_start)) * (PER_VALUE + model.devices)
     return Graph(
         np.where(model.banned, np.inf, model.weight),
-        _floats(model.kept),
-        _floats(model.memory),
+        flat_floats(model.kept),
+        flat_floats(model.memory),
         made_start,
         made,
         used_start,
@@ -125,9 +126,9 @@ def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:
         near,
         hold_start,
         hold,
-        _floats(model.shared),
+        flat_floats(model.shared),
         np.ascontiguousarray(model.source, dtype=np.int64),
-        _floats(model.send),
+        flat_floats(model.send),
         np.ascontiguousarray(rank[1:], dtype=np.int64),
         sizes,
         unit_steps,
@@ -163,14 +164,3 @@ def state_of(model: LoadModel, graph: Graph, home: Ints, order: Sequence[int] | 
         np.argsort(at),
         at,
     )
-
-
-def _floats(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float64)
-
-
-def _lists(owner: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
-    """The items of each owner, one after the other, and where each owner's start."""
-    start = np.zeros(count + 1, dtype=np.int64)
-    start[1:] = np.cumsum(np.bincount(owner, minlength=count))
-    return start, np.ascontiguousarray(item[np.argsort(owner, kind="stable")], dtype=np.int64)

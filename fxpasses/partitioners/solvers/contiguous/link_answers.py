@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, answer_of
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load, program_size
@@ -28,8 +28,8 @@ def annealed(search: Search, best: Answer, bound: float) -> Answer:
         return best
     annealer = PipelineAnnealer(search)
     for share in ANNEALING:
-        plan = Plan(share * search.problem.time_budget * STEPS_PER_SECOND, HOT, COLD, SQUARINGS)
-        best = min(best, annealer.annealed(best, plan) or best, key=Answer.by_rank)
+        cooling = Cooling(share * search.problem.time_budget * STEPS_PER_SECOND, HOT, COLD, SQUARINGS)
+        best = min(best, annealer.annealed(best, cooling) or best, key=Answer.by_rank)
     return best
 
 

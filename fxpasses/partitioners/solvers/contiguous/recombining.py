@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, by_weight, ideals_near, pack
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
@@ -57,13 +57,13 @@ class PipelineAnnealer:
         pairs = search.units.size * len(search.tables.memory) ** 2
         return search.problem.time_budget >= LOADING and pairs <= MATRIX
 
-    def annealed(self, start: Answer, plan: Plan) -> Answer | None:
+    def annealed(self, start: Answer, cooling: Cooling) -> Answer | None:
         """The best on the way from an answer, or None where nothing kept the budgets."""
         search = self.search
         home = np.zeros(search.units.size, dtype=np.int64)
         home[search.units.unit_of] = start.device_of
         unused = [device for device in range(len(search.tables.memory)) if device not in start.order]
-        found, _state = self._annealer.run(home, plan, self._draw, [*start.order, *unused])
+        found, _state = self._annealer.run(home, cooling, self._draw, [*start.order, *unused])
         return None if found is None else answer_of(search, found)
 
 
@@ -75,8 +75,8 @@ def recombined(search: Search, best: Answer, bound: float, seconds: float) -> An
     while steps > 0 and best.rank[0] > bound:
         starts = sorted({answer.rank: answer for answer in found}.values(), key=Answer.by_rank)[:BEST]
         for turn in range(TOGETHER):
-            plan = Plan(each, HOT, COLD, SQUARINGS[turn % len(SQUARINGS)])
-            answer = annealer.annealed(starts[turn % len(starts)], plan)
+            cooling = Cooling(each, HOT, COLD, SQUARINGS[turn % len(SQUARINGS)])
+            answer = annealer.annealed(starts[turn % len(starts)], cooling)
             found += [] if answer is None else [answer]
         taken = TOGETHER * each * STEPS_A_SECOND / STEPS_PER_SECOND
         search.account.spent += taken

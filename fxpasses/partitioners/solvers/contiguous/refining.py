@@ -43,9 +43,10 @@ ENDING = 1.5
 """How many times its steps it may take where ever fewer ideals are left: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
-RESERVE, AGAIN, REACH = 0.1, 6, 0.4
-"""Share of the steps that there still is once the threshold is lowered, or how many times what the first core took, and
-what one core may then take of that."""
+RESERVE, AGAIN = 0.1, 6
+"""What is left once the threshold is lowered: a share of all steps, or so many times what the first core took."""
+REACH = 0.4
+"""The share of that which one core may take."""
 KEPT = 0.6
 """Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
 LISTED = 1.3

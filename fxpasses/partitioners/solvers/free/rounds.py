@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer, Best
-from fxpasses.partitioners.solvers.annealing.graphs import Plan
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.free.coarsening import agreed, chopped, clustered
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
@@ -52,7 +52,7 @@ class _Run:
     """One annealing, maybe with another one before it.
 
     Args:
-        plan: The annealing of the units; its steps are a share.
+        cooling: The annealing of the units; its steps are a share.
         start: Where it starts. ``best``: from the best. Else from what ``before`` leads to: from nothing, from nothing
             with clusters of units that talk to each other or are runs of the sequence of units, or from the best with
             clusters on which it agrees with another answer.
@@ -60,28 +60,28 @@ class _Run:
         share: How many clusters it anneals, as a share of the units.
     """
 
-    plan: Plan
+    cooling: Cooling
     start: Start = "best"
-    before: Plan | None = None
+    before: Cooling | None = None
     share: float = 1.0
 
     @property
     def steps(self) -> float:
         """The share of the round."""
-        return self.plan.steps + (0.0 if self.before is None else self.before.steps)
+        return self.cooling.steps + (0.0 if self.before is None else self.before.steps)
 
 
-LAST, LAST_FROM_NOTHING = Plan(1.0, 0.004, 2e-5, 4), Plan(1.0, 0.05, 1e-4, 3)
+LAST, LAST_FROM_NOTHING = Cooling(1.0, 0.004, 2e-5, 4), Cooling(1.0, 0.05, 1e-4, 3)
 """What is left in the end goes to an annealing around the best, or from nothing where there is no best."""
-CLUSTERS, UNITS = Plan(0.05, 0.05, 5e-4, 4), Plan(0.05, 0.004, 2e-5, 4)
-CROSSED, BOTH = Plan(0.03, 0.03, 5e-4, 4), Plan(0.03, 0.004, 2e-5, 4)
-AROUND = _Run(Plan(0.05, 0.004, 2e-5, 4))
+CLUSTERS, UNITS = Cooling(0.05, 0.05, 5e-4, 4), Cooling(0.05, 0.004, 2e-5, 4)
+CROSSED, BOTH = Cooling(0.03, 0.03, 5e-4, 4), Cooling(0.03, 0.004, 2e-5, 4)
+AROUND = _Run(Cooling(0.05, 0.004, 2e-5, 4))
 CROSSINGS = (_Run(BOTH, "crossed", CROSSED),) * 6
 ROUND = (
-    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.08, 2e-3, 3)),
+    _Run(Cooling(0.04, 0.002, 2e-5, 4), "nothing", Cooling(0.1, 0.08, 2e-3, 3)),
     _Run(UNITS, "matched", CLUSTERS, 0.15),
     AROUND,
-    _Run(Plan(0.04, 0.002, 2e-5, 4), "nothing", Plan(0.1, 0.015, 3e-4, 3)),
+    _Run(Cooling(0.04, 0.002, 2e-5, 4), "nothing", Cooling(0.1, 0.015, 3e-4, 3)),
     _Run(UNITS, "chopped", CLUSTERS, 0.3),
     _Run(UNITS, "chopped", CLUSTERS, 0.5),
     AROUND,
@@ -138,7 +138,7 @@ class Rounds:
             if run.steps * steps + around > left:
                 break
             left -= run.steps * steps + around
-            found = annealer.improved(self._start(annealer, family, run, steps), _spend(run.plan, steps), self.draw)
+            found = annealer.improved(self._start(annealer, family, run, steps), _spend(run.cooling, steps), self.draw)
             family.best.take(found)
             best.take(found)
             if run.start != "best":
@@ -192,5 +192,5 @@ def _endless(best: Best, shortest: float) -> Iterator[tuple[_Family, _Run, float
         family = _Family(Best(math.inf, best.home))
 
 
-def _spend(plan: Plan, steps: float) -> Plan:
-    return plan._replace(steps=max(1.0, plan.steps * steps))
+def _spend(cooling: Cooling, steps: float) -> Cooling:
+    return cooling._replace(steps=max(1.0, cooling.steps * steps))

@@ -7,7 +7,7 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.latency.holdings import rooms_of
 from fxpasses.partitioners.solvers.latency.levels import Level
-from fxpasses.partitioners.solvers.latency.timelines import Plan, timeline_of
+from fxpasses.partitioners.solvers.latency.timelines import Cooling, timeline_of
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
 __all__ = ["Annealing", "Found"]
@@ -62,7 +62,7 @@ class Annealing:
             rooms_of(needs, home),
             order,
             np.ascontiguousarray(order[nodes]),
-            Plan(work, level.usual * hot, level.usual * COLD, self.goal),
+            Cooling(work, level.usual * hot, level.usual * COLD, self.goal),
             self.draw.integers(1, 2**63, 2).astype(np.uint64),
             home,
             key,

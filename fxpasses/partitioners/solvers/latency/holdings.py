@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.flat_lists import flat_floats, flat_lists
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Needs", "Rooms", "lists", "needs_of", "rooms_of"]
+__all__ = ["Needs", "Rooms", "needs_of", "rooms_of"]
 
 
 class Needs(NamedTuple):
@@ -59,14 +60,14 @@ def needs_of(model: LoadModel, flow: Ints | None) -> Needs:
     holder = np.repeat(np.arange(model.size), [len(blocks) for blocks in model.holds])
     return Needs(
         np.ascontiguousarray(model.banned),
-        _floats(model.kept),
-        _floats(model.memory),
-        *lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size),
-        _floats(model.shared),
+        flat_floats(model.kept),
+        flat_floats(model.memory),
+        *flat_lists(holder, np.concatenate([*model.holds, np.zeros(0, dtype=np.int64)]), model.size),
+        flat_floats(model.shared),
         np.ascontiguousarray(rank[1:], dtype=np.int64),
         sizes,
-        *lists(pairs[:, 1], pairs[:, 0], model.size),
-        *lists(pairs[:, 0], pairs[:, 1], model.size),
+        *flat_lists(pairs[:, 1], pairs[:, 0], model.size),
+        *flat_lists(pairs[:, 0], pairs[:, 1], model.size),
         bool(np.isfinite(model.memory).any()),
         flow is not None,
     )
@@ -87,17 +88,6 @@ def rooms_of(needs: Needs, home: Ints) -> Rooms:
         changed=_zeros(1),
         is_left=np.zeros(kinds, dtype=np.bool_),
     )
-
-
-def lists(owner: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
-    """Where the items of each owner start, and the items of all, one owner after the other."""
-    start = np.zeros(count + 1, dtype=np.int64)
-    start[1:] = np.cumsum(np.bincount(owner, minlength=count))
-    return start, np.ascontiguousarray(item[np.argsort(owner, kind="stable")], dtype=np.int64)
-
-
-def _floats(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def _zeros(*shape: int) -> Ints:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.latency.holdings import lists
+from fxpasses.partitioners.solvers.flat_lists import flat_lists
 from fxpasses.partitioners.solvers.latency.scheduling import Scheduler
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -24,8 +24,8 @@ __all__ = [
     "SHIFTED",
     "STAMP",
     "WORK",
+    "Cooling",
     "Network",
-    "Plan",
     "Timeline",
     "network_of",
     "timeline_of",
@@ -92,7 +92,7 @@ class Timeline(NamedTuple):
     figures: Floats
 
 
-class Plan(NamedTuple):
+class Cooling(NamedTuple):
     """One annealing.
 
     Args:
@@ -121,12 +121,12 @@ def network_of(scheduler: Scheduler, unit_of: Ints) -> Network:
         np.ascontiguousarray(scheduler.seconds[nodes]),
         np.ascontiguousarray(rows.reshape(-1, kinds, kinds)),
         table.ravel().astype(np.int64),
-        *lists(user, owner, count),
-        *lists(owner, user, count),
+        *flat_lists(user, owner, count),
+        *flat_lists(owner, user, count),
         _least(scheduler.seconds[nodes].min(axis=1), owner, user),
         np.flatnonzero((users == count).all(axis=1)),
         np.ascontiguousarray(unit_of[nodes]),
-        *lists(unit_of[nodes], np.arange(count), int(unit_of.max(initial=-1)) + 1),
+        *flat_lists(unit_of[nodes], np.arange(count), int(unit_of.max(initial=-1)) + 1),
     )
 
 

@@ -12,7 +12,7 @@ from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms
 from fxpasses.partitioners.solvers.latency.pushing import push, reorder
 from fxpasses.partitioners.solvers.latency.rooms import fill, give_back
 from fxpasses.partitioners.solvers.latency.running import forget, keep, revert, settle
-from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, WORK, Network, Plan, Timeline
+from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, WORK, Cooling, Network, Timeline
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["anneal"]
@@ -41,7 +41,7 @@ def anneal(
     rooms: Rooms,
     order: Ints,
     among: Ints,
-    plan: Plan,
+    cooling: Cooling,
     random: Random,
     best_home: Ints,
     best_key: Floats,
@@ -56,13 +56,13 @@ def anneal(
     if len(among) == len(order):
         push(network, state)
     best, trials, critical = _write(state, rooms, best_home, best_key), 0, 0
-    begin, temperature = state.sizes[WORK], plan.hot
-    while best > plan.goal:
+    begin, temperature = state.sizes[WORK], cooling.hot
+    while best > cooling.goal:
         if trials % ROUND == 0:
-            done = (state.sizes[WORK] - begin + TRY * trials) / plan.work
+            done = (state.sizes[WORK] - begin + TRY * trials) / cooling.work
             if done >= 1.0:
                 break
-            temperature = plan.hot * (plan.cold / plan.hot) ** done
+            temperature = cooling.hot * (cooling.cold / cooling.hot) ** done
             critical = find_path(state, among)
         if trials % PUSH == PUSH - 1:
             push(network, state)

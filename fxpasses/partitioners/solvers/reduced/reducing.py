@@ -116,12 +116,18 @@ def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
     if problem.contiguity == "pipeline":
         part = _merged(part, part[tables.precedence], strong=True)
     else:  # nodes that wait for each other in a circle stay together in any case
-        cycle = _merged(np.arange(len(part)), tables.edges, strong=True)
-        part = _merged(part, np.stack([part, part[np.unique(cycle, return_index=True)[1]][cycle]], axis=1))
+        part = _with_cycles(part, tables.edges)
     if problem.contiguity == "convex":
         part = _hulled(part, tables)
     part = _fold_free(part, tables)
     return _units(part, tables, problem.contiguity == "pipeline")
+
+
+def _with_cycles(part: Ints, edges: Ints) -> Ints:
+    """Join the parts of the nodes of each cycle: that of every node with that of the first node of its cycle."""
+    cycle = _merged(np.arange(len(part)), edges, strong=True)
+    _cycles, first = np.unique(cycle, return_index=True)
+    return _merged(part, np.stack([part, part[first[cycle]]], axis=1))
 
 
 def _hulled(part: Ints, tables: CostTables) -> Ints:

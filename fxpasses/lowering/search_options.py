@@ -15,11 +15,11 @@ from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.solvers.problem import as_groups
 
-__all__ = ["Wishes"]
+__all__ = ["SearchOptions"]
 
 
 @attrs.frozen(eq=False)
-class Wishes:
+class SearchOptions:
     """What a search is asked for, beside devices; the fields are those of :func:`fxpasses.place`."""
 
     objective: Objective = "latency"
@@ -33,11 +33,13 @@ class Wishes:
     training: Training | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def placing(self) -> dict[str, Any]:
         """What :func:`~fxpasses.partitioners.by_device.place_by_device` takes beside devices and objective."""
-        return {field.name: getattr(self, field.name) for field in attrs.fields(Wishes) if field.name != "objective"}
+        return {
+            field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions) if field.name != "objective"
+        }
 
     def search(self, graph_module: GraphModule, topology: Topology, *, time_budget: float) -> DevicePlacement:
         """Place a graph, with another budget of time."""
-        options = {**self.options, "time_budget": time_budget}
+        options = {**self.placing, "time_budget": time_budget}
         return place_by_device(graph_module, topology, objective=self.objective, **options)

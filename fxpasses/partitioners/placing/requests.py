@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -18,17 +18,9 @@ from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.partitioners.solvers import PlacementProblem
 
-__all__ = ["Contiguity", "Wish"]
+__all__ = ["Contiguity", "Request"]
 
 Contiguity = Literal["pipeline", "convex", "free"]
-
-
-def _lists(_wish: Any, _field: Any, forbidden: Mapping[Selector, Collection[str]]) -> None:
-    for selector, names in forbidden.items():
-        if isinstance(names, str):
-            raise PlacementError(f"`forbidden` gives {selector!r} the text {names!r}; write a list: [{names!r}].")
-        if not isinstance(names, Iterable):
-            raise PlacementError(f"`forbidden` gives {selector!r} {names!r}; write a list of device names.")
 
 
 def _seconds(_wish: Any, _field: Any, budget: float) -> None:
@@ -42,7 +34,7 @@ def _whole(_wish: Any, _field: Any, seed: int) -> None:
 
 
 @attrs.frozen(eq=False)
-class Wish:
+class Request:
     """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
 
     topology: Topology
@@ -50,7 +42,7 @@ class Wish:
     supports: Support | None = None
     colocate: Sequence[Sequence[Selector]] = ()
     pinned: Mapping[Selector, str] = attrs.field(factory=dict)
-    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict, validator=_lists)
+    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
     time_budget: float = attrs.field(default=0.5, validator=_seconds)
     seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None

@@ -1,0 +1,57 @@
+"""What a backward keeps and makes: the memory of a training step that is no value of the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import attrs
+from torch.fx import Node
+
+__all__ = ["BackwardNeeds", "Stay"]
+
+
+@attrs.define(eq=False)
+class Stay:
+    """Memory that is there in a backward, and is no value of the forward.
+
+    Args:
+        size: Bytes.
+        made_by: The node that makes it, in its forward or its backward, or whose result the caller has a gradient of.
+        begin: When it comes: in the forward of this node, with the caller's gradients, or in the backward of this node.
+        last: The node in whose backward it is freed; None for what is there in the end.
+        readers: The nodes whose backward reads it.
+        passed: The nodes whose value has its gradient in it, with the bytes of all elements of this gradient: it may be
+            one number that is repeated, or a part of it.
+    """
+
+    size: int
+    made_by: Node
+    begin: Literal["forward", "given", "backward"] = "backward"
+    last: Node | None = None
+    readers: dict[Node, None] = attrs.field(factory=dict)
+    passed: dict[Node, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class BackwardNeeds:
+    """What autograd does with one forward graph.
+
+    Args:
+        saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
+        extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
+        differentiable: The nodes whose value gets a gradient.
+        inside: For each node the bytes that its forward needs for itself, beside all that it keeps.
+        stays: What is kept besides, gradients, and what the backward makes for itself.
+        beside: For each node the most bytes at one time during its backward, less all that stays before or after it.
+            There may be fewer: what a backward reads is gone before the last of what it makes is there.
+        trained: For each parameter with a gradient the node whose backward makes it, the last one of several.
+    """
+
+    saved: Mapping[Node, tuple[Node, ...]]
+    extra: Mapping[Node, int]
+    differentiable: Mapping[Node, None]
+    inside: Mapping[Node, int] = attrs.field(factory=dict)
+    stays: Sequence[Stay] = ()
+    beside: Mapping[Node, int] = attrs.field(factory=dict)
+    trained: Mapping[Node, Node] = attrs.field(factory=dict)
