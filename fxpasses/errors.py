@@ -150,11 +150,14 @@ class PlacementError(FxPassesError, ValueError):
 
 
 class InfeasibleError(PlacementError):
-    """No placement exists; ``missing_bytes`` says by how much."""
+    """No placement exists; ``missing_bytes`` says by how much, and ``first`` what is too much, as a sentence."""
 
-    def __init__(self, message: str = "", *, missing_bytes: int | None = None, **facts: Any) -> None:
+    def __init__(
+        self, message: str = "", *, missing_bytes: int | None = None, first: str | None = None, **facts: Any
+    ) -> None:
         super().__init__(message, **facts)
         self.missing_bytes = missing_bytes
+        self.first = first
 
 
 class PlanError(FxPassesError, ValueError):

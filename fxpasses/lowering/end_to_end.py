@@ -24,12 +24,13 @@ from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
 from fxpasses.outlining.part_names import is_taken
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Contiguity
 from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.passes.placement import PlaceOnDevices

@@ -11,14 +11,16 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
-from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
+from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.plan.plans import INSTEAD_OF_OFFLOADING
 from fxpasses.units import format_bytes
 

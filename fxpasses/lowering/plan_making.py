@@ -15,10 +15,10 @@ from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import Clock, Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import DevicePlacement
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import DeviceMap
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.report.facts import summarize, with_figures

@@ -17,11 +17,12 @@ from fxpasses.lowering.plan_making import followed_plan, found_plan
 from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Progress, prepare
 from fxpasses.lowering.search_options import SearchOptions
-from fxpasses.partitioners.by_device import Contiguity, Objective
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Contiguity
 from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.plan import Plan
 

@@ -33,7 +33,7 @@ from .accelerator import (
 from .assignment import Assignment
 from .by_backend import BackendAssignment, Transfer, partition_for_backends
 from .by_capability import CapabilityBasedPartitioner, Partition, partition_by_capability
-from .by_device import DevicePlacement, place_by_device
+from .by_device import place_by_device
 from .by_pattern import (
     GroupBasedPartitioner,
     generate_grouped_partitions_from_list_of_nodes,
@@ -62,6 +62,7 @@ from .matching import (
     SubgraphMatcher,
     SubgraphMatcherWithNameNodeMap,
 )
+from .placing.device_placements import DevicePlacement
 from .placing.graph_problems import assignment_of, placement_problem
 from .solvers import PlacementProblem, PlacementSolution, solve_placement
 from .support import (

@@ -17,12 +17,14 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology, same_torch_device
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import DevicePlacement, Objective, predict_times
+from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.module_origins import module_of
+from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.part_names import PartNames
 
 __all__ = ["devices_of_map", "place_by_device_map"]

@@ -19,11 +19,13 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import DevicePlacement, Objective, place_by_device
+from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.units import format_bytes
 

@@ -10,8 +10,10 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
-from fxpasses.partitioners.by_device import DevicePlacement, place_by_device, predict_times
+from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import is_compute
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
 
 __all__ = ["Balance", "balanced_stages"]
 

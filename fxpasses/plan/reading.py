@@ -80,7 +80,8 @@ def read_wishes(data: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     Raises:
         PlanError: one that is not known.
     """
-    from fxpasses.partitioners.by_device import Contiguity, Objective
+    from fxpasses.partitioners.placing.objective_values import Objective
+    from fxpasses.partitioners.placing.requests import Contiguity
 
     kinds = {"objective": get_args(Objective), "contiguity": get_args(Contiguity), "pipeline": ()}
     found: list[Any] = [text(data, "objective", "")]

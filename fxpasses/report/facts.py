@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses

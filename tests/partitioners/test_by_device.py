@@ -11,7 +11,8 @@ from lowering_models import Mlp, chain_program
 from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, Link, PlacementError, fake_devices, lower
-from fxpasses.partitioners.by_device import place_by_device, predict_times
+from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.units import KiB, MiB
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology
-from fxpasses.partitioners.by_device import predict_times
-from fxpasses.partitioners.costs.device_times import predict_makespan
+from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.simulation import simulate

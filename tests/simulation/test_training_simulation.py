@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fxpasses import Device, InputError, Link, Plan, Topology, fake_devices, place
 from fxpasses.lowering import Planned
 from fxpasses.partitioners import Training, predict_training_memory
-from fxpasses.partitioners.by_device import predict_times
+from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.simulation import simulate

@@ -102,17 +102,16 @@ def does_not_fit(figures: GraphFigures, topology: Topology, cause: InfeasibleErr
     have = sum(device.memory for device in topology.devices)
     budgets = ", ".join(f"{device.name} {format_bytes(device.memory)}" for device in topology.devices)
     if need > have:
-        first = cause.node
-        told = str(cause).rpartition("missing. ")[2]  # the sum is told in this message's own words
-        where = f"{first.name} ({first.target}) is the first operator that does not fit." if first else told
+        node, told = cause.node, cause.first or str(cause)
+        first = f"{node.name} ({node.target}) is the first operator that does not fit." if node else told
         what = "parameters, buffers and the largest set of live activations"
         if figures.trained:
             what = "parameters, buffers, what the optimizer keeps, and what the forward saves for the backward"
         return InfeasibleError(
             f"The model needs {format_bytes(need)} ({what}), but "
             f"all devices together have {format_bytes(have)} ({budgets}): {format_bytes(need - have)} are missing. "
-            f"{where}".rstrip(),
-            node=cause.node,
+            f"{first}".rstrip(),
+            node=node,
             missing_bytes=int(need - have),
             reason=TOO_LARGE_TOGETHER,
         )

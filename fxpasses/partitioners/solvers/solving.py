@@ -174,11 +174,14 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
         )
     total, has = int(units.kept.sum() + units.shared.sum() + units.live.max()), float(tables.memory.sum())
     if total > has:
-        over = first_over(tables, range(len(tables.nodes)), has)
+        first = (
+            f"{tables.nodes[first_over(tables, range(len(tables.nodes)), has)]!r} is the first node that does not fit."
+        )
         raise InfeasibleError(
             f"The nodes need {total} bytes, and the devices have {has:.0f} together: {total - int(has)} bytes are "
-            f"missing. {tables.nodes[over]!r} is the first node that does not fit.",
+            f"missing. {first}",
             missing_bytes=total - int(has),
+            first=first,
         )
 
 

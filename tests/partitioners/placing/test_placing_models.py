@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
 from fxpasses.devices import Link
 from fxpasses.partitioners import Training, predict_training_memory
-from fxpasses.partitioners.by_device import DevicePlacement, place_by_device
+from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.passes import PlaceOnDevices, split
 from fxpasses.pipelining.balancing import balanced_stages
 from fxpasses.programs import capture

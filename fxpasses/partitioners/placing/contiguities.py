@@ -1,0 +1,98 @@
+"""The best placement over several kinds: pipelines, convex sets, anything, and parts that run as wholes in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Hashable
+
+import attrs
+
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER, does_not_fit
+from fxpasses.partitioners.placing.device_search import search
+from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.state_nodes import state_nodes
+from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
+
+__all__ = ["best_of", "best_or_free"]
+
+ENOUGH = 0.005
+"""A pipeline that is proven to take at most this share more than the best is not searched further."""
+
+
+def best_of(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+    """The best answer over several kinds of placements; the first of those that are as good."""
+    answers = [] if alone is None else [alone]
+    failures: list[PlacementError] = []
+    for kind in kinds:
+        try:
+            is_in_turn = request.objective == "latency" and kind != "free"
+            answers += _in_turn(figures, request, kind) if is_in_turn else [search(figures, request, kind)]
+        except InfeasibleError as error:
+            failures.append(does_not_fit(figures, request.topology, error, kind))
+        except PlacementError as error:
+            failures.append(error)
+    if not answers:
+        raise failures[-1]
+    return min(answers, key=lambda found: found.value)
+
+
+def best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+    """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told.
+
+    Pins may be what no pipeline can keep, whatever the memory: then it is told what the free ones lack.
+    """
+    try:
+        return best_of(figures, request, kinds, alone)
+    except PlacementError as error:
+        if "free" in kinds or error.reason == TOO_LARGE_TOGETHER:
+            raise
+        try:
+            return best_of(figures, request, ("free",), None)
+        except InfeasibleError:
+            if isinstance(error, InfeasibleError) and error.missing_bytes is None:
+                raise
+            raise error from None
+
+
+def _in_turn(figures: GraphFigures, request: Request, kind: Contiguity) -> list[Found]:
+    """The pipeline whose parts take the least time one after the other; where that is far from proven, searched ones.
+
+    Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do. Where
+    they may, pipelines of whole parts are annealed, from those that are known.
+    """
+    found: list[Found] = []
+    with contextlib.suppress(PlacementError):
+        found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False))
+    bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
+    if not found or _least(found) > bound * (1 + ENOUGH):
+        with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
+            found.append(search(figures, request, kind))
+            bound = max(bound, found[-1].bound)
+    if _least(found) > bound * (1 + ENOUGH):
+        starts = [*map(_homes, found)]
+        whole = functools.partial(solve_whole_parts, starts=starts, parameters=state_nodes(figures).keys())
+        told = attrs.evolve(request, state_with_first_user=True)  # these send a parameter from there
+        with contextlib.suppress(PlacementError):
+            found.append(search(figures, told, "pipeline", whole, fallbacks=False))
+    bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
+    return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
+
+
+def _bound_in_turn(figures: GraphFigures, request: Request, found: list[Found]) -> float:
+    plain = attrs.evolve(figures, sends_state=False) if figures.shared_state else figures
+    problem = request.problem(plain, "pipeline", plain.needs)  # a parameter is sent beside the work
+    return bound_in_turn(problem, _least(found))
+
+
+def _least(found: list[Found]) -> float:
+    return min((each.value for each in found), default=math.inf)
+
+
+def _homes(found: Found) -> dict[Hashable, str]:
+    """The device of each operator."""
+    return {node: found.runs.device_of[str(part)] for node, part in found.runs.assignment.partition_of.items()}
