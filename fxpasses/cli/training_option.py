@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fxpasses.errors import InputError, PlacementError
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIMIZERS", "parse_training"]
 
-OPTIMIZERS: dict[str, tuple[float, float | None]] = {
-    "sgd": (0, None),
-    "momentum": (1, 0),
-    "rmsprop": (1, None),
-    "adagrad": (1, 2),
-    "adam": (2, None),
-    "adamw": (2, None),
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer_slots": 0},
+    "momentum": {"optimizer_slots": 1, "step_slots": 0, "counts_steps": False},
+    "rmsprop": {"optimizer_slots": 1},
+    "adagrad": {"optimizer_slots": 1, "step_slots": 2},
+    "adam": {"optimizer_slots": 2},
+    "adamw": {"optimizer_slots": 2},
 }
 """What torch's optimizers keep for each trained element, and make while they step, as ``Training`` takes it."""
 
@@ -41,10 +41,8 @@ def parse_training(text: str) -> Training:
     from fxpasses.partitioners import Training
 
     name, *rest = text.split(",")
-    slots: dict[str, float | None] = {}
-    if name in OPTIMIZERS:
-        slots = dict(zip(_KEYS, OPTIMIZERS[name], strict=True))
-    else:
+    slots = dict(OPTIMIZERS.get(name, {}))
+    if name not in OPTIMIZERS:
         rest.insert(0, name)
     given: set[str] = set()
     for entry in rest:
@@ -62,6 +60,6 @@ def parse_training(text: str) -> Training:
         except ValueError:
             raise InputError(f"--training {text!r}: {key} is the number {number!r}, which does not parse.") from None
     try:
-        return Training(**slots)  # type: ignore[arg-type]  # optimizer_slots is never None
+        return Training(**slots)
     except PlacementError as error:
         raise InputError(f"--training {text!r}: {error}") from error

@@ -49,8 +49,9 @@ def _without_infinity(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _training_facts(training: Training) -> dict[str, float]:
-    return attrs.asdict(training, filter=lambda _attribute, value: value is not None)
+def _training_facts(training: Training) -> dict[str, Any]:
+    """What is not as it is by default, and the slots in any case."""
+    return attrs.asdict(training, filter=lambda field, value: field.name == "optimizer_slots" or value != field.default)
 
 
 def _part_facts(part: PartPlan) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def test_a_plan_without_the_key_is_for_running_the_model(planned: Planned) -> No
         ("adam", 'In this plan training is a text; write an object like {"optimizer_slots": 2}.'),
         (
             {"slots": 2},
-            "In this plan training has an entry 'slots'; there are optimizer_slots, step_slots; did you mean "
-            "'step_slots'?",
+            "In this plan training has an entry 'slots'; there are optimizer_slots, step_slots, counts_steps; did you "
+            "mean 'step_slots'?",
         ),
         (
             {"optimizer_slots": "2"},
@@ -62,6 +62,10 @@ def test_a_plan_without_the_key_is_for_running_the_model(planned: Planned) -> No
         (
             {"optimizer_slots": 2, "step_slots": -1},
             "In this plan training: step_slots is the number of values made for each element, not -1.",
+        ),
+        (
+            {"optimizer_slots": 2, "counts_steps": 0},
+            "In this plan training: counts_steps is true or false, not 0.",
         ),
     ],
 )
@@ -123,7 +127,7 @@ def test_differences_tell_another_training(planned: Planned) -> None:
         "plan: training 2 values kept for each trained element → 1 value kept for each trained element, 0 made while "
         "the optimizer steps"
     ] == list(found.lines())
-    assert {"optimizer_slots": 2, "step_slots": None} == found.to_json()["settings"][0]["before"]
+    assert {"optimizer_slots": 2, "step_slots": None, "counts_steps": True} == found.to_json()["settings"][0]["before"]
     assert "plan: training none → 2 values kept for each trained element" in list(running.diff(planned.plan).lines())
     assert "plan: training 2 values kept for each trained element → none" in list(planned.plan.diff(running).lines())
     assert "predicted for left: gradient_bytes 32.5 KiB → not known" in list(planned.plan.diff(running).lines())

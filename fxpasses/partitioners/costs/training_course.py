@@ -19,7 +19,7 @@ Kind = Literal["gradients", "optimizer", "saved", "activations", "copies"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
 
 STEP_BYTES = 4
-"""What optimizers that keep anything count steps in, one number for each parameter (Adam, AdamW, RMSprop, Adagrad)."""
+"""What optimizers count steps in, one number for each parameter (Adam, AdamW, RMSprop, Adagrad)."""
 
 
 def _is_number(value: Any) -> bool:
@@ -36,6 +36,8 @@ class Training:
         step_slots: Values that it makes besides for each trained element while it steps: 1 for Adam and AdamW over all
             parameters at once (``foreach``, torch's choice on accelerators), 0 for those that are ``fused``. By default
             what either way needs if the optimizer keeps anything: 1 for each, or 3 for those of the largest parameter.
+        counts_steps: Whether an optimizer that keeps anything keeps the number of its steps, too, for each parameter;
+            SGD with momentum does not.
 
     Raises:
         PlacementError: A negative number.
@@ -43,6 +45,7 @@ class Training:
 
     optimizer_slots: float = attrs.field(default=2.0)
     step_slots: float | None = attrs.field(default=None, kw_only=True)
+    counts_steps: bool = attrs.field(default=True, kw_only=True)
 
     @optimizer_slots.validator
     def _not_negative(self, _attribute: attrs.Attribute[float], value: float) -> None:
@@ -54,6 +57,11 @@ class Training:
         if value is not None and not _is_number(value):
             raise PlacementError(f"step_slots is the number of values made for each element, not {value!r}.")
 
+    @counts_steps.validator
+    def _yes_or_no(self, _attribute: attrs.Attribute[bool], value: bool) -> None:
+        if not isinstance(value, bool):
+            raise PlacementError(f"counts_steps is true or false, not {value!r}.")
+
     def step_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer makes while it steps, for parameters of these sizes."""
         if self.step_slots is not None:
@@ -62,7 +70,8 @@ class Training:
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""
-        return int(self.optimizer_slots * sum(sizes)) + (STEP_BYTES * len(sizes) if self.optimizer_slots else 0)
+        steps = STEP_BYTES * len(sizes) if self.optimizer_slots and self.counts_steps else 0
+        return int(self.optimizer_slots * sum(sizes)) + steps
 
     def __str__(self) -> str:
         """What the optimizer keeps, in words."""
