@@ -53,6 +53,7 @@ __all__ = [
     "SplitError",
     "StageError",
     "also_as",
+    "came_from",
     "user_line",
 ]
 
@@ -200,6 +201,12 @@ def also_as(kind: type[ErrorT], cause: BaseException) -> type[ErrorT]:
             mixed = kind
         _MIXED[kind, other] = mixed
     return _MIXED[kind, other]
+
+
+def came_from(node: Node) -> str:
+    """`` (from file:line in function: code)`` for a sentence about ``node``; empty when it has no trace."""
+    line = user_line(node)
+    return f" (from {line})" if line else ""
 
 
 def user_line(node: Node) -> str | None:

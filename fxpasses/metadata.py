@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 from torch.fx import Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from fxpasses.errors import GraphError, MissingMetadataError, user_line
+from fxpasses.errors import GraphError, MissingMetadataError, came_from
 
 __all__ = [
     "TRACE_KEYS",
@@ -117,7 +117,7 @@ class MetaKey(Generic[T]):
         """
         value = node.meta.get(self.name, _MISSING)
         if value is _MISSING:
-            where = f" (from {line})" if (line := user_line(node)) else ""
+            where = came_from(node)
             raise MissingMetadataError(
                 f"node {node.name!r}{where} has no {self.name!r}; run {self.made_by} first",
                 node=node,

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import CycleError, FakeValueError, GraphError, PipelineError, also_as, user_line
+from fxpasses.errors import CycleError, FakeValueError, GraphError, PipelineError, also_as, came_from
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.pass_base.naming import pass_name
@@ -378,7 +378,7 @@ def _devices_of(module: GraphModule, node: Node) -> Iterator[str]:
 
 
 def _where(path: str, node: Node) -> str:
-    line = f" (from {found})" if (found := user_line(node)) else ""
+    line = came_from(node)
     return f"node {(path + '/' if path else '') + node.name!r}{line}"
 
 

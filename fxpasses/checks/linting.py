@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.errors import GraphError, also_as, user_line
+from fxpasses.errors import GraphError, also_as, came_from
 from fxpasses.metadata import value_of
 
 __all__ = ["lint", "lint_graphs", "well_formed"]
@@ -176,5 +176,5 @@ def _error(module: GraphModule, root: GraphModule, node: Node | None, what: str)
     where = f" of the nested graph {path!r}" if path else ""
     if node is None:
         return also_as(GraphError, RuntimeError())(f"the graph{where} is not well formed: {what}", reason=what)
-    line = f" (from {found})" if (found := user_line(node)) else ""
+    line = came_from(node)
     return also_as(GraphError, RuntimeError())(f"node {node.name!r}{where} {what}{line}", node=node, reason=what)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.checks.evaluation import TOLERANCES, Evaluation, compare_tensors, evaluate
 from fxpasses.checks.sessions import InputCheck
-from fxpasses.errors import GraphError, PipelineError, also_as, user_line
+from fxpasses.errors import GraphError, PipelineError, also_as, came_from
 
 __all__ = ["same_outputs"]
 
@@ -98,7 +98,7 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
         if found is None:
             return GraphError(f"the graph gives other outputs than before: {problem}", reason=problem)
         node, how = found
-        line = f" (from {told})" if (told := user_line(node)) else ""
+        line = came_from(node)
         return GraphError(
             f"the graph gives other outputs than before: {problem}; the first node that differs is {node.name!r}{line}:"
             f" {how}",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fxpasses.units import format_bytes, format_seconds
+from fxpasses.wording import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ def print_stages(pipe: Pipe, preview: SchedulePreview, recommendation: Recommend
         _print_rows(console, "What travels with each micro-batch", ("from", "to", "bytes", "values"), rows)
     for stage, names in enumerate(pipe.traffic.recomputed):
         if names:
-            console.print(f"Stage {stage} computes again: {_few(names)}", highlight=False)
+            console.print(f"Stage {stage} computes again: {listed(names, MOST_VALUES)}", highlight=False)
     if recommendation is not None:
         columns = ("schedule", "stages", "a step", "waiting", "peak", "why")
         _print_rows(console, "Schedules", columns, recommendation.table())
@@ -78,12 +79,7 @@ def _balance(pipe: Pipe, preview: SchedulePreview) -> list[str]:
 
 def _hop_row(hop: Hop) -> tuple[str, ...]:
     values = [f"{name} {format_bytes(size)}" for name, size in sorted(hop.values, key=lambda value: -value[1])]
-    return (str(hop.sender), str(hop.sender + 1), format_bytes(hop.bytes), _few(values))
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_VALUES} more" if len(names) > MOST_VALUES else ""
-    return ", ".join(names[:MOST_VALUES]) + more
+    return (str(hop.sender), str(hop.sender + 1), format_bytes(hop.bytes), listed(values, MOST_VALUES))
 
 
 def _remarks(preview: SchedulePreview, another: str) -> list[str]:

@@ -22,9 +22,9 @@ from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobod
 from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
-from fxpasses.plan.keys import listed
 from fxpasses.programs.input_contract import InputContract
 from fxpasses.report.summary import Summary
+from fxpasses.wording import listed
 
 __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 

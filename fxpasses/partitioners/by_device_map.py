@@ -26,6 +26,7 @@ from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.module_origins import module_of
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.part_names import PartNames
+from fxpasses.wording import did_you_mean, listed
 
 __all__ = ["devices_of_map", "place_by_device_map"]
 
@@ -168,7 +169,7 @@ def _places(
             continue
         if module not in tensors:
             raise PlacementError(
-                f"The device map names {module!r}, which the model does not have{_nearest(module, known)}"
+                f"The device map names {module!r}, which the model does not have{did_you_mean(module, known)}"
             )
         if places.setdefault(holder, device) is not device:
             raise PlacementError(
@@ -176,13 +177,6 @@ def _places(
                 "a parameter or buffer goes where its module goes: leave one of them out."
             )
     return places
-
-
-def _nearest(module: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(module, [path for path in known if path], n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _refuse_missing(paths: Sequence[str], chosen: Sequence[str | None], places: Mapping[str, Device]) -> None:
@@ -268,6 +262,6 @@ def _reasons(placement: DevicePlacement, moved: Mapping[Node, Device]) -> dict[s
 def _reason(elsewhere: Mapping[str, Sequence[Node]]) -> str:
     said = "the device map says so"
     for name, nodes in elsewhere.items():
-        which = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name} and {len(nodes) - 1} more"
+        which = listed((node.name for node in nodes), 1)
         said += f"; it puts {which} on {name}, but they must share a device with what is here (a write, a tuple)"
     return said

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing.attributes import find_attribute, install_attribute, state_of
-from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, user_line
+from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, came_from
 from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves
 from fxpasses.outlining.boundaries import put_together
 from fxpasses.outlining.building import remake
@@ -515,7 +515,7 @@ def _groups_by(split_callback: Callable[[Node], Any], m: GraphModule) -> dict[Ha
 
 
 def _described(node: Node) -> str:
-    where = f" (from {line})" if (line := user_line(node)) else ""
+    where = came_from(node)
     return f"node {node.name!r}{where}"
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fxpasses.errors import StageError
 from fxpasses.pipelining.stages import StageModule
+from fxpasses.wording import listed
 
 __all__ = ["StateSource", "materialize", "refuse_empty"]
 
@@ -62,7 +63,7 @@ def refuse_empty(stage: StageModule, index: int) -> None:
     empty = [name for _, _, name, entry in _entries(stage) if entry.device.type == "meta"]
     if empty:
         raise StageError(
-            f"stage {index} has no values for {_some(empty)}, which are on meta; call "
+            f"stage {index} has no values for {listed(map(repr, empty))}, which are on meta; call "
             f"pipe.materialize({index}, device, state) first"
         )
 
@@ -114,15 +115,10 @@ def _like(entry: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def _missing_text(stage: StageModule, index: int, missing: list[str]) -> str:
     saved = stage.state_dict(keep_vars=True)
     unsaved = [name for name in missing if name not in saved]
-    text = f"stage {index} has no value for {_some(missing)}"
+    text = f"stage {index} has no value for {listed(map(repr, missing))}"
     if unsaved:
         text += (
-            f"; no checkpoint has {_some(unsaved)} (not persistent): build the model under parameters_on_meta(), "
-            "which computes buffers, or give the value in state"
+            f"; no checkpoint has {listed(map(repr, unsaved))} (not persistent): build the model under "
+            "parameters_on_meta(), which computes buffers, or give the value in state"
         )
     return text
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

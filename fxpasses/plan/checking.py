@@ -9,7 +9,7 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import BACKENDS, Device, Topology, holds_no_data, is_here, is_known
-from fxpasses.errors import CycleError, PartitionError, user_line
+from fxpasses.errors import CycleError, PartitionError, came_from
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
@@ -22,10 +22,11 @@ from fxpasses.plan.applying import assignment_of
 from fxpasses.plan.explaining import hints, misfit
 from fxpasses.plan.faults import not_replicable, torn_apart
 from fxpasses.plan.fitting import Fit, fit
-from fxpasses.plan.keys import listed, path_in, stable_keys
+from fxpasses.plan.keys import path_in, stable_keys
 from fxpasses.plan.program_graphs import graph_of
 from fxpasses.plan.renaming import guess_renames
 from fxpasses.units import format_bytes
+from fxpasses.wording import listed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -238,8 +239,7 @@ def _over_budget(course: MemoryCourse, device: Device, keys: Mapping[Node, str])
     held, budget = course.memory(device.name), device.memory
     position = course.fullest(device.name)
     at = course.node_at(position)
-    line = user_line(at) if at is not None else None
-    where = f" at {keys[at]}" + (f" (from {line})" if line else "") if at is not None else ""
+    where = f" at {keys[at]}{came_from(at)}" if at is not None else ""
     split = f"parameters {format_bytes(held.parameters)}, activations and copies {format_bytes(held.activations)}"
     if isinstance(course, TrainingCourse):
         where = f" {course.moment(position)}" + where.replace(" at ", " of ", 1)

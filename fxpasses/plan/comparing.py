@@ -12,9 +12,10 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.plan.condensing import condensed, module_homes
-from fxpasses.plan.keys import covering_entries, listed, path_in, stable_keys
+from fxpasses.plan.keys import covering_entries, path_in, stable_keys
 from fxpasses.plan.writing import device_facts
 from fxpasses.units import format_bytes, format_seconds
+from fxpasses.wording import listed
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

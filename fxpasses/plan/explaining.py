@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from fxpasses.plan.fitting import Fit
-from fxpasses.plan.keys import covering_entries, listed, path_in
+from fxpasses.plan.keys import covering_entries, path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.renaming import guess_renames
+from fxpasses.wording import listed
 
 __all__ = ["hints", "misfit"]
 

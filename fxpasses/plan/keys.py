@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
@@ -14,7 +13,7 @@ from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
 from fxpasses.partitioners.support import module_paths
 
-__all__ = ["covering_entries", "listed", "module_path", "names_region", "path_in", "stable_keys"]
+__all__ = ["covering_entries", "module_path", "names_region", "path_in", "stable_keys"]
 
 
 _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
@@ -91,10 +90,3 @@ def covering_entries(key: str) -> list[str]:
 def names_region(entry: str) -> bool:
     """Whether an entry names a region of autocast or of a grad mode as one operator."""
     return entry.rpartition("/")[2].partition("#")[0] in BODY_AT
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """The first few of some names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

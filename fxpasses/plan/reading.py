@@ -14,6 +14,7 @@ from fxpasses.errors import InputError, PlacementError, PlanError
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.plan.parts import PartPlan
 from fxpasses.units import parse_bytes
+from fxpasses.wording import did_you_mean
 
 __all__ = [
     "OLDEST",
@@ -88,7 +89,9 @@ def read_wishes(data: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     found += [None if data.get(key) is None else text(data, key, "") for key in ("contiguity", "pipeline")]
     for (key, known), value in zip(kinds.items(), found, strict=True):
         if known and value is not None and value not in known:
-            raise PlanError(f"In this plan {key} is {value!r}; there are {', '.join(known)}{nearest(value, known)}")
+            raise PlanError(
+                f"In this plan {key} is {value!r}; there are {', '.join(known)}{did_you_mean(value, known)}"
+            )
     objective, contiguity, pipeline = found
     return objective, contiguity, pipeline
 
@@ -173,7 +176,7 @@ def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> tuple[Part
         if device not in names:
             raise PlanError(
                 f"In this plan {where} ({name}) is on the device {device!r}, which is not among its devices "
-                f"{', '.join(names)}{nearest(device, names)}"
+                f"{', '.join(names)}{did_you_mean(device, names)}"
             )
         ops = _operators(_entry(entry, "ops", f"{where}."), f"{where}.ops")
         again = _operators(entry.get("again", ()), f"{where}.again")
@@ -247,14 +250,6 @@ def _figure(value: Any) -> str:
     return _shown(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else repr(value)
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The end of a sentence: ``; did you mean ...?`` where something is near."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
-
-
 def _entry(data: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in data:
         raise PlanError(f"In this plan {where}{key} is missing.")
@@ -276,7 +271,9 @@ def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str =
     for key in entry:
         if key not in known:
             place = f"In this plan {where}" if where else "This plan"
-            raise PlanError(f"{place} has an entry {key!r}; there are {', '.join(known)}{nearest(str(key), known)}")
+            raise PlanError(
+                f"{place} has an entry {key!r}; there are {', '.join(known)}{did_you_mean(str(key), known)}"
+            )
 
 
 def _refuse_twice(names: Sequence[str], what: str) -> None:

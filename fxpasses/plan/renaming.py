@@ -11,7 +11,7 @@ from fxpasses.partitioners.placing.device_maps import covering, holders
 from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan
-from fxpasses.plan.reading import nearest
+from fxpasses.wording import did_you_mean
 
 __all__ = ["all_at_once", "guess_renames", "renamed"]
 
@@ -70,7 +70,7 @@ def all_at_once(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> dict[s
             continue
         made = _modules(renamed(parts, together))
         if old not in made:
-            raise PlanError(f"The plan names nothing in {old or 'the model itself'!r}{nearest(old, list(made))}")
+            raise PlanError(f"The plan names nothing in {old or 'the model itself'!r}{did_you_mean(old, list(made))}")
         together = _then(together, old, new)
     return together
 

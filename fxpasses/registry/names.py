@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -28,6 +27,7 @@ from fxpasses.registry.pipeline_grammar import (
     syntax_error,
     write_value,
 )
+from fxpasses.wording import did_you_mean
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -261,9 +261,8 @@ class Registry:
         """Why a name cannot be used."""
         if name in self._problems or name in self._entries:
             return self._problems.get(name)
-        close = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
-        return f"unknown pass {name!r}{hint} There are: {', '.join(sorted(self._entries)) or 'none'}"
+        known = ", ".join(sorted(self._entries)) or "none"
+        return f"unknown pass {name!r}{did_you_mean(name, self._entries)} There are: {known}"
 
     def entry_of(self, pass_: Any) -> PassEntry:
         """The entry that made a pass.
@@ -405,8 +404,7 @@ def _described(entry: PassEntry) -> str:
 
 
 def _unknown_option(entry: PassEntry, given: OptionText, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(option_name(given.name), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
+    hint = did_you_mean(option_name(given.name), known)
     return f"{entry.name!r} has no option {given.name!r}{hint} Its options: {', '.join(known) or 'none'}"
 
 

@@ -13,6 +13,7 @@ from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_percent, format_seconds
+from fxpasses.wording import listed
 
 __all__ = ["CheckRow", "CopyRow", "DeviceRow", "PassRow", "PathRow", "ReplicaRow", "StepRow", "Summary"]
 
@@ -152,10 +153,9 @@ class ReplicaRow:
 
     def sentence(self) -> str:
         """What and why, in words."""
-        more = f" and {len(self.ops) - 3} more" if len(self.ops) > 3 else ""
         less = f", so that {format_bytes(self.saved_bytes)} less are sent there" if self.saved_bytes > 0 else ""
         took = format_seconds(self.estimated_ms / 1e3)
-        return f"{self.part} on {self.device} computes {', '.join(self.ops[:3])}{more} again ({took}){less}."
+        return f"{self.part} on {self.device} computes {listed(self.ops)} again ({took}){less}."
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, compute_unbacked_bindings, rebind_unbacked
 
-from fxpasses.errors import FakeValueError, user_line
+from fxpasses.errors import FakeValueError, came_from
 from fxpasses.metadata import current_pass, value_of
 from fxpasses.values.fake_modes import ambient_modes_off, enclosing_autocasts, fake_of, is_foreign, unify_fake_modes
 from fxpasses.values.recorded_values import has_value, same_value, set_value, value_leaves
@@ -163,7 +163,7 @@ def open_autocasts(node: Node) -> list[tuple[Any, ...]]:
 
 
 def _failure(node: Node, error: Exception) -> FakeValueError:
-    where = f" (from {line})" if (line := user_line(node)) else ""
+    where = came_from(node)
     text = str(error).strip().splitlines()
     first = text[0] if text else type(error).__name__
     return FakeValueError(

@@ -15,10 +15,11 @@ from fxpasses.devices import Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import PlacementError, also_as
 from fxpasses.units import format_bytes
+from fxpasses.wording import listed
 
 from .bookkeeping import memory_of
 from .mapping import map_to_devices
-from .refusing import listed, none_found, too_large, unmappable
+from .refusing import none_found, too_large, unmappable
 from .workload import Filling, Group, Workload
 
 __all__ = ["is_embedding", "partition_by_embedding"]
@@ -109,7 +110,7 @@ def _spread(tables: Sequence[Group], rest: Sequence[Group], devices: Sequence[De
     for group, device in zip(tables, devices, strict=False):
         if beside + group.used > room:
             raise none_found(
-                f"the embeddings {listed([node.name for node in group.nodes() if is_embedding(node)])} "
+                f"the embeddings {listed((node.name for node in group.nodes() if is_embedding(node)), 5)} "
                 f"({format_bytes(group.used)}) and the non embedding partitions ({format_bytes(beside)}), which go to "
                 f"each device, can not fit into one device of {format_bytes(int(room))}; "
                 f"{format_bytes(int(beside + group.used - room))} are missing"

@@ -15,6 +15,7 @@ from fxpasses.errors import CycleError, PlacementError, also_as
 from fxpasses.guards import is_guard
 from fxpasses.partitioners.costs.node_costs import measure_node
 from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.wording import listed
 
 from .kinds import is_pulled
 from .sizes import size_of
@@ -102,8 +103,7 @@ def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]
     """
     missing = [node for node in nodes if node not in latencies and not is_getitem(node) and not is_pulled(node)]
     if missing:
-        names = ", ".join(node.name for node in missing[:5])
-        names += f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        names = listed((node.name for node in missing), 5)
         raise also_as(PlacementError, KeyError())(
             f"node_to_latency_mapping has no latency for {names}; give a NodeLatency for each node that computes, "
             "for example with estimate_latencies(module, device)",

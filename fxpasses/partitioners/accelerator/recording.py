@@ -13,12 +13,13 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, user_line
+from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, came_from, user_line
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import tensor_bytes
 from fxpasses.seeding import seeded
 from fxpasses.values import has_value, propagate_values
+from fxpasses.wording import listed
 
 __all__ = [
     "NOTHING",
@@ -177,7 +178,7 @@ class _Values(Interpreter):
             for used in node.all_input_nodes
             if isinstance(self.seen.get(used), torch.Tensor)
         ]
-        where = f" (from {line})" if (line := user_line(node)) else ""
+        where = came_from(node)
         reason = (str(cause).splitlines() or [""])[0] or type(cause).__name__
         return also_as(FakeValueError, cause)(
             f"the graph cannot run on the example inputs: {node.name}{where} was given "
@@ -237,7 +238,7 @@ def refuse_unknown(fx_module: GraphModule) -> None:
 
 def missing_values(nodes: Sequence[Node]) -> MissingMetadataError:
     """The error that names some nodes without a value."""
-    names = ", ".join(node.name for node in nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
+    names = listed((node.name for node in nodes), 5)
     where = f" (first from {line})" if (line := user_line(nodes[0])) else ""
     error = also_as(MissingMetadataError, RuntimeError())
     return error(

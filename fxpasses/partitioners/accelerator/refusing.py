@@ -11,8 +11,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
-from fxpasses.errors import InfeasibleError, PlacementError, also_as, user_line
+from fxpasses.errors import InfeasibleError, PlacementError, also_as, came_from
 from fxpasses.units import format_bytes
+from fxpasses.wording import listed
 
 from .bookkeeping import memory_of
 from .structures import PartitionerConfig
@@ -69,7 +70,7 @@ def check_complete(mapping: Mapping[Node, int], workload: Workload, config: Part
         PlacementError: A mapping leaves something out, or names a device that is not there.
     """
     if missing := [node.name for node in sorted(workload.atom_of) if node not in mapping]:
-        raise refused(f"node_to_partition_mapping has no partition for {listed(missing)}", KeyError)
+        raise refused(f"node_to_partition_mapping has no partition for {listed(missing, 5)}", KeyError)
     devices = config.partition_to_logical_device_mapping
     known = [device.logical_id for device in config.devices]
     for partition in dict.fromkeys(mapping.values()):
@@ -125,8 +126,8 @@ def no_room_left(workload: Workload, atom: int, needed: int, idle: Sequence[Devi
 
 def _oversized(workload: Workload, atom: int, needed: int) -> str:
     members = workload.atoms[atom]
-    where = f" (from {line})" if (line := user_line(members[0])) else ""
-    together = f", which stays together with {listed([node.name for node in members[1:]])}," if members[1:] else ""
+    where = came_from(members[0])
+    together = f", which stays together with {listed((node.name for node in members[1:]), 5)}," if members[1:] else ""
     return (
         f"{members[0].name}{where}{together} is too large to fit any device: it needs {format_bytes(needed)} with its "
         "inputs, and "
@@ -142,7 +143,7 @@ def unmappable(groups: Sequence[Group], devices: Sequence[Device]) -> PlacementE
     homeless = next(group for group in groups if not group.device_ids)
     return none_found(
         f"Cannot Get a Valid Partition to Logical Device Mapping: a partition with "
-        f"{listed([node.name for node in homeless.nodes()])} needs {format_bytes(homeless.used)} and finds no room "
+        f"{listed((node.name for node in homeless.nodes()), 5)} needs {format_bytes(homeless.used)} and finds no room "
         f"beside the others on {_all_sized(devices)}",
         homeless.nodes()[0],
     )
@@ -159,8 +160,7 @@ def shared_out_in_vain(workload: Workload, devices: Sequence[Device]) -> Infeasi
 
 
 def _all_sized(devices: Sequence[Device]) -> str:
-    named = ", ".join(f"{device.name!r} of {format_bytes(int(memory_of(device)))}" for device in devices[:8])
-    return named + (f" and {len(devices) - 8} more" if len(devices) > 8 else "")
+    return listed((f"{device.name!r} of {format_bytes(int(memory_of(device)))}" for device in devices), 8)
 
 
 def none_found(message: str, node: Node | None = None) -> PlacementError:
@@ -177,8 +177,3 @@ def infeasible(message: str, missing_bytes: int | None, node: Node | None = None
 def refused(message: str, kind: type[Exception] = RuntimeError) -> PlacementError:
     """A PlacementError for what makes no sense, which ``except kind`` catches, too."""
     return also_as(PlacementError, kind())(message)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
 from fxpasses.effects.operators import MAY_HAND_BACK
-from fxpasses.errors import MissingMetadataError, user_line
+from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.costs.dry_runs import dry_run, makes_a_copy
@@ -269,7 +269,7 @@ def require_value(node: Node) -> None:
     """
     if has_value(node) or node.op in ("get_attr", "output") or not node.users:
         return
-    where = f" (from {line})" if (line := user_line(node)) else ""
+    where = came_from(node)
     raise MissingMetadataError(
         f"node {node.name!r}{where} has no value to count a cost on; run MeasureCosts(example_inputs=...) first, or "
         "export the model",

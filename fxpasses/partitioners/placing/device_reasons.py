@@ -14,6 +14,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, val
 from fxpasses.partitioners.placing.module_origins import has_body
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.units import format_bytes, format_seconds
+from fxpasses.wording import listed
 
 __all__ = [
     "NONE_FOUND",
@@ -180,6 +181,5 @@ def _ending(assignment: Assignment, parts: Sequence[str], device_of: Mapping[str
 
 def replica_reason(nodes: Sequence[Node], saved: int) -> str:
     """Why a part computes operators of others again."""
-    names = ", ".join(node.name for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     less = f", so that {format_bytes(saved)} less are sent there" if saved > 0 else ""
-    return f"it computes {names} again{less}"
+    return f"it computes {listed(node.name for node in nodes)} again{less}"

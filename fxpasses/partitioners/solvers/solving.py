@@ -24,6 +24,7 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, t
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.whole_parts.annealing import anneal_parts
+from fxpasses.wording import listed
 
 __all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts"]
 
@@ -189,8 +190,7 @@ def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[i
     """Why no device may run a node, or some that have to share one; those that may run anywhere are left out."""
     limits = [(tables.nodes[index], _limit(problem, tables, index)) for index in members]
     told = [f"{node!r} {limit}" for node, limit in limits if limit]
-    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-    why = ", ".join(told[:MOST_TOLD]) + more
+    why = listed(told, MOST_TOLD)
     if len(members) == 1:
         return f"{why}: give it a device."
     names = _names(tables, members)
@@ -215,8 +215,7 @@ def _limit(problem: PlacementProblem, tables: CostTables, index: int) -> str:
 
 
 def _names(tables: CostTables, members: tuple[int, ...]) -> str:
-    names = [repr(tables.nodes[index]) for index in members[:3]]
-    return ", ".join(names) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+    return listed(repr(tables.nodes[index]) for index in members)
 
 
 def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> PlacementSolution:

@@ -1,0 +1,30 @@
+"""Turns of phrase that messages and reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "listed"]
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first few of some names, and how many more there are.
+
+    >>> listed(["a", "b", "c"]), listed("abcde", 2)
+    ('a, b, c', 'a, b and 3 more')
+    """
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name, with the one that is nearest, if any is near.
+
+    >>> did_you_mean("lefd", ["left", "right"]), did_you_mean("x", ["left"])
+    ("; did you mean 'left'?", '.')
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
