@@ -392,15 +392,13 @@ def is_here(torch_device: str) -> bool:
 
 
 def same_torch_device(one: str | torch.device, other: str | torch.device) -> bool:
-    """Whether two devices are one, an index left out meaning the first of a kind.
+    """Whether two devices are one, an index left out meaning the first of a kind; also of kinds that torch has not.
 
     >>> same_torch_device("cuda", "cuda:0"), same_torch_device("cuda:0", "cuda:1")
     (True, False)
     """
-    import torch
-
-    first, second = torch.device(one), torch.device(other)
-    return (first.type, first.index or 0) == (second.type, second.index or 0)
+    (first, _, at), (second, _, there) = str(one).partition(":"), str(other).partition(":")
+    return (first, at or "0") == (second, there or "0")
 
 
 def parse_link(text: str) -> Link:

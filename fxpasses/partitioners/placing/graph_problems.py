@@ -21,7 +21,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.selectors import Selector, as_bans, check_device, pins_of, select
+from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
 from fxpasses.partitioners.placing.state_nodes import StateNode, state_nodes, with_first_user
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.problem import as_groups
@@ -100,9 +100,9 @@ def placement_problem(
     pins = pins_of(figures, pinned, [*must_share(figures), *together])
     kept = kept_together(figures, anywhere.keys(), pins)
     bans: dict[Node, dict[str, None]] = {}
-    for key, names in as_bans(forbidden).items():
+    for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):
-            bans.setdefault(node, {}).update(dict.fromkeys(names))
+            bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
     return PlacementProblem(
