@@ -27,12 +27,17 @@ class Seen:
         over: By how many bytes which devices are over their budget.
         alive: Bytes beside the constants on the device of each compute node while it ran; in training, at the worst
             moment of that device.
-        fullest: Bytes on the fullest device.
+        peaks: The most bytes on each device that is used.
     """
 
     over: Mapping[str, int]
     alive: NDArray[np.int64]
-    fullest: int = 0
+    peaks: Mapping[str, int] = attrs.field(factory=dict)
+
+    @property
+    def fullest(self) -> int:
+        """Bytes on the fullest device."""
+        return max(self.peaks.values(), default=0)
 
 
 def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFigures, TrainingStep]:
@@ -85,7 +90,7 @@ def check_budgets(
         peaks = {name: steps.memory(name).peak for name in steps.held}
         alive = _beside_constants(figures, runs, peaks)
     over = {name: peak - topology[name].memory for name, peak in peaks.items()}
-    return Seen({name: int(size) for name, size in over.items() if size > 0}, alive, max(peaks.values(), default=0))
+    return Seen({name: int(size) for name, size in over.items() if size > 0}, alive, peaks)
 
 
 def _alive(figures: GraphFigures, runs: Runs, course: MemoryCourse) -> NDArray[np.int64]:

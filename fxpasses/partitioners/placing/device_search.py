@@ -19,10 +19,12 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.placing.budget_checks import Seen, check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
+from fxpasses.partitioners.placing.few_ideals import best_pipeline
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
+from fxpasses.partitioners.placing.near_placements import near_placement
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.refusals import none_found, refuse_if_proven, told_more
+from fxpasses.partitioners.placing.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.placing.tight_budgets import along_own_order, with_room_to_spare
@@ -70,25 +72,53 @@ def search(
     except InfeasibleError as error:
         raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
-    checked = None if solution is None else _Checked.of(figures, request, solution)
-    fits, along = checked is not None and checked.fits, None
-    if not fits or request.objective == "memory":  # the solvers do not see what is alive
-        along = along_own_order(figures, request, contiguity, bound)
-    if not fits and along is None:
-        refuse_if_proven(figures, request, contiguity)
-    if checked is not None and not fits:
-        quick = attrs.evolve(request, effort=first.program_effort * LITTLE_EFFORT, explain="never")
-        checked = _solved_again(figures, quick, contiguity, solve, checked)
-    answers = [] if along is None else [along]
-    if checked is not None:
-        answers.insert(0, _finished(figures, checked, contiguity, bound, solve))
-    elif along is None and fallbacks:
+    checked = None if solution is None else _Checked.of(figures, request, solution, first.program_effort)
+    if checked is not None and checked.fits and request.objective != "memory":
+        return _finished(figures, checked, contiguity, bound, solve)
+    known = best_pipeline(figures, request)
+    if known is not None and contiguity == "pipeline":
+        if known.missing_bytes:
+            raise refused(figures, request, contiguity, known.missing_bytes)
+        bound = max(bound, known.bound)
+        if known.is_best and known.found is not None:
+            return known.found.as_kind(contiguity, bound)
+    answers = _answers(figures, request, contiguity, bound, checked, solve)
+    if known is not None and known.found is not None:
+        answers.append(known.found.as_kind(contiguity, bound))
+    if contiguity == "free":
+        starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
+        near = near_placement(figures, request, starts, bound)
+        answers += [] if near is None else [near]
+    if not answers and fallbacks:
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
         spare = spare or _by_another(figures, request, contiguity, bound)
         answers += [] if spare is None else [spare]
     if not answers:
         raise none_found(figures, request, contiguity)
     return min(answers, key=lambda each: each.value)
+
+
+def _answers(
+    figures: GraphFigures,
+    request: Request,
+    contiguity: Contiguity,
+    bound: float,
+    checked: _Checked | None,
+    solve: Solver,
+) -> list[Found]:
+    """What is found where the first answer passes a budget, or where the solvers do not see what is made small.
+
+    Raises:
+        InfeasibleError: proven that no placement of this kind keeps the budgets.
+    """
+    fits = checked is not None and checked.fits
+    along = along_own_order(figures, request, contiguity, bound)
+    if not fits and along is None:
+        refuse_if_proven(figures, request, contiguity)
+    if checked is not None and not fits:
+        checked = _solved_again(figures, contiguity, solve, checked)
+    found = [] if checked is None else [_finished(figures, checked, contiguity, bound, solve)]
+    return found if along is None else [*found, along]
 
 
 @attrs.frozen(eq=False)
@@ -99,12 +129,13 @@ class _Checked:
     solution: PlacementSolution
     runs: Runs
     seen: Seen
+    effort: float
 
     @classmethod
-    def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution) -> _Checked:
-        """Follow the memory of an answer."""
+    def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution, effort: float) -> _Checked:
+        """Follow the memory of an answer that took some effort."""
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        return cls(request, solution, runs, check_budgets(figures, request.topology, runs, request.training))
+        return cls(request, solution, runs, check_budgets(figures, request.topology, runs, request.training), effort)
 
     @property
     def fits(self) -> bool:
@@ -122,11 +153,10 @@ def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | Non
         return None
 
 
-def _solved_again(
-    figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver, checked: _Checked
-) -> _Checked | None:
+def _solved_again(figures: GraphFigures, contiguity: Contiguity, solve: Solver, checked: _Checked) -> _Checked | None:
     """The first answer that keeps the budgets to problems that count what was seen, each in less time; or None."""
-    live = figures.needs
+    live, effort = figures.needs, LITTLE_EFFORT * checked.effort
+    request = attrs.evolve(checked.request, effort=effort, explain="never")
     for round_ in range(ROUNDS_MORE):
         request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
         live = np.maximum(checked.seen.alive, (live + figures.needs) // 2)
@@ -136,7 +166,7 @@ def _solved_again(
             solution = _if_any(request.problem(figures, contiguity, live), solve)
         if solution is None:
             return None
-        checked = _Checked.of(figures, request, solution)
+        checked = _Checked.of(figures, request, solution, effort)
         if checked.fits:
             return checked
     return None

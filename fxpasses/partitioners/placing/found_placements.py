@@ -33,3 +33,7 @@ class Found:
         """Evaluate parts that keep every budget, beside a bound on all placements of their kind."""
         value = objective_value(figures, request.topology, request.objective, runs, request.training)
         return cls(runs, contiguity, value, min(bound, value))
+
+    def as_kind(self, contiguity: Contiguity, bound: float) -> Found:
+        """The same as a placement of a kind that has it, too, with a bound on all of that kind."""
+        return attrs.evolve(self, contiguity=contiguity, bound=min(bound, self.value))

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.span_bytes import span_bytes
+from fxpasses.partitioners.placing.walks import smallest_walk
 from fxpasses.partitioners.solvers.contiguous.beams import Beam
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
@@ -139,7 +140,7 @@ class OwnOrder:
                 return None
             rest = [device for device in range(len(self.names)) if device not in order]
             states = States.along(self.classes, [*order, *rest])
-        return _walk(states, loads, in_turn=self.in_turn)
+        return smallest_walk(states, loads, in_turn=self.in_turn)
 
     def _bound(self, loads: list[Floats]) -> float:
         finite = [float(load[np.isfinite(load) & (load > 0)].min(initial=math.inf)) for load in loads]
@@ -168,44 +169,3 @@ class OwnOrder:
 def _orders(units: Units, seed: int) -> list[list[int]]:
     """The given order, and depth first: few values are open in both."""
     return linear_orders(units, 2, seed)
-
-
-def _walk(states: States, loads: list[Floats], *, in_turn: bool) -> tuple[list[tuple[int, int, int]], float] | None:
-    """The dynamic program: the best value of each state at each place, and the way back."""
-    count = len(loads[0])
-    table = _Table(np.full((len(states.moves), count), np.inf), np.full((len(states.moves), count, 3), -1))
-    table.best[0, 0] = 0.0
-    for state, moves in enumerate(states.moves):
-        own = table.best[state]
-        alive = np.flatnonzero(np.isfinite(own))
-        if states.skips[state] >= 0:
-            table.offer(states.skips[state], own, state, -1, np.arange(count))
-        for kind, there in moves if alive.size else ():
-            values = (np.add if in_turn else np.maximum)(loads[kind][alive], own[alive, None])
-            place = values.argmin(axis=0)
-            table.offer(there, values[place, np.arange(count)], state, kind, alive[place])
-    state, place = int(np.argmin(table.best[:, -1])), count - 1
-    value = float(table.best[state, -1])
-    if not math.isfinite(value):
-        return None
-    path = []
-    while place:
-        before, kind, first = table.source[state, place].tolist()
-        if kind >= 0:
-            path.append((states.device(state, kind), first, place))
-        state, place = before, first
-    return path[::-1], value
-
-
-@attrs.frozen(eq=False)
-class _Table:
-    """The best value of each state at each place, and the state, the class and the place before."""
-
-    best: Floats
-    source: NDArray[np.int64]
-
-    def offer(self, there: int, values: Floats, state: int, kind: int, place: NDArray[np.int64]) -> None:
-        better = np.flatnonzero(values < self.best[there])
-        self.best[there, better] = values[better]
-        self.source[there, better, 0], self.source[there, better, 1] = state, kind
-        self.source[there, better, 2] = place[better]

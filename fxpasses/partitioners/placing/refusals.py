@@ -14,7 +14,7 @@ from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.units import format_bytes
 
-__all__ = ["none_found", "refuse_if_proven", "told_more"]
+__all__ = ["none_found", "refuse_if_proven", "refused", "told_more"]
 
 
 def refuse_if_proven(figures: GraphFigures, request: Request, contiguity: Contiguity) -> None:
@@ -23,12 +23,17 @@ def refuse_if_proven(figures: GraphFigures, request: Request, contiguity: Contig
         return
     least = least_missing(figures, request.problem(figures, contiguity, figures.needs))
     if least:
-        missing, where, node = _nearest(figures, request, contiguity)
-        raise InfeasibleError(
-            f"Each placement lacks {format_bytes(least)} or more on some device{where}.",
-            node=node,
-            missing_bytes=max(least, missing),
-        )
+        raise refused(figures, request, contiguity, least)
+
+
+def refused(figures: GraphFigures, request: Request, contiguity: Contiguity, least: int) -> InfeasibleError:
+    """That each placement is proven to lack some bytes, with what the nearest one lacks."""
+    missing, where, node = _nearest(figures, request, contiguity)
+    return InfeasibleError(
+        f"Each placement lacks {format_bytes(least)} or more on some device{where}.",
+        node=node,
+        missing_bytes=max(least, missing),
+    )
 
 
 def told_more(
