@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.current_state import tensors_of
-from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames
+from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
@@ -61,11 +61,16 @@ class LoweredModule(GraphModule):
     def __getattr__(self, name: str) -> Any:
         """What is here, or else what the model has by that name: its state dict names paths of the model."""
         try:
-            return super().__getattr__(name)
+            here = super().__getattr__(name)
         except AttributeError:
             if (found := self._of_model(name)) is None:
                 raise
             return found.value() if isinstance(found, HeldTensor) else found
+        return ModelPath(self, name, self._own_names) if self._holds_less(name, here) else here
+
+    def _holds_less(self, name: str, here: Any) -> bool:
+        """Whether the model's module of this name has more: of it, only what parts share is held here."""
+        return type(here) is torch.nn.Module and "qualified_names" in vars(self) and name in self._own_names.modules
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what is here, or else a tensor that the model has by that name."""
@@ -77,8 +82,11 @@ class LoweredModule(GraphModule):
 
     def get_buffer(self, target: str) -> torch.Tensor:
         """A buffer by its name here, or by the model's own."""
-        found = self._of_model(target)
-        return cast("torch.Tensor", found.value()) if isinstance(found, HeldTensor) else super().get_buffer(target)
+        found, (path, _, name) = self._of_model(target), target.rpartition(".")
+        if isinstance(found, HeldTensor):
+            return cast("torch.Tensor", found.value())
+        here = really_at(self, path)
+        return here._buffers[name] if here is not None and name in here._buffers else super().get_buffer(target)
 
     def _of_model(self, path: str) -> HeldTensor | ModelPath | None:
         """What only the model has at a path."""

@@ -14,7 +14,7 @@ import torch
 
 from fxpasses.partitioners.placing.device_maps import holders
 
-__all__ = ["HeldTensor", "ModelPath", "OwnNames"]
+__all__ = ["HeldTensor", "ModelPath", "OwnNames", "really_at"]
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class HeldTensor:
     def value(self) -> Any:
         """What the first part holds."""
         path, _, name = self.held[0].rpartition(".")
-        return getattr(self.root.get_submodule(path), name)
+        return getattr(really_at(self.root, path), name)
 
     def put(self, value: torch.Tensor) -> None:
         """Let all parts hold another one: as it is, for ``functional_call`` puts tensors in the place of parameters.
@@ -80,12 +80,25 @@ class HeldTensor:
         if self.name != self.first:
             raise ValueError(f"{self.name} is tied to {self.first}; give {self.first} alone, and both are set.")
         for path, _, name in (each.rpartition(".") for each in self.held):
-            part = self.root.get_submodule(path)
-            (part._parameters if name in part._parameters else part._buffers)[name] = value  # type: ignore[assignment]
+            _put(really_at(self.root, path), name, value)
+
+
+def really_at(root: torch.nn.Module, path: str) -> Any:
+    """What really is at a path, where the root would give the model's; None where nothing is."""
+    module: torch.nn.Module | None = root
+    for step in path.split(".") if path else ():
+        module = None if module is None else module._modules.get(step)
+    return module
+
+
+def _put(module: torch.nn.Module, name: str, value: Any) -> None:
+    (module._parameters if name in module._parameters else module._buffers)[name] = value
 
 
 class ModelPath(torch.nn.Module):
     """A module of the model: what is read and set here is what the parts hold. It cannot be called.
+
+    What several parts share, or none uses, may be in a module that really is at the path; that counts first.
 
     Args:
         root: The module that holds the parts.
@@ -97,6 +110,11 @@ class ModelPath(torch.nn.Module):
         super().__init__()
         vars(self).update(root=root, path=path, names=names)
 
+    def _own_holder(self, name: str) -> torch.nn.Module | None:
+        """The module that really is here, if it has a tensor by that name."""
+        here = really_at(vars(self)["root"], vars(self)["path"])
+        return None if here is None or name not in {*here._parameters, *here._buffers} else here
+
     def _at(self, name: str) -> HeldTensor | ModelPath | None:
         own = vars(self)
         found: HeldTensor | ModelPath | None = own["names"].at(own["root"], f"{own['path']}.{name}")
@@ -104,6 +122,8 @@ class ModelPath(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """A tensor that the parts hold, or a module further down."""
+        if (here := self._own_holder(name)) is not None:
+            return getattr(here, name)
         if (found := self._at(name)) is None:
             raise AttributeError(f"the model has no {vars(self)['path']}.{name}")
         return found.value() if isinstance(found, HeldTensor) else found
@@ -111,7 +131,9 @@ class ModelPath(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a tensor in all parts that hold it."""
         found = self._at(name) if isinstance(value, torch.Tensor) else None
-        if isinstance(found, HeldTensor):
+        if (here := self._own_holder(name)) is not None:
+            _put(here, name, value)
+        elif isinstance(found, HeldTensor):
             found.put(value)
         else:
             super().__setattr__(name, value)

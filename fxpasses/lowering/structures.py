@@ -168,7 +168,8 @@ def save_flat(
         replaced: Tensors to write in the place of the program's own, by the ``id`` of those.
 
     Returns:
-        What :func:`with_structure` needs, as plain data: the structures, names of tied tensors and of unused elements.
+        What :func:`with_structure` needs, as plain data: the structures, the order of the state, names of tied tensors
+        and of unused elements.
 
     Raises:
         InputError: the model gives back a text: torch writes it, and cannot read it again.
@@ -184,7 +185,8 @@ def save_flat(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.export.save(plain, file if isinstance(file, BytesIO) else str(file))
-    return structure | {"tied": _tied(program), "unused": [node.name for node in _unused_elements(program)]}
+    unused = [node.name for node in _unused_elements(program)]
+    return structure | {"state": list(program.state_dict), "tied": _tied(program), "unused": unused}
 
 
 def _refuse_texts(program: ExportedProgram) -> None:
@@ -226,6 +228,9 @@ def with_structure(program: ExportedProgram, structure: Mapping[str, Any]) -> Ex
     """
     for first, *others in structure.get("tied", ()):  # folders of older versions do not say
         program.state_dict.update(dict.fromkeys(others, program.state_dict[first]))
+    loaded = dict(program.state_dict)
+    program.state_dict.clear()
+    program.state_dict.update({name: loaded[name] for name in structure.get("state", loaded)})
     unused = structure.get("unused", ())
     erase_nodes([node for node in _unused_elements(program) if node.name not in unused])
     return _structured(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,3 +142,39 @@ def test_what_the_model_does_not_have_is_said() -> None:
     assert str(caught.value) == (
         "layers.0 is a path to the model's tensors; its operators run in the parts. Call the model."
     )
+
+
+class Nested(nn.Module):
+    """A tied weight inside of a module that has more, and a statistic that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"embed": nn.Embedding(11, 8), "middle": nn.Linear(8, 8)})
+        self.body.register_buffer("unused", torch.ones(3))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.body["embed"].weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body["middle"](self.body["embed"](ids)))
+        return result
+
+
+@pytest.mark.parametrize("device_map", [{"": "left"}, {"": "left", "head": "right"}], ids=("one device", "two"))
+@pytest.mark.parametrize(
+    "made", [lambda lowered: lowered, copy.deepcopy, lambda lowered: pickle.loads(pickle.dumps(lowered))]
+)
+def test_a_module_that_is_here_for_what_is_shared_leads_to_the_rest(
+    device_map: dict[str, str], made: Callable[[LoweredModule], LoweredModule]
+) -> None:
+    model = Nested()
+    lowered = made(lower(copy.deepcopy(model), (IDS,), devices=cpu_pair(), device_map=device_map))
+    given = {name: torch.rand_like(each) for name, each in model.state_dict().items() if name != "head.weight"}
+
+    assert torch.equal(lowered.get_parameter("body.middle.weight"), model.body["middle"].weight)
+    assert lowered.get_parameter("body.embed.weight") is lowered.get_parameter("head.weight")
+    assert torch.equal(lowered.get_buffer("body.unused"), torch.ones(3))
+    torch.testing.assert_close(functional_call(lowered, given, (IDS,)), functional_call(model, given, (IDS,)))
+    torch.testing.assert_close(dict(get_model_state_dict(lowered)), dict(get_model_state_dict(model)))
+    assert ["body.embed.weight", "body.middle.weight", "body.middle.bias", "head.weight"] == [
+        name for name in lowered.state_dict() if name != "body.unused"
+    ]

@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.partitioners.costs.kernel_results import as_large_as_real
+from fxpasses.partitioners.costs.kernel_results import as_large_as_real, scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in"]
@@ -64,7 +64,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         for storage in made:
             if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
-        self.peak = max(self.peak, self.held)
+        self.peak = max(self.peak, self.held + scratch_bytes(func, args))
         self.ran(args)
         return result
 

@@ -39,7 +39,7 @@ def test_the_workspace_of_an_lstm_is_what_the_kernel_allocates_or_a_little_more(
     if not workspaces.sizes:
         pytest.skip("this build of torch computes an LSTM without oneDNN")
 
-    predicted = lstm_workspace_bytes(x, hidden=hidden, batch_first=False)
+    predicted = lstm_workspace_bytes(x, hidden=hidden)
 
     assert workspaces.sizes[0] <= predicted <= 1.1 * workspaces.sizes[0]
 
