@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from fxpasses.errors import InputError
+from fxpasses.errors import InputError, PlacementError, also_as, came_from
 from fxpasses.units import GiB, parse_bytes, parse_count, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
@@ -179,7 +179,15 @@ class Device:
         if self.supports is None:
             return True
         question = getattr(self.supports, "is_node_supported", self.supports)
-        return bool(question(submodules, node))
+        try:
+            return bool(question(submodules, node))
+        except Exception as error:
+            raise also_as(PlacementError, error)(
+                f"Whether {self.name} supports {node.name} ({node.target}) is not known: its `supports` raised "
+                f"{type(error).__name__}: {error}{came_from(node)}. Let it return True or False for every node.",
+                node=node,
+                reason=f"supports raised {type(error).__name__}",
+            ) from error
 
 
 @attrs.frozen

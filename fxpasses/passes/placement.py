@@ -7,6 +7,7 @@ generated code frees after their last use. To and from devices with streams they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -35,6 +36,18 @@ from fxpasses.passes.placing_parts.streams import streams_for
 __all__ = ["COPY_OF", "DEVICE", "LOAD_OF", "Copy", "PlaceOnDevices", "copies_of", "loads_of", "move_part"]
 
 
+def _parts_and_devices(_pass: Any, _field: Any, device_of: Any) -> None:
+    example = 'write PlaceOnDevices({"submod_0": Device("left")})'
+    if not isinstance(device_of, Mapping):
+        raise PlacementError(
+            f"PlaceOnDevices takes the device of each part by the name of its submodule, not {device_of!r}; {example}, "
+            "or let place_by_device and split make the parts. fxpasses.lower does all of it."
+        )
+    for name, device in device_of.items():
+        if not isinstance(name, str) or not isinstance(device, Device):
+            raise PlacementError(f"PlaceOnDevices puts {name!r} on {device!r}, which is no fxpasses.Device; {example}.")
+
+
 @attrs.frozen
 class PlaceOnDevices(PassBase):
     """Move each part to its device and copy what crosses.
@@ -47,12 +60,12 @@ class PlaceOnDevices(PassBase):
             they fit into it. Without it all start early. Only devices with streams do so.
 
     Raises:
-        PlacementError: the graph calls no submodule of that name; or parts on several torch devices hold one module, or
-            one parameter that is trained, which would become two.
+        PlacementError: no such mapping; or the graph calls no submodule of that name; or parts on several torch devices
+            hold one module, or one parameter that is trained, which would become two.
     """
 
     visit_nested = False
-    device_of: Mapping[str, Device]
+    device_of: Mapping[str, Device] = attrs.field(validator=_parts_and_devices)
     offloaded: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     spare_bytes: Mapping[str, float] | None = attrs.field(default=None, kw_only=True)
 

@@ -233,11 +233,16 @@ def _copies(plan: Plan) -> dict[str, int]:
     return {f"{copy['value']} from {copy['source']} to {copy['target']}": copy["size"] for copy in plan.copies}
 
 
+_SEARCHED = ("objective_value", "bound")
+"""What only a search says of a plan; one that is followed knows neither, and is no other plan for that."""
+
+
 def _changed_figures(first: Plan, second: Plan) -> Iterator[Change]:
     before, after = dict(_figures(first.predicted)), dict(_figures(second.predicted))
     for what, key in dict.fromkeys([*before, *after]):
         here, there = before.get((what, key)), after.get((what, key))
-        if here != there:
+        is_known = key not in _SEARCHED or None not in (here, there)
+        if here != there and is_known:
             yield Change(what, key, here, there, (first.objective, second.objective))
 
 

@@ -311,3 +311,18 @@ def test_a_model_without_operators_runs() -> None:
 
     assert () == lowered.plan.parts
     assert torch.equal(x, lowered(x))
+
+
+def test_a_device_whose_support_raises_says_so() -> None:
+    """The error is caught by what catches its cause, too."""
+
+    def supports(_submodules: object, _node: object) -> bool:
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        place_by_device(chain_program(1).module(check_guards=False), [Device("a", supports=supports)])
+
+    assert isinstance(caught.value, PlacementError)
+    assert str(caught.value).startswith("Whether a supports ")
+    assert " is not known: its `supports` raised ZeroDivisionError: division by zero" in str(caught.value)
+    assert str(caught.value).endswith(" Let it return True or False for every node.")

@@ -471,3 +471,26 @@ def test_parts_of_one_device_may_have_other_backends() -> None:
 
     with torch.no_grad():
         torch.testing.assert_close(model(x), lowered(x))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"submod_0": "cpu"},
+            "PlaceOnDevices puts 'submod_0' on 'cpu', which is no fxpasses.Device; write "
+            'PlaceOnDevices({"submod_0": Device("left")}).',
+        ),
+        (
+            ["submod_0"],
+            "PlaceOnDevices takes the device of each part by the name of its submodule, not ['submod_0']; write "
+            'PlaceOnDevices({"submod_0": Device("left")}), or let place_by_device and split make the parts. '
+            "fxpasses.lower does all of it.",
+        ),
+    ],
+)
+def test_what_is_no_device_of_a_part_is_refused_where_it_is_written(given: Any, sentence: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        PlaceOnDevices(given)
+
+    assert sentence == str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lowering_models import Mlp, cpu_pair
 
-from fxpasses import Device, Link, Plan, lower
+from fxpasses import Device, Link, Plan, lower, place
 from fxpasses.plan import PartPlan, diff
 from fxpasses.units import KiB, format_bytes
 
@@ -138,3 +138,13 @@ def test_a_link_has_no_direction() -> None:
     )
 
     assert str(one.diff(one)) == str(one.diff(other)) == "The plans are the same."
+
+
+def test_a_plan_that_is_followed_does_not_differ_from_itself() -> None:
+    """What only a search knows, the objective's value and its bound, is no difference."""
+    inputs = (torch.randn(2, 64),)
+    searched = place(Mlp(2), inputs, devices=cpu_pair(), objective="throughput").plan
+    followed = place(Mlp(2), inputs, plan=searched).plan
+
+    assert not searched.diff(followed)
+    assert not followed.diff(searched)

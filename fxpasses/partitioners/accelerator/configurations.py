@@ -40,6 +40,7 @@ def _devices(given: Any) -> list[Device]:
     if not devices:
         raise refused("No devices: PartitionerConfig(devices=[...]) needs at least one fxpasses.Device")
     known: dict[int, Device] = {}
+    names: set[str] = set()
     for device in devices:
         if not hasattr(device, "logical_id"):
             raise refused(f"devices holds {device!r}; write fxpasses.Device(name, bytes, logical_id)", TypeError)
@@ -49,6 +50,9 @@ def _devices(given: Any) -> list[Device]:
                 f"{device.logical_id}; give each its own: Device(name, bytes, logical_id)"
             )
         known[device.logical_id] = device
+        if device.name in names:
+            raise refused(f"Two devices are called {device.name!r}; give each its own name")
+        names.add(device.name)
         if not memory_of(device) >= 0:
             raise refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
     return devices

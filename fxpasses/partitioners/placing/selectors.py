@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
+from fxpasses.guards import is_guard
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.module_origins import origins, runs_inside
 from fxpasses.partitioners.support import module_paths
@@ -83,7 +84,7 @@ def _by_module(figures: GraphFigures) -> dict[str, list[Node]]:
     if found is None:
         found = _BY_MODULE[figures] = {}
         for node in figures.nodes:
-            for module in origins(node):
+            for module in () if is_guard(node) else origins(node):
                 found.setdefault(module, []).append(node)
     return found
 

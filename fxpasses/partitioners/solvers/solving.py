@@ -53,6 +53,11 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
+    if not isinstance(problem, PlacementProblem):
+        raise PlacementError(
+            f"solve_placement takes a PlacementProblem, not {type(problem).__name__}; write "
+            "solve_placement(PlacementProblem(graph, devices))."
+        )
     tables = tables_of(problem)
     if not tables.nodes:
         return _solution(problem, tables, Solved(np.zeros(0, dtype=np.int64), (), 0.0))
@@ -188,6 +193,8 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
 
 def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[int, ...]) -> str:
     """Why no device may run a node, or some that have to share one; those that may run anywhere are left out."""
+    nowhere = [index for index in members if not np.isfinite(tables.seconds[index]).any()]
+    members = tuple(nowhere[:1]) or members
     limits = [(tables.nodes[index], _limit(problem, tables, index)) for index in members]
     told = [f"{node!r} {limit}" for node, limit in limits if limit]
     why = listed(told, MOST_TOLD)

@@ -555,6 +555,11 @@ PLACES = {0: [0], 1: [1]}
             RuntimeError,
             r"devices 'a' and 'b' both have the logical id 0; give each its own: Device\(name, bytes, logical_id\)",
         ),
+        (
+            {"devices": [Device("a", 1, 0), Device("a", 1, 1)]},
+            RuntimeError,
+            r"Two devices are called 'a'; give each its own name",
+        ),
         ({"mode": 7}, RuntimeError, r"the mode is 7; there are PartitionMode.size_based, "),
         (
             {"devices": devices(40, 40)},

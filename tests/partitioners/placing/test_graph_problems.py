@@ -388,3 +388,14 @@ def test_what_parts_cannot_switch_again_is_not_cut() -> None:
     switch, first, second, _switched_back, _third = figures.nodes
 
     assert any({switch, first, second} <= set(group) for group in kept_together(figures))
+
+
+def test_guards_are_of_no_module() -> None:
+    """An error about a module names its operator, not the function that checks the inputs of the model."""
+    batch = torch.export.Dim("batch", max=9)
+    graph = torch.export.export(Mlp(2), (torch.randn(3, 64),), dynamic_shapes=({0: batch},)).module()
+
+    with pytest.raises(PlacementError) as caught:
+        place_by_device(graph, fake_devices(2), pinned={"layers.0": "device0"}, forbidden={"layers.0": ["device0"]})
+
+    assert "linear may run nowhere (pinned to device0; forbidden on device0): give it a device." == str(caught.value)

@@ -446,3 +446,33 @@ def test_a_solution_tells_its_gap() -> None:
 
     assert pytest.approx(0.1) == solution.gap
     assert not solution.is_optimal
+
+
+def test_numbers_may_be_of_any_kind_that_numpy_has() -> None:
+    graph = nx.DiGraph([("u", "v")])
+    graph.nodes["u"].update(seconds=np.float32(1), kept_bytes=np.int16(3))
+    graph.nodes["v"].update(seconds={"a": np.float16(2)}, output_seconds=np.float64(1))
+
+    solution = solve_placement(PlacementProblem(graph, [Device("a")]))
+
+    assert {"a": 3.0} == solution.load
+    assert {"a": 3} == solution.kept_bytes
+
+
+def test_a_graph_is_no_problem_yet() -> None:
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(nx.DiGraph())  # type: ignore[arg-type]
+
+    write = "write solve_placement(PlacementProblem(graph, devices))."
+    assert f"solve_placement takes a PlacementProblem, not DiGraph; {write}" == str(caught.value)
+
+
+def test_a_node_that_no_device_runs_is_named_without_those_that_cost_nothing() -> None:
+    """The others are folded to it, as they take no time; nobody asked for that."""
+    graph = nx.path_graph(["u", "v", "w"], create_using=nx.DiGraph)
+    graph.nodes["v"]["seconds"] = math.inf
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("a"), Device("b")]))
+
+    assert "'v' may run nowhere (no device can run it): give it a device." == str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -188,9 +187,13 @@ def _number(node: Node, key: str, value: Any) -> float:
 def _checked(node: Node, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not value >= 0:
         raise PlacementError(f"Node {node!r} has {key}={value!r}; give a number that is not negative.")
-    if sys.float_info.max < value != math.inf:
+    try:
+        held = float(value)
+    except OverflowError:
+        held = math.inf
+    if math.isinf(held) and value != math.inf:
         raise PlacementError(f"Node {node!r} has a number of {key} that no float can hold; give a smaller one.")
-    return value  # type: ignore[return-value]  # np.number is a number too
+    return held
 
 
 def _shared(problem: PlacementProblem) -> tuple[Ints, Ints]:

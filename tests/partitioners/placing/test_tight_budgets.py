@@ -1,0 +1,129 @@
+"""Small models whose budgets are tight: the best there is under predicted memory, beside all placements there are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from fuzz import examples
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses import Device, InfeasibleError, Link, PlacementError, Topology, place
+from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.placing.objective_values import Objective, objective_value
+
+
+class Branching(nn.Module):
+    """Three products in one of four shapes, and perhaps another one behind them."""
+
+    def __init__(self, shape: int, behind: bool) -> None:
+        super().__init__()
+        self.shape, self.behind = shape, behind
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3 + behind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.layers[:3]
+        if self.shape == 0:
+            y = second(x).relu() + third(first(x)) + x
+        elif self.shape == 1:
+            y = first(x)
+            y = second(y) + x
+            y = third(y).relu() + y
+        elif self.shape == 2:
+            y = first(x).relu() * second(x).sigmoid() + third(x)
+        else:
+            y = third(second(x).relu()) + (first(x) + x)
+        result: Tensor = self.layers[3](y) if self.behind else y
+        return result
+
+
+def posed(seed: int, count: int) -> tuple[GraphModule, Topology]:
+    """A model, and devices of which all together have 1.1 to 2.2 times what it needs, over links that differ."""
+    draw = random.Random(seed)
+    model = Branching(draw.randrange(4), draw.random() < 0.5)
+    graph = torch.export.export(model, (torch.randn(8, 16),)).module(check_guards=False)
+    figures = GraphFigures.of(graph)
+    shares = [draw.uniform(0.5, 1.5) for _ in range(count)]
+    memory = figures.bytes_of(range(len(figures.nodes))) * draw.uniform(1.1, 2.2) / sum(shares)
+    devices = [
+        Device(f"d{index}", int(memory * share), flops=draw.choice([1e9, 2e9, 3e9]), overhead=0)
+        for index, share in enumerate(shares)
+    ]
+    links = [Link(f"d{index}", f"d{index + 1}", 1e9 / (1 + index), 1e-6) for index in range(count - 1)]
+    return graph, Topology.of(devices, links)
+
+
+def best_of_all(graph: GraphModule, topology: Topology, objective: Objective) -> float:
+    """The smallest value of all pipelines that keep the budgets."""
+    figures, best = GraphFigures.of(graph), math.inf
+    for homes in itertools.product([device.name for device in topology.devices], repeat=len(figures.nodes)):
+        runs = runs_of(graph, dict(zip(figures.nodes, homes, strict=True)), figures.dependencies)
+        if len(runs.device_of) == len(set(homes)):
+            value = objective_value(figures, topology, objective, runs, None)
+            if value < best and not check_budgets(figures, topology, runs, None).over:
+                best = value
+    return best
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.parametrize("objective", ["throughput", "memory", "devices"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_pipelines_are_the_best_under_predicted_memory(objective: Objective, count: int, seed: int) -> None:
+    graph, topology = posed(100 * count + seed, count)
+    best = best_of_all(graph, topology, objective)
+
+    if math.isinf(best):
+        with pytest.raises(InfeasibleError) as caught:
+            place_by_device(graph, topology, objective=objective, contiguity="pipeline")
+        assert (caught.value.missing_bytes or 0) > 0
+    else:
+        placed = place_by_device(graph, topology, objective=objective, contiguity="pipeline")
+        assert pytest.approx(best, rel=1e-9) == placed.objective_value
+        assert placed.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_a_free_placement_is_no_worse_than_the_best_pipeline(objective: Objective, seed: int) -> None:
+    """Each pipeline is a free placement, too; latencies of pipelines are searched."""
+    graph, topology = posed(seed, 2)
+    best = best_of_all(graph, topology, objective)
+
+    if math.isinf(best):
+        with pytest.raises(PlacementError):
+            place_by_device(graph, topology, objective=objective, contiguity="pipeline")
+    else:
+        placed = place_by_device(graph, topology, objective=objective, contiguity="free")
+        assert placed.objective_value <= best * (1.05 if objective == "latency" else 1 + 1e-9)
+
+
+class Around(nn.Module):
+    """Two branches, and the input beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers[1](x).relu() + self.layers[2](self.layers[0](x)) + x
+        return result
+
+
+def test_what_pins_find_is_found_without_them() -> None:
+    devices = [Device("a", 4096, flops=1e9, overhead=0), Device("b", 3840, flops=3e9, overhead=0)]
+    links = [Link("a", "b", 1e9, 1e-6)]
+    pins = {"layers.1": "a", "layers.0": "b", "layers.2": "b", "": "a"}
+    inputs = (torch.randn(8, 16),)
+
+    pinned = place(Around(), inputs, devices=devices, links=links, objective="throughput", pinned=pins)
+    found = place(Around(), inputs, devices=devices, links=links, objective="throughput")
+
+    assert found.summary.objective_value == pytest.approx(pinned.summary.objective_value)
+    assert found.summary.gap == pytest.approx(0, abs=1e-9)
