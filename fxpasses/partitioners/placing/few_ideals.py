@@ -96,6 +96,7 @@ class _RunTable:
         inside: The units of each ideal, ``(m, f)``.
         classes: The devices, those of a class on one torch device.
         load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
+        work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
     """
 
@@ -105,6 +106,7 @@ class _RunTable:
     inside: Bools
     classes: tuple[DeviceClass, ...]
     load: tuple[Floats, ...]
+    work: tuple[Floats, ...]
     need: tuple[Floats, ...]
 
     @classmethod
@@ -121,12 +123,13 @@ class _RunTable:
         family = CutFamily.of(words, np.ones(units.size))
         roomy = tuple(attrs.evolve(group, memory=np.inf) for group in classes)
         everything = slice(0, family.count)
-        load = Spans.of(units, family, roomy).loads(everything, everything, np.inf)
+        spans = Spans.of(units, family, roomy)
+        load = spans.loads(everything, everything, np.inf)
+        work = tuple(weight[None, :] - weight[:, None] for weight in spans.weight)
         need = pair_bytes(units, family)
         nodes = (tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
-        return cls(
-            figures, request, tuple(nodes), family.inside, classes, tuple(load), tuple(need.copy() for _ in classes)
-        )
+        needs = tuple(need.copy() for _ in classes)
+        return cls(figures, request, tuple(nodes), family.inside, classes, tuple(load), work, needs)
 
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""
@@ -141,15 +144,14 @@ class _RunTable:
 
     def smallest(self, most: int) -> tuple[list[Step], float] | None:
         """The way of the smallest value over runs that are not known to need too much."""
-        in_turn = self.request.objective == "latency"
-        return smallest_walk(States.of(self.classes, most), self._values(), in_turn=in_turn)
+        values = self._where_it_fits(self.need if self.request.objective == "memory" else self.load)
+        return smallest_walk(States.of(self.classes, most), values, in_turn=self.request.objective == "latency")
 
-    def _values(self) -> list[Floats]:
-        """What each run takes, ``inf`` where it is known to need too much."""
-        made = self.need if self.request.objective == "memory" else self.load
+    def _where_it_fits(self, values: Sequence[Floats]) -> list[Floats]:
+        """What each run takes, ``inf`` where it cannot be or is known to need too much."""
         return [
             np.where(np.isfinite(load) & (need <= group.memory), own, np.inf)
-            for load, need, own, group in zip(self.load, self.need, made, self.classes, strict=True)
+            for load, need, own, group in zip(self.load, self.need, values, self.classes, strict=True)
         ]
 
     def follow(self, steps: Sequence[Step]) -> Runs | None:
@@ -179,17 +181,19 @@ class _RunTable:
     def best(self, found: Found, value: float, most: int, rounds: int) -> BestPipeline:
         """The best pipeline, once one is known that keeps the budgets, and what the program thinks of it."""
         objective = self.request.objective
-        if objective == "latency" or self.request.training is not None:  # parts may run side by side
+        if self.request.training is not None:
             return BestPipeline(found, 0.0)
         if objective == "devices":
             return BestPipeline(found, float(most), is_best=True)
-        if objective == "throughput" and found.value > value * (1 + EQUAL):
-            return self._over_links(found, value, rounds)
+        if objective == "latency":  # parts may run side by side, but none is over before its own work is
+            return self._of_all(found, 0.0, rounds, self._where_it_fits(self.work))
+        if objective == "throughput" and found.value > value * (1 + EQUAL):  # it counts each device's best link
+            return self._of_all(found, value, rounds, self._where_it_fits(self.load))
         return BestPipeline(found, min(value, found.value), is_best=True)
 
-    def _over_links(self, best: Found, bound: float, rounds: int) -> BestPipeline:
-        """The program thinks each device has its best link to all others: look at each way that may be better."""
-        ways = every_walk(States.of(self.classes), self._values(), best.value)
+    def _of_all(self, best: Found, bound: float, rounds: int, least: list[Floats]) -> BestPipeline:
+        """Look at each way that may be better, by what its runs take at least."""
+        ways = every_walk(States.of(self.classes), least, best.value)
         for _round, steps in zip(range(rounds), ways, strict=False):
             if (runs := self.follow(steps)) is not None:
                 found = Found.of(self.figures, self.request, "pipeline", runs, 0.0)

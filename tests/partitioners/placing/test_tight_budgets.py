@@ -72,8 +72,8 @@ def best_of_all(graph: GraphModule, topology: Topology, objective: Objective) ->
     return best
 
 
-@pytest.mark.parametrize("seed", range(examples(4)))
-@pytest.mark.parametrize("objective", ["throughput", "memory", "devices"])
+@pytest.mark.parametrize("seed", range(examples(3)))
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_pipelines_are_the_best_under_predicted_memory(objective: Objective, count: int, seed: int) -> None:
     graph, topology = posed(100 * count + seed, count)
@@ -86,13 +86,13 @@ def test_pipelines_are_the_best_under_predicted_memory(objective: Objective, cou
     else:
         placed = place_by_device(graph, topology, objective=objective, contiguity="pipeline")
         assert pytest.approx(best, rel=1e-9) == placed.objective_value
-        assert placed.is_optimal
+        assert placed.is_optimal or (objective == "latency" and count == 3)  # there may be too many ways for a proof
 
 
 @pytest.mark.parametrize("seed", range(examples(4)))
 @pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
 def test_a_free_placement_is_no_worse_than_the_best_pipeline(objective: Objective, seed: int) -> None:
-    """Each pipeline is a free placement, too; latencies of pipelines are searched."""
+    """Each pipeline is a free placement, too."""
     graph, topology = posed(seed, 2)
     best = best_of_all(graph, topology, objective)
 
@@ -101,7 +101,7 @@ def test_a_free_placement_is_no_worse_than_the_best_pipeline(objective: Objectiv
             place_by_device(graph, topology, objective=objective, contiguity="pipeline")
     else:
         placed = place_by_device(graph, topology, objective=objective, contiguity="free")
-        assert placed.objective_value <= best * (1.05 if objective == "latency" else 1 + 1e-9)
+        assert placed.objective_value <= best * (1 + 1e-9)
 
 
 class Around(nn.Module):
