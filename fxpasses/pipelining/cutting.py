@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -27,6 +28,7 @@ from fxpasses.pipelining.split_points import (
     cuts_at_modules,
     is_split_marker,
     paths_of,
+    register_marker,
     stages_from_cuts,
     take_markers,
 )
@@ -89,10 +91,11 @@ def cut_into_stages(
     if again:
         stage_of = dict(replicate(source, stage_of, again))  # type: ignore[arg-type]  # stages are numbers
     assignment = Assignment.of(source, stage_of, order=range(count) if stage_of else None)
-    return Stages(split(source, assignment, constants=policy), names, balance)
+    return Stages(split(source, assignment, constants=policy, names="submod_pp_{}".format), names, balance)
 
 
 def _ask_policy(split_policy: SplitPolicy, source: GraphModule) -> None:
+    register_marker()
     given: Any = split_policy(source)
     if given is not source:
         what = "another graph module" if isinstance(given, GraphModule) else f"a {type(given).__name__}"
@@ -100,6 +103,19 @@ def _ask_policy(split_policy: SplitPolicy, source: GraphModule) -> None:
             f"the split policy gave back {what}; it must put pipe_split calls into the graph module it gets, "
             "and give that back"
         )
+    if not any(map(is_split_marker, _all_nodes(source))):
+        warnings.warn(
+            "The split policy put no marker into the graph, and so there is one stage. Markers are calls of "
+            "fxpasses.pipelining.pipe_split and of torch.ops.fxpasses.pipe_split.",
+            stacklevel=4,
+        )
+
+
+def _all_nodes(source: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph and of those in it."""
+    for module in source.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
 
 
 def _holds_cut(region: Node, spec: Mapping[str, SplitPoint]) -> bool:

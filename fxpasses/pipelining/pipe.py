@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from fxpasses.devices import Device, Link
-from fxpasses.errors import StageError
+from fxpasses.errors import StageError, also_as
 from fxpasses.pipelining.balancing import Balance
 from fxpasses.pipelining.building import built_stage
 from fxpasses.pipelining.capturing import capture_model
@@ -169,10 +169,12 @@ class Pipe(torch.nn.Module):
         """The module of one stage, which holds only that stage's parameters and buffers.
 
         Raises:
-            StageError: There is no such stage.
+            StageError: There is no such stage (also a ValueError).
         """
         if isinstance(stage_idx, bool) or not isinstance(stage_idx, int) or not 0 <= stage_idx < self.num_stages:
-            raise StageError(f"there is no stage {stage_idx!r}; the stages are 0 to {self.num_stages - 1}")
+            raise also_as(StageError, ValueError())(
+                f"there is no stage {stage_idx!r}; the stages are 0 to {self.num_stages - 1}"
+            )
         return self._stages[stage_idx]
 
     def materialize(
@@ -273,7 +275,8 @@ def pipeline(
         mb_args: Example inputs of one micro-batch.
         mb_kwargs: Example keyword inputs of one micro-batch.
         split_spec: Where to cut, by module name; or ``"auto"``, for the slowest stage as fast as can be.
-        split_policy: Puts ``pipe_split`` calls into the captured graph and gives the graph back.
+        split_policy: Puts markers into the captured graph module and gives it back: calls of :func:`pipe_split`, of
+            ``torch.ops.fxpasses.pipe_split``, or of torch's two. A warning says so if there is none.
         num_stages: How many stages, for ``"auto"``.
         devices: What the stages run on, one for each: speeds and memory count for ``"auto"`` (instead of
             ``num_stages``), speeds for what is computed again.
@@ -291,8 +294,9 @@ def pipeline(
         The pipe. Without any split point it has one stage.
 
     Raises:
-        StageError: A split point that names no module or no single place, both a spec and a policy, more stages than
-            can be cut, or a cut through an in-place write.
+        StageError: A split point that names no module or no single place, both a spec and a policy (also a
+            ValueError), a policy that is no function or gives something else back, more stages than can be cut, or a
+            cut through an in-place write.
         CaptureError: torch cannot export the model.
     """
     _check_options(split_spec, split_policy, num_stages, recompute)
@@ -322,7 +326,14 @@ def pipeline(
 
 def _check_options(split_spec: Any, split_policy: Any, num_stages: int | None, recompute: Any) -> None:
     if split_spec is not None and split_policy is not None:
-        raise StageError("pipeline() takes split_spec or split_policy, not both; they would cut twice")
+        raise also_as(StageError, ValueError())(
+            "pipeline() takes split_spec or split_policy, not both; they would cut twice"
+        )
+    if split_policy is not None and not callable(split_policy):
+        raise also_as(StageError, TypeError())(
+            f"split_policy is {split_policy!r}; give a function that puts pipe_split calls into the graph module it "
+            "gets, and gives that back"
+        )
     if split_spec != "auto" and num_stages is not None:
         raise StageError('num_stages is for split_spec="auto"; split points say themselves how many')
     if not (split_spec is None or split_spec == "auto" or isinstance(split_spec, Mapping)):

@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from fxpasses.errors import StageError, user_line
+from fxpasses.errors import StageError, also_as, user_line
 from fxpasses.outlining.regions import is_marker
 
 __all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
@@ -34,6 +34,7 @@ _ANNOTATED: weakref.WeakKeyDictionary[torch.nn.Module, SplitPoint] = weakref.Wea
 """What ``annotate_split_points`` was told; it lies beside the modules, which stay as they are."""
 
 _MARKERS = ("fxpasses::pipe_split", "pippy::_pipe_split")
+_TORCHS_HOME = "torch.distributed.pipelining"
 
 
 @functools.cache
@@ -44,12 +45,18 @@ def _registered() -> torch.library.Library:
     library.impl("pipe_split", lambda: None, "BackendSelect")  # type: ignore[no-untyped-call]
     torch.library.register_fake("fxpasses::pipe_split", lambda: None, lib=library)
     torch.fx.node.has_side_effect(torch.ops.fxpasses.pipe_split.default)
+    torch.fx.node.has_side_effect(pipe_split)
     return library
+
+
+def register_marker() -> None:
+    """See that ``torch.ops.fxpasses.pipe_split`` is there, and that no marker is taken for dead code."""
+    _registered()
 
 
 def pipe_split() -> None:
     """Begin a new stage here: written into a ``forward``; it does nothing when the model just runs."""
-    _registered()
+    register_marker()
     torch.ops.fxpasses.pipe_split()
 
 
@@ -61,8 +68,14 @@ def annotate_split_points(mod: torch.nn.Module, spec: Mapping[str, SplitPoint]) 
         spec: The side to cut at, by the qualified name of a submodule of ``mod``.
 
     Raises:
-        StageError: A name that is no submodule, or a value that is no SplitPoint.
+        StageError: A name that is no submodule (also an AttributeError), a value that is no SplitPoint (also a
+            ValueError), or something else than a model and a dict (also a TypeError).
     """
+    if not isinstance(mod, torch.nn.Module) or not isinstance(spec, Mapping):
+        raise also_as(StageError, TypeError())(
+            "annotate_split_points takes a model and a dict of split points by the names of its modules, not "
+            f"{type(mod).__name__} and {type(spec).__name__}"
+        )
     check_spec(mod, spec)
     for name, side in spec.items():
         _ANNOTATED[mod.get_submodule(name)] = side
@@ -94,9 +107,13 @@ def _check_names(spec: Mapping[str, SplitPoint], known: Sequence[str], owner: ob
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=3)
             hint = f"the nearest names are {', '.join(map(repr, nearest))}" if nearest else "no name comes near"
-            raise StageError(f"the split point {name!r} names no module of {type(owner).__name__}; {hint}")
+            raise also_as(StageError, AttributeError())(
+                f"the split point {name!r} names no module of {type(owner).__name__}; {hint}"
+            )
         if not isinstance(side, SplitPoint):
-            raise StageError(f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END")
+            raise also_as(StageError, ValueError())(
+                f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END"
+            )
 
 
 def compute_nodes(graph_module: GraphModule) -> list[Node]:
@@ -106,8 +123,17 @@ def compute_nodes(graph_module: GraphModule) -> list[Node]:
 
 
 def is_split_marker(node: Node) -> bool:
-    """Whether a node is a ``pipe_split``, ours or torch's."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _MARKERS
+    """Whether a node is a ``pipe_split``, ours or torch's: a call of the operator, or of the function itself."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(target).removesuffix(".default").replace(".", "::") in _MARKERS
+    return node.op == "call_function" and (target is pipe_split or _is_torchs_pipe_split(target))
+
+
+def _is_torchs_pipe_split(function: Any) -> bool:
+    """Told by its name, as the module that it is from is heavy and not for us to import."""
+    where_from = str(getattr(function, "__module__", None))
+    return getattr(function, "__name__", None) == "pipe_split" and where_from.startswith(_TORCHS_HOME)
 
 
 def paths_of(node: Node) -> list[str]:

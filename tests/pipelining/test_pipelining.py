@@ -249,6 +249,77 @@ def test_a_split_policy_marks_the_graph():
     assert torch.equal(model(X), pipe(X))
 
 
+@pytest.mark.parametrize(
+    "marker",
+    [
+        lambda: pipe_split,
+        lambda: torch.ops.fxpasses.pipe_split,
+        lambda: torch.ops.fxpasses.pipe_split.default,
+        lambda: torch_pipelining().pipe_split,
+        lambda: torch_pipelining() and torch.ops.pippy._pipe_split,
+        lambda: torch_pipelining() and torch.ops.pippy._pipe_split.default,
+    ],
+)
+def test_a_policy_may_write_every_marker(marker):
+    """Our function and operator, torch's function and operator, with and without the overload."""
+
+    def before_the_last(graph_module):
+        with graph_module.graph.inserting_before(graph_module.graph.output_node().all_input_nodes[0]):
+            graph_module.graph.call_function(marker(), ())
+        return graph_module
+
+    model = Chain()
+    pipe = pipeline(model, (X,), split_policy=before_the_last)
+
+    assert 2 == pipe.num_stages
+    assert torch.equal(model(X), pipe(X))
+
+
+def torch_pipelining():
+    """Imported where it is used, as it is heavy."""
+    import torch.distributed.pipelining
+
+    return torch.distributed.pipelining
+
+
+def test_a_marker_that_a_policy_wrote_is_no_dead_code():
+    """The function stays when the policy cleans the graph up."""
+
+    def marked_and_cleaned(graph_module):
+        with graph_module.graph.inserting_before(graph_module.graph.output_node().all_input_nodes[0]):
+            graph_module.graph.call_function(pipe_split, ())
+        graph_module.graph.eliminate_dead_code()
+        return graph_module
+
+    assert 2 == pipeline(Chain(), (X,), split_policy=marked_and_cleaned).num_stages
+
+
+def test_a_policy_that_marks_nothing_is_told_so():
+    """One stage is what there is without a marker, and the warning says which markers count."""
+    message = (
+        "The split policy put no marker into the graph, and so there is one stage. Markers are calls of "
+        "fxpasses.pipelining.pipe_split and of torch.ops.fxpasses.pipe_split."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as seen:
+        pipe = pipeline(Chain(), (X,), split_policy=lambda graph_module: graph_module)
+
+    assert 1 == pipe.num_stages
+    assert __file__ == seen[0].filename
+
+
+def test_torch_s_exceptions_are_caught_as_before():
+    """An ``except`` clause that was written for torch's pipelining catches our errors."""
+    pipe = pipeline(Chain(), (X,), split_spec={"layers.1": END})
+    with pytest.raises(ValueError, match="there is no stage 9"):
+        pipe.get_stage_module(9)
+    with pytest.raises(ValueError, match="not both"):
+        pipeline(Chain(), (X,), split_spec={"layers.1": END}, split_policy=lambda graph: graph)
+    with pytest.raises(AttributeError, match="names no module"):
+        pipeline(Chain(), (X,), split_spec={"layer.2": END})
+    with pytest.raises(ValueError, match=r"write SplitPoint\.BEGINNING"):
+        annotate_split_points(Chain(), {"layers.1": "before"})
+
+
 def test_end_of_one_and_beginning_of_the_next_is_one_cut():
     """Split points at the same place count once."""
     pipe = pipeline(Chain(), (X,), split_spec={"layers.1": BEGINNING, "layers.0": END})
@@ -269,7 +340,7 @@ def test_a_stage_holds_its_own_state_under_the_model_s_names():
     assert set(union) == set(model.state_dict())
     assert all(torch.equal(full[name], value) for name, value in union.items())
     assert not any(name.startswith("model.layers.0") for name in stages[1].state_dict())
-    assert [{"submod_0": "lm_head.weight", "submod_1": "lm_head.weight"}] == pipe.replicated_params
+    assert [{"submod_pp_0": "lm_head.weight", "submod_pp_1": "lm_head.weight"}] == pipe.replicated_params
 
 
 def test_moving_a_stage_moves_what_it_runs_with():
@@ -290,7 +361,7 @@ def test_info_says_what_a_pipe_is(capsys):
     assert pipe.loss_spec is None
     assert not pipe.has_loss_and_backward
     assert [] == pipe.replicated_params
-    assert "submod_1" in capsys.readouterr().out
+    assert "submod_pp_1" in capsys.readouterr().out
     assert "Pipe(2 stages: 0 values in, 20 parameters, 1 values in, 60 parameters)" == repr(pipe)
 
 
@@ -425,6 +496,16 @@ BAD = {
     "index": (
         lambda: pipeline(Chain(), (X,), split_spec={"layers.1": END}).get_stage_module(2),
         "there is no stage 2; the stages are 0 to 1",
+    ),
+    "no spec to annotate": (
+        lambda: annotate_split_points(Chain(), None),
+        "annotate_split_points takes a model and a dict of split points by the names of its modules, not Chain and "
+        "NoneType",
+    ),
+    "a policy that is no function": (
+        lambda: pipeline(Chain(), (X,), split_policy=3),
+        "split_policy is 3; give a function that puts pipe_split calls into the graph module it gets, and gives that "
+        "back",
     ),
     "policy": (
         lambda: pipeline(Chain(), (X,), split_policy=lambda graph: None),

@@ -78,7 +78,7 @@ def test_ties_are_known_when_one_stage_has_values(real):
     before = pipe.replicated_params
     pipe.materialize(0, "cpu", real.state_dict())
 
-    assert [{"submod_0": "lm_head.weight", "submod_1": "lm_head.weight"}] == before == pipe.replicated_params
+    assert [{"submod_pp_0": "lm_head.weight", "submod_pp_1": "lm_head.weight"}] == before == pipe.replicated_params
 
 
 def test_a_function_may_fill_or_give_values(real):

@@ -203,7 +203,7 @@ def test_a_pipe_says_which_parameters_are_sent_and_which_are_copied():
     _, pipe = tied({"bias": TRANSMIT})
 
     assert {"bias": 0} == pipe.transmitted_params
-    assert [{"submod_0": "head.weight", "submod_2": "head.weight"}] == pipe.replicated_params
+    assert [{"submod_pp_0": "head.weight", "submod_pp_2": "head.weight"}] == pipe.replicated_params
     assert ("bias", 16) in pipe.traffic.hops[0].values
     assert "bias" not in dict(pipe.traffic.hops[1].values)
 
