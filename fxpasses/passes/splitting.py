@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,7 +25,7 @@ from fxpasses.outlining.building import remake
 from fxpasses.outlining.graph_writing import GraphWriter, without_collections
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
-from fxpasses.outlining.part_names import PartNames, identifier, unique_name, wished_names
+from fxpasses.outlining.part_names import PartNames, identifier, numbered_names, plain, unique_name, wished_names
 from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.partitioners.placing.replicas import with_replicas
@@ -389,7 +389,7 @@ def _write_call(top: _TopLevel, part: Part) -> None:
             _provide(top, value)
     arguments = tuple(environment[value] for value in part.inputs)
     meta = call_meta(part, top.always_return_tuple)
-    call = writer.append("call_module", part.name, arguments, name=part.name, meta=meta)
+    call = writer.append("call_module", part.name, arguments, name=plain(part.name), meta=meta)
     add_provenance(call, part, "split")
     if len(part.outputs) == 1 and not top.always_return_tuple:
         environment[part.outputs[0]] = call
@@ -419,7 +419,7 @@ def carry_over(source: GraphModule, module: LazyGraphModule) -> None:
 
 
 def split_module(
-    m: GraphModule,
+    m: GraphModule | ExportedProgram,
     root_m: torch.nn.Module | None,
     split_callback: Callable[[Node], Any],
     qualname_map: dict[str, str] | None = None,
@@ -437,10 +437,11 @@ def split_module(
     inputs in place are never overtaken.
 
     Args:
-        m: The graph module, which stays as it is.
+        m: The graph module, which stays as it is. Of an ExportedProgram, its ``module()`` is split.
         root_m: Not used; there because torch's function has it.
         split_callback: Gives the partition of a node, anything hashable but None. Asked once for each node that is
-            not a placeholder, a ``get_attr`` or the output.
+            not a placeholder, a ``get_attr`` or the output; of a program, about the nodes of its own graph. What only
+            its module has (the check of its inputs, writes to its buffers) stays at the top level.
         qualname_map: Filled with the original name of each attribute of a part, by its new name.
         keep_original_order: Run partitions in the order in which the graph mentions them first, or fail.
         keep_original_node_name: Nodes keep their names; by default they are named anew by what they call.
@@ -457,11 +458,11 @@ def split_module(
         SplitError: The callback raises, or gives None or something unhashable; or the graph has no output.
         CycleError: Partitions wait for each other (also a ``RuntimeError``, as torch raises).
     """
-    _check_source(m)
+    m, asked = _source_of(m)
     prefix = f"submod_{partition_affix}_" if partition_affix is not None else "submod_"
     with without_collections():
-        groups = _groups_by(split_callback, m)
-        wished = wished_names(groups, None, prefix)
+        groups = _groups_by(split_callback, asked)
+        wished = numbered_names(groups, prefix)
         pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]
         try:
             plan = make_plan(m, pairs, constants=constants, keep_order=bool(keep_original_order))
@@ -483,14 +484,23 @@ def split_module(
     return top.module
 
 
-def _groups_by(split_callback: Callable[[Node], Any], m: GraphModule) -> dict[Hashable, list[Node]]:
+def _source_of(given: GraphModule | ExportedProgram) -> tuple[GraphModule, dict[Node, Node]]:
+    """The module to split, and for each node that computes the one to ask about: of a program, the program's own."""
+    module: Any = given.module() if isinstance(given, ExportedProgram) else given
+    _check_source(module)
+    computing = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    if not isinstance(given, ExportedProgram):
+        return module, {node: node for node in computing}
+    by_name = {node.name: node for node in given.graph.nodes}
+    return module, {node: by_name[node.name] for node in computing if node.name in by_name}
+
+
+def _groups_by(split_callback: Callable[[Node], Any], asked: Mapping[Node, Node]) -> dict[Hashable, list[Node]]:
     """Ask the callback once for each node that computes."""
     groups: dict[Hashable, list[Node]] = {}
-    for node in m.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
+    for node, known in asked.items():
         try:
-            partition = split_callback(node)
+            partition = split_callback(known)
         except Exception as error:  # the user's code may raise anything
             raise also_as(SplitError, error)(
                 f"split_callback failed for {_described(node)}: {type(error).__name__}: {error}",
@@ -520,7 +530,7 @@ def _described(node: Node) -> str:
 
 
 def split_by_tags(
-    gm: GraphModule,
+    gm: GraphModule | ExportedProgram,
     tags: Sequence[str],
     return_fqn_mapping: bool = False,
     return_tuple: bool = False,
@@ -529,22 +539,25 @@ def split_by_tags(
     """Split a graph by the ``tag`` attribute of its nodes, as ``torch.fx.passes.split_utils.split_by_tags`` does.
 
     Args:
-        gm: The graph module, which stays as it is; every node that computes has a ``tag``.
+        gm: The graph module, which stays as it is; every node that computes has a ``tag``. Of an ExportedProgram, its
+            ``module()`` is split by the tags of the program's own nodes; what only the module has stays at the top.
         tags: The tags, in the order in which their parts run; parts are named by them. Tags of no node are left out.
         return_fqn_mapping: Also give the new name of each attribute by its original name.
         return_tuple: Also parts with one output give a tuple.
         GraphModuleCls: The class of the result.
 
     Raises:
-        SplitError: A node has no tag, or one that ``tags`` does not list.
+        SplitError: A node has no tag, or one that ``tags`` does not list; or ``tags`` is no list (also a TypeError).
         CycleError: The parts cannot run in this order; ``path`` shows why.
     """
-    _check_source(gm)
+    gm, asked = _source_of(gm)
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise also_as(SplitError, TypeError())(
+            f"tags is {tags!r}; give a list of the tags in the order in which their parts run"
+        )
     groups: dict[str, list[Node]] = {tag: [] for tag in tags}
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
-        tag = getattr(node, "tag", None)
+    for node, known in asked.items():
+        tag = getattr(known, "tag", None)
         if tag not in groups:
             fact = "has no tag" if tag is None else f"has the tag {tag!r}, which is not in tags={list(tags)!r}"
             raise SplitError(f"node {node.name!r} {fact}; set node.tag to one of the tags", node=node)
@@ -553,7 +566,7 @@ def split_by_tags(
     top = _finish(plan, always_return_tuple=return_tuple)
     for part in plan.parts:
         for node in part.nodes:
-            part.copies[node].tag = node.tag  # type: ignore[attr-defined]
+            part.copies[node].tag = asked[node].tag  # type: ignore[attr-defined]
     result: GraphModule = top.module
     if GraphModuleCls is not GraphModule:
         result = GraphModuleCls(top.module, top.module.graph)

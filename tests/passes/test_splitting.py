@@ -9,6 +9,7 @@ import operator
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -580,6 +581,80 @@ def test_parts_are_named_by_their_partition():
     assert "head" == split(source, ids, names={1: "head"}).part_names[1]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_partitions_below_zero_have_torch_s_names(policy):
+    """``submod_-1`` is what ``getattr(split, f"submod_{partition}")`` looks for; code can be generated for it."""
+    from torch.fx.passes.split_module import split_module as torchs
+
+    source = symbolic_trace(Linears())
+    partition_of = {node: place - 1 for node, place in chunks(source, 2).items()}
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    theirs = [name for name, _ in torchs(source, None, partition_of.get).named_children()]
+    for named in (False, True):
+        done = split_module(source, None, partition_of.get, None, False, named, constants=policy)
+        again = pickle.loads(pickle.dumps(done))
+
+        assert ["submod_-1", "submod_0"] == theirs == [name for name, _ in done.named_children()]
+        assert all(node.name.isidentifier() for node in done.graph.nodes)
+        assert torch.equal(source(x, y), again(x, y))
+        assert torch.equal(source(x, y), merge(done)(x, y))
+
+
+def test_a_partition_that_code_cannot_name_gets_other_letters():
+    """Names with dots would be paths, and quotes would end the text in which code asks for the part."""
+    source = SHAPES["chain"].capture()
+    a, b, c, *_ = compute_nodes(source)
+    ids = {a: 1.5, b: ('say "so"', 1), c: "two words"}
+    done = split_module(source, None, lambda node: ids.get(node, "rest"))
+
+    assert ["submod_1_5", "submod___say__so____1_", "submod_two words", "submod_rest"] == [
+        name for name, _ in done.named_children()
+    ]
+
+
+class Counting(nn.Module):
+    """Has a write to a buffer, which a program's module makes a node of its own of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x, *, scale):
+        self.steps.add_(1)
+        return self.second(self.first(x).relu() * scale) + self.steps
+
+
+def halves_of(program):
+    """The nodes of a program in two halves."""
+    return {node: int(place > 2) for place, node in enumerate(compute_nodes(program.graph_module))}
+
+
+def test_programs_are_split_by_a_callback():
+    """The callback gets nodes of the program's own graph; the program stays as it is, and buffers are written."""
+    model, x, scale = Counting(), torch.randn(2, 4), torch.tensor(2.0)
+    program = torch.export.export(copy.deepcopy(model), (x,), {"scale": scale})
+    before = str(program.graph)
+    done = split_module(program, None, halves_of(program).__getitem__)
+
+    assert {"submod_0", "submod_1"} == done.meta["partition_names"]
+    assert all(torch.equal(model(x, scale=scale), done(x, scale=scale)) for _ in range(2))
+    assert before == str(program.graph)
+
+
+def test_programs_are_split_by_tags():
+    """The tags of the program's own nodes count, and the copies have them too."""
+    model, x, scale = Counting(), torch.randn(2, 4), torch.tensor(2.0)
+    program = torch.export.export(copy.deepcopy(model), (x,), {"scale": scale})
+    for node, half in halves_of(program).items():
+        node.tag = ("front", "back")[half]
+    done = split_by_tags(program, ["front", "back"])
+
+    assert all(torch.equal(model(x, scale=scale), done(x, scale=scale)) for _ in range(2))
+    assert {"front"} == {node.tag for node in compute_nodes(done.front)}
+    assert {"back"} == {node.tag for node in compute_nodes(done.back)}
+
+
 def test_a_name_that_the_top_level_needs_is_not_taken():
     """A left-over attribute called like a part keeps its name."""
 
@@ -850,8 +925,20 @@ def test_a_graph_without_output_is_refused():
             cut()
 
 
+@pytest.mark.parametrize("tags", [None, "ab", 3])
+def test_tags_are_a_list(tags):
+    """A text would be taken for its letters."""
+    message = f"tags is {tags!r}; give a list of the tags in the order in which their parts run"
+    for kind in (SplitError, TypeError):
+        with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+            split_by_tags(SHAPES["chain"].capture(), tags)
+
+
 def test_what_is_no_graph_is_refused():
     """Only graph modules and programs can be split."""
+    for face in (lambda: split_module(nn.Linear(2, 2), None, lambda _: 0), lambda: split_by_tags(nn.Linear(2, 2), [])):
+        with pytest.raises(SplitError, match=r"cannot split a Linear; pass a torch.fx.GraphModule or an Exported"):
+            face()
     with pytest.raises(SplitError, match=r"cannot split a Linear; pass a torch.fx.GraphModule or an ExportedProgram"):
         split(nn.Linear(2, 2), [])
 
