@@ -14,6 +14,7 @@ from fxpasses.errors import CycleError, FakeValueError, GraphError
 from fxpasses.metadata import TRACE_KEYS, current_pass, merge_provenance, source_of, value_of
 from fxpasses.values import (
     compute_value,
+    describe_like,
     fake_mode_of,
     give_value,
     has_value,
@@ -95,18 +96,14 @@ def create_node(
         merge_provenance(node, replaces)
     else:
         _inherit_place(node)
-    if _wants_tensor_meta(node, replaces):
-        node.meta["tensor_meta"] = _sample_of(node, replaces)
     if not fake or op in ("placeholder", "output"):
-        node.meta.pop("tensor_meta", None)
         return node
     try:
-        known = give_value(node, bindings_of=_binder(replaces))
+        give_value(node, bindings_of=_binder(replaces))
     except FakeValueError:
         graph.erase_node(node)
         raise
-    if not known:
-        node.meta.pop("tensor_meta", None)
+    describe_like(node, (*replaces, *node.all_input_nodes))
     return node
 
 
@@ -477,17 +474,6 @@ def _neighbour_of(node: Node) -> Node | None:
 
 def _says_its_place(node: Node) -> bool:
     return node.op not in ("placeholder", "get_attr") and "stack_trace" in node.meta
-
-
-def _wants_tensor_meta(node: Node, replaces: Sequence[Node]) -> bool:
-    return _sample_of(node, replaces) is not None
-
-
-def _sample_of(node: Node, replaces: Sequence[Node]) -> Any:
-    for each in (*replaces, *node.all_input_nodes):
-        if (found := each.meta.get("tensor_meta")) is not None:
-            return found
-    return None
 
 
 def _binder(replaces: Sequence[Node]) -> Node | None:

@@ -24,7 +24,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from fxpasses.export_pass.hooks import Visit, ask_hook, hook_of
 from fxpasses.export_pass.proxy_values import ExportPassBaseError, NodeMetadata, ProxyValue
 from fxpasses.metadata import TRACE_KEYS, VALUE_KEYS, drop_stale_entries, registered_keys, source_of, value_of
-from fxpasses.values import give_value, has_value, obtain_fake_mode, refresh_value, same_value, set_value
+from fxpasses.values import describe_like, give_value, has_value, obtain_fake_mode, refresh_value, same_value, set_value
 
 if TYPE_CHECKING:
     from fxpasses.export_pass.base import ExportPass
@@ -386,6 +386,7 @@ class Walk:
                 give_value(each, self.run.mode)
         if _inputs_known(node):
             give_value(node, self.run.mode, bindings_of=origin)
+            describe_like(node, (origin, *node.all_input_nodes))
 
     def to_graph(self, value: Any) -> Any:
         """What stands in a node's arguments for what a hook handed on."""
@@ -452,6 +453,7 @@ class Walk:
         if isinstance(value, torch.Tensor):
             node.meta["from_node"] = [source_of(origin)]
             give_value(node, self.run.mode)
+            describe_like(node, (origin, *origin.all_input_nodes))
             self.run.owner.on_attr(ProxyValue(value, node))
         self._constants[id(value)] = (value, node)
         return node

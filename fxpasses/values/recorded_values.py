@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fxpasses.metadata import drop_stale_entries, value_of
 
 __all__ = [
     "SYMBOLIC",
+    "describe_like",
     "forget_value",
     "has_value",
     "same_value",
@@ -110,6 +111,19 @@ def set_value(node: Node, value: Any) -> None:
     drop_stale_entries(node)
 
 
+def describe_like(node: Node, samples: Iterable[Node]) -> None:
+    """Write ``tensor_meta`` of a recorded value, in the form of the first of some nodes that has one; else nothing.
+
+    torch's class for it is never imported here: who reads these entries has graphs in which there are some.
+    """
+    if not has_value(node):
+        return
+    for each in samples:
+        if (sample := each.meta.get("tensor_meta")) is not None:
+            _update_tensor_meta(node, sample, value_of(node))
+            return
+
+
 def _only_examples(node: Node) -> bool:
     """Whether this is a graph of dynamo's, which keeps its values under another key."""
     inputs = [each.meta for each in node.all_input_nodes]
@@ -121,7 +135,7 @@ def _only_examples(node: Node) -> bool:
 def _update_tensor_meta(node: Node, sample: Any, value: Any) -> None:
     made = _described(sample, value)
     if made is None:
-        del node.meta["tensor_meta"]
+        node.meta.pop("tensor_meta", None)
     else:
         node.meta["tensor_meta"] = made
 

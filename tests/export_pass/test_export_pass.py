@@ -441,6 +441,39 @@ def test_a_hook_may_return_a_tuple_for_an_op_with_several_results():
     torch.testing.assert_close(torch.tensor([-2.0, -2.0]), module(torch.arange(4.0))[0])
 
 
+class AddAsMulAndSub(ExportPass):
+    def call_operator(self, op, args, kwargs, meta):
+        if op != aten.add.Tensor:
+            return super().call_operator(op, args, kwargs, meta)
+        product = super().call_operator(aten.mul.Tensor, args, kwargs, meta)
+        return super().call_operator(aten.sub.Tensor, (product, torch.ones(4)), kwargs, meta)
+
+
+def test_new_nodes_have_tensor_meta_as_those_of_torch_do():
+    """Passes that read it find what torch wrote for the other nodes, also for a constant."""
+    module = module_of(lambda x, y: (x.t() + y.t()).relu(), torch.ones(4, 2), torch.ones(4, 2))
+    torchs_own = type(next(iter(module.graph.nodes)).meta["tensor_meta"])
+    done = AddAsMulAndSub()(module).graph_module
+    new = [node for node in done.graph.nodes if node.name in ("mul", "sub") or node.op == "get_attr"]
+
+    assert ["_tensor_constant0", "mul", "sub"] == sorted(node.name for node in new)
+    assert all(type(node.meta["tensor_meta"]) is torchs_own for node in new)
+    assert all(node.meta["val"].shape == node.meta["tensor_meta"].shape for node in new)
+    assert (1, 2) == node_called("mul", done).meta["tensor_meta"].stride
+
+
+def test_graphs_without_tensor_meta_get_none():
+    """A graph that was traced symbolically has no such entries, and a pass does not begin with them."""
+    module = symbolic_trace(lambda x: torch.ops.aten.add.Tensor(x, x))
+    done = AddAsMulAndSub()(module).graph_module
+
+    assert not any("tensor_meta" in node.meta for node in done.graph.nodes)
+
+
+def node_called(name: str, graph_module: GraphModule):
+    return next(node for node in graph_module.graph.nodes if node.name == name)
+
+
 def test_a_hook_may_return_a_number():
     class SizeIsFour(ExportPass):
         def call_operator(self, op, args, kwargs, meta):
