@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.errors import PartitionError, PatternError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_capability import CapabilityBasedPartitioner, Partition, check_graph_module
+from fxpasses.partitioners.given import lists_of_nodes
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions
 from fxpasses.partitioners.support import CALLS, AnyOperatorSupport, OperatorSupportBase, any_chain, create_op_support
 
@@ -116,7 +117,7 @@ def generate_pattern_op_partitions(
         PartitionError: A list holds nodes of another graph, or two lists share a node.
     """
     root = check_graph_module(graph_module)
-    listed = list(partitions_list or ()) + list(partitions or ())
+    listed = lists_of_nodes(partitions_list or ()) + lists_of_nodes(partitions or ())
     if not patterns and not listed and op_support is None:
         raise PatternError(
             "nothing to partition by: the list of patterns is empty; give patterns, lists of nodes or an op_support"
@@ -152,7 +153,7 @@ def generate_grouped_partitions_from_list_of_nodes(
     """
     root = check_graph_module(graph_module)
     support = _listed_support(root, pattern_list, op_support)
-    groups = [list(group) for group in pattern_list or ()]
+    groups = lists_of_nodes(pattern_list or ())
     return GroupBasedPartitioner(root, support, True, node_groups=groups).propose_partitions()
 
 
@@ -184,7 +185,7 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
         *,
         options: CapabilityOptions | None = None,
     ) -> None:
-        groups = [list(group) for group in node_groups or ()]
+        groups = lists_of_nodes(node_groups or ())
         _refuse_shared(groups)
         given = options or CapabilityOptions()
         super().__init__(
@@ -224,7 +225,7 @@ def _listed_support(
         if op_support is None:
             raise PartitionError("nothing to partition by: give lists of nodes or an op_support")
         return op_support
-    listed = {node: None for group in groups for node in group}
+    listed = {node: None for group in lists_of_nodes(groups) for node in group}
     for node in listed:
         if not isinstance(node, Node) or node.graph is not graph_module.graph:
             raise PartitionError(f"a list of nodes holds {node!r}, which is not a node of this graph")

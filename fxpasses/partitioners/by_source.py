@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.given import graph_of, list_of
 from fxpasses.partitioners.grouping.keep_together import form_units, given_groups
 from fxpasses.partitioners.grouping.viewing import view_of
 from fxpasses.partitioners.sources import MODULE_EQUIVALENTS, Origin, canonical_name, origin_of
@@ -68,9 +69,12 @@ def get_source_partitions(
 
     Returns:
         For each source that occurs its calls in graph order; a source that does not occur has no entry.
+
+    Raises:
+        PartitionError: The graph is none, or the sources are no list (also a TypeError).
     """
-    graph = graph if isinstance(graph, Graph) else graph.graph
-    wanted = _Wanted(wanted_sources)
+    graph = graph_of(graph)
+    wanted = _Wanted(list_of(wanted_sources, "wanted sources"))
     root = graph.owning_module
     found: dict[Any, dict[Hashable, list[Node]]] = {}
     for node in graph.nodes:
@@ -103,13 +107,16 @@ def get_module_partitions(
         For each module that was called its calls in graph order, with all that its submodules do.
 
     Raises:
-        PartitionError: An instance is not a submodule of the root.
+        PartitionError: An instance is not a submodule of the root; or the graph is none, or the modules are no list of
+            paths and instances (also a TypeError).
     """
-    graph = graph if isinstance(graph, Graph) else graph.graph
+    graph = graph_of(graph)
     owner = graph.owning_module
     names = {id(module): path for path, module in (root or owner or nn.Module()).named_modules()}
     by_path: dict[str, str | nn.Module] = {}
-    for module in modules:
+    for module in list_of(modules, "modules"):
+        if not isinstance(module, str | nn.Module):
+            raise also_as(PartitionError, TypeError())(f"a module is given by its path or itself, not by {module!r}")
         path = names.get(id(module)) if isinstance(module, nn.Module) else module.strip(".")
         if path is None:
             raise PartitionError(
@@ -178,6 +185,10 @@ class _Wanted:
     """The wanted sources, indexed by what a node can show."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
+        if unhashable := [source for source in sources if not isinstance(source, Hashable)]:
+            raise also_as(PartitionError, TypeError())(
+                f"a wanted source is a class, a function, an operator or a name, not {unhashable[0]!r}"
+            )
         self.exact: Mapping[Any, None] = dict.fromkeys(sources)
         self.classes = [source for source in self.exact if isinstance(source, type)]
         self.names: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from fxpasses.errors import CycleError, PartitionError
 from fxpasses.outlining import outline
 from fxpasses.outlining.outline_plan import Constants, Policy
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.given import lists_of_nodes
 from fxpasses.partitioners.grouping.small_parts import live_nodes
 from fxpasses.partitioners.grouping.viewing import view_of
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
@@ -73,7 +74,7 @@ def fuse_by_partitions(
     Complexity:
         O(V + E) for all partitions together.
     """
-    groups = [list(nodes) for nodes in partitions]
+    groups = lists_of_nodes(partitions)
     dependencies = dependencies if dependencies is not None else view_of(gm)
     Assignment.of(gm, groups, dependencies=dependencies)
     alive = live_nodes(dependencies)

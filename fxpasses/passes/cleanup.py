@@ -22,6 +22,7 @@ from fxpasses.editing import erase_nodes, remove_unused_attributes, replace_node
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.effects.calls import PLAIN, CallEffects
 from fxpasses.effects.storages import executable_order, resolve
+from fxpasses.errors import GraphError, also_as
 from fxpasses.guards import is_guard
 from fxpasses.metadata import merge_provenance
 from fxpasses.outlining.graph_writing import GraphWriter
@@ -254,7 +255,13 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
 
     Raises:
         CycleError: Nodes need each other (also a ``RuntimeError``); the message and ``path`` name them.
+        GraphError: It is no GraphModule (also a ``TypeError``).
     """
+    if not isinstance(gm, GraphModule):
+        raise also_as(GraphError, TypeError())(
+            f"legalize_graph sorts the graph of a GraphModule in place, not of {type(gm).__name__}; "
+            "give the graph_module of a program, and trace or export a model first"
+        )
     if _sort(gm):
         gm.recompile()
     return gm

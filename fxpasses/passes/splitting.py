@@ -28,6 +28,7 @@ from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
 from fxpasses.outlining.part_names import PartNames, identifier, numbered_names, plain, unique_name, wished_names
 from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
+from fxpasses.partitioners.given import lists_of_nodes
 from fxpasses.partitioners.placing.replicas import with_replicas
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
@@ -163,8 +164,7 @@ def _partitions(graph_module: GraphModule, grouping: Grouping) -> dict[Hashable,
     if isinstance(grouping, Mapping):
         partition_of.update(grouping)
     else:
-        for number, group in enumerate(grouping):
-            members = list(group)
+        for number, members in enumerate(lists_of_nodes(grouping)):
             if not members:
                 raise PartitionError(f"partition {number} is empty; leave it out")
             for node in members:

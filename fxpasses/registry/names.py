@@ -525,6 +525,7 @@ def parse_pipeline(text: str, *, registry: Registry | None = None) -> Any:
 
     Raises:
         PipelineSyntaxError: The text does not parse, or names what is not there; it points at the character.
+        PipelineError: It is no text (also a TypeError).
     """
     return (registry if registry is not None else default_registry()).parse(text)
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias, Union
 import attrs
 import torch
 
-from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
+from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError, also_as
 from fxpasses.units import GiB, KiB, MiB, parse_bytes, parse_count
 
 __all__ = [
@@ -121,7 +121,12 @@ def parse_pipeline_text(text: str) -> tuple[PassText, ...]:
 
     Raises:
         PipelineSyntaxError: It does not follow the grammar; the message points at the character.
+        PipelineError: It is no text (also a TypeError).
     """
+    if not isinstance(text, str):
+        raise also_as(PipelineError, TypeError())(
+            f"the text of a pipeline is a str, not {type(text).__name__}; passes themselves go into a PassManager"
+        )
     reader = _Reader(text)
     if reader.at_end():
         return ()

@@ -16,11 +16,13 @@ from fxpasses.partitioners import (
     GroupBasedPartitioner,
     any_chain,
     create_pattern_support,
+    fuse_by_partitions,
     generate_grouped_partitions_from_list_of_nodes,
     generate_partitions_from_list_of_nodes,
     generate_pattern_op_partitions,
     partition_by_pattern,
 )
+from fxpasses.passes import split
 
 aten = torch.ops.aten
 
@@ -133,6 +135,27 @@ def test_partitions_from_lists_of_nodes() -> None:
         generate_partitions_from_list_of_nodes(module)
     with pytest.raises(PartitionError, match=r"^a list of nodes holds 3, which is not a node of this graph$"):
         generate_partitions_from_list_of_nodes(module, [[3]])
+
+
+def test_groups_are_lists_in_a_list() -> None:
+    """A node in place of a list of nodes is told so, wherever groups are handed over."""
+    module, node = trace(lambda x: torch.sin(x))
+    for face in (
+        generate_partitions_from_list_of_nodes,
+        generate_grouped_partitions_from_list_of_nodes,
+        lambda module, groups: generate_pattern_op_partitions(module, None, groups),
+        lambda module, groups: GroupBasedPartitioner(module, supports(torch.sin), node_groups=groups),
+        fuse_by_partitions,
+        split,
+    ):
+        for groups, message in (
+            ([node["sin"]], r"^the nodes of group 0 come in a list, not as the node 'sin'$"),
+            (node["sin"], r"^groups come in a list, not as the node 'sin'$"),
+        ):
+            with pytest.raises(PartitionError, match=message) as caught:
+                face(module, groups)
+
+            assert isinstance(caught.value, TypeError)
 
 
 def test_group_based_partitioner() -> None:

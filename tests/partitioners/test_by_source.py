@@ -255,6 +255,42 @@ def test_canonical_names(sources: Any, name: str | None) -> None:
     assert {name} == {canonical_name(source) for source in sources}
 
 
+NO_GRAPH = (
+    "a graph is a torch.fx.Graph, a GraphModule or an ExportedProgram, not {}; "
+    "capture the model with torch.export or torch.fx.symbolic_trace first"
+)
+
+
+@pytest.mark.parametrize(
+    ("find", "message"),
+    [
+        (lambda _: get_source_partitions(None, [nn.Linear]), NO_GRAPH.format("NoneType")),
+        (lambda _: get_module_partitions(nn.ReLU(), ["act"]), NO_GRAPH.format("ReLU")),
+        (lambda _: partition_by_source(None, [nn.Linear]), NO_GRAPH.format("NoneType")),
+        (
+            lambda module: get_source_partitions(module, nn.Linear),
+            "wanted sources come in a list, not as <class 'torch.nn.modules.linear.Linear'>",
+        ),
+        (lambda module: get_source_partitions(module, "linear"), "wanted sources come in a list, not as 'linear'"),
+        (lambda module: partition_by_source(module, None), "wanted sources come in a list, not as None"),
+        (
+            lambda module: get_source_partitions(module, [[nn.Linear]]),
+            "a wanted source is a class, a function, an operator or a name, not "
+            "[<class 'torch.nn.modules.linear.Linear'>]",
+        ),
+        (lambda module: get_module_partitions(module, "first"), "modules come in a list, not as 'first'"),
+        (lambda module: get_module_partitions(module, [3]), "a module is given by its path or itself, not by 3"),
+    ],
+)
+def test_what_is_no_graph_or_no_list_is_refused(find: Any, message: str) -> None:
+    """A sentence says what is wanted; a TypeError, as Python would raise."""
+    with pytest.raises(PartitionError) as caught:
+        find(symbolic_trace(AsModules()))
+
+    assert message == str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
 def test_connected_wants_source_partitions() -> None:
     """Anything else is a TypeError."""
     with pytest.raises(

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fxpasses import PassBase, PassManager
-from fxpasses.errors import CycleError
+from fxpasses.errors import CycleError, GraphError
 from fxpasses.passes import (
     CSEPass,
     EliminateDeadCode,
@@ -504,6 +504,20 @@ def test_a_cycle_is_named() -> None:
     assert ["sin", "cos", "sin"] == [node.name for node in caught.value.path]
     with pytest.raises(RuntimeError):
         legalize_graph(graph_module)
+
+
+@pytest.mark.parametrize("subject", [nn.Sequential(), Graph(), None])
+def test_only_the_graph_of_a_module_is_sorted(subject) -> None:
+    """Anything else is told what to give."""
+    message = (
+        f"legalize_graph sorts the graph of a GraphModule in place, not of {type(subject).__name__}; "
+        "give the graph_module of a program, and trace or export a model first"
+    )
+    with pytest.raises(GraphError) as caught:
+        legalize_graph(subject)
+
+    assert message == str(caught.value)
+    assert isinstance(caught.value, TypeError)
 
 
 # --- operations that do nothing -------------------------------------------------------------------------------------

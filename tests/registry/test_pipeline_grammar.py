@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
+from fxpasses.registry import parse_pipeline
 from fxpasses.registry.pipeline_grammar import (
     Group,
     OptionText,
@@ -23,6 +24,17 @@ from fxpasses.registry.pipeline_grammar import (
     read_value,
     write_value,
 )
+
+
+@pytest.mark.parametrize("given", [3, None, []])
+def test_a_pipeline_is_a_text(given):
+    """Passes themselves are sent to the PassManager."""
+    message = f"the text of a pipeline is a str, not {type(given).__name__}; passes themselves go into a PassManager"
+    with pytest.raises(PipelineError) as caught:
+        parse_pipeline(given)
+
+    assert message == str(caught.value)
+    assert isinstance(caught.value, TypeError)
 
 
 class Mode(enum.Enum):

@@ -1,0 +1,58 @@
+"""What callers hand to partitioners: graphs, and lists of nodes and of what to look for; anything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from fxpasses.errors import PartitionError, also_as
+
+__all__ = ["graph_of", "list_of", "lists_of_nodes"]
+
+
+def graph_of(given: Any) -> Graph:
+    """The graph of a module or a program, or the graph itself.
+
+    Raises:
+        PartitionError: It is none of them (also a TypeError).
+    """
+    if isinstance(given, GraphModule | ExportedProgram):
+        graph: Graph = given.graph
+        return graph
+    if not isinstance(given, Graph):
+        raise also_as(PartitionError, TypeError())(
+            f"a graph is a torch.fx.Graph, a GraphModule or an ExportedProgram, not {type(given).__name__}; "
+            "capture the model with torch.export or torch.fx.symbolic_trace first"
+        )
+    return given
+
+
+def list_of(given: Any, what: str) -> list[Any]:
+    """The things in a list, or in anything else that holds several.
+
+    Args:
+        given: The list.
+        what: What is in it, in the plural, for the message.
+
+    Raises:
+        PartitionError: It is a single thing, a text or nothing (also a TypeError).
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise also_as(PartitionError, TypeError())(f"{what} come in a list, not as {_shown(given)}")
+    return list(given)
+
+
+def lists_of_nodes(given: Any) -> list[list[Node]]:
+    """Groups of nodes, each as a list.
+
+    Raises:
+        PartitionError: They are no lists in a list (also a TypeError).
+    """
+    return [list_of(group, f"the nodes of group {number}") for number, group in enumerate(list_of(given, "groups"))]
+
+
+def _shown(given: Any) -> str:
+    return f"the node {given.name!r}" if isinstance(given, Node) else repr(given)
