@@ -102,14 +102,25 @@ def _without_budgets(
     graph_module: GraphModule, topology: Topology, objective: Objective, options: Mapping[str, Any]
 ) -> DevicePlacement:
     """The best placement on devices that hold everything."""
-    devices = tuple(attrs.evolve(device, available_mem_bytes=None) for device in topology.devices)
+    return _with_memory(
+        graph_module, topology, dict.fromkeys(each.name for each in topology.devices), objective, options
+    )
+
+
+def _with_memory(
+    graph_module: GraphModule,
+    topology: Topology,
+    memory: Mapping[str, int | None],
+    objective: Objective,
+    options: Mapping[str, Any],
+) -> DevicePlacement:
+    """A placement for devices of which some have another budget, on the real ones."""
+    devices = tuple(
+        attrs.evolve(each, available_mem_bytes=memory.get(each.name, each.available_mem_bytes))
+        for each in topology.devices
+    )
     asked = {**options, "time_budget": _SECONDS}
     placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked)
-    return _on(topology, placement)
-
-
-def _on(topology: Topology, placement: DevicePlacement) -> DevicePlacement:
-    """A placement on devices that are larger than they are, on the real ones."""
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 
@@ -118,31 +129,21 @@ def _with_least_on(
     figures: GraphFigures, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
 ) -> DevicePlacement:
     """The placement that gives a device with unlimited memory as little as it can."""
-    best = _enlarged(figures.graph_module, topology, device, None, objective, options)
+
+    def enlarged(memory: int | None) -> DevicePlacement:
+        return _with_memory(figures.graph_module, topology, {device.name: memory}, objective, options)
+
+    best = enlarged(None)
     if len(topology.devices) == 1 or device.available_mem_bytes is None:
         return best
     low, high = device.memory, float(figures.bytes_of(range(len(figures.nodes))))
     for _ in range(_STEPS):
         middle = (low + high) / 2
         try:
-            best, high = _enlarged(figures.graph_module, topology, device, int(middle), objective, options), middle
+            best, high = enlarged(int(middle)), middle
         except PlacementError:  # none exists, or none was found
             low = middle
     return best
-
-
-def _enlarged(
-    graph_module: GraphModule,
-    topology: Topology,
-    device: Device,
-    memory: int | None,
-    objective: Objective,
-    options: Mapping[str, Any],
-) -> DevicePlacement:
-    larger = attrs.evolve(device, available_mem_bytes=memory)
-    devices = tuple(larger if each is device else each for each in topology.devices)
-    asked = {**options, "time_budget": _SECONDS}
-    return _on(topology, place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked))
 
 
 def offload_where_too_small(

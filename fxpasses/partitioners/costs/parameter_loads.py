@@ -128,21 +128,23 @@ class ParameterUses:
         if not offloaded:
             plain = {name: self.course.memory(name) for name in self.course.held}
             return {name: LoadedMemory(memory, 0, memory.peak) for name, memory in plain.items()}
-        lives: dict[str, list[Life]] = {name: [] for name in self.course.held}
-        held = dict(self.course.held)
-        for constant, device in self.loaded(offloaded):
-            held[device] -= constant.held
-            lives[device] += self._lives(constant, device)
+        held, lives = self._with_loads(offloaded)
         return {name: self._memory(name, held[name], lives[name]) for name in held}
 
     def course_with(self, offloaded: Collection[str]) -> MemoryCourse:
         """The memory over time when some parts are offloaded: what they load comes and goes."""
-        held, lives = dict(self.course.held), {name: list(lives) for name, lives in self.course.lives.items()}
+        held, loaded = self._with_loads(offloaded)
+        lives = {name: (*lives, *loaded[name]) for name, lives in self.course.lives.items()}
+        return attrs.evolve(self.course, held=held, lives=lives)
+
+    def _with_loads(self, offloaded: Collection[str]) -> tuple[dict[str, int], dict[str, list[Life]]]:
+        """What stays on each device when some parts are offloaded, and from when to when what they load is there."""
+        held = dict(self.course.held)
+        lives: dict[str, list[Life]] = {name: [] for name in held}
         for constant, device in self.loaded(offloaded):
             held[device] -= constant.held
             lives[device] += self._lives(constant, device)
-        every = {name: tuple(each) for name, each in lives.items()}
-        return attrs.evolve(self.course, held=held, lives=every)
+        return held, lives
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
         """Seconds that the loads of one run take over the default link to main memory, if nothing else runs."""
