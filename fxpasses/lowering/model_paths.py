@@ -124,9 +124,12 @@ class ModelPath(torch.nn.Module):
         """A tensor that the parts hold, or a module further down."""
         if (here := self._own_holder(name)) is not None:
             return getattr(here, name)
-        if (found := self._at(name)) is None:
-            raise AttributeError(f"the model has no {vars(self)['path']}.{name}")
-        return found.value() if isinstance(found, HeldTensor) else found
+        if (found := self._at(name)) is not None:
+            return found.value() if isinstance(found, HeldTensor) else found
+        path = f"{vars(self)['path']}.{name}"
+        if (here := really_at(vars(self)["root"], path)) is None:
+            raise AttributeError(f"the model has no {path}")
+        return here
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a tensor in all parts that hold it."""

@@ -206,7 +206,7 @@ class _RunTable:
         least = 0.0
         for _round in range(self.rounds(budget)):
             missing = [
-                np.where(np.isfinite(load), np.maximum(need - group.memory, 0.0), np.inf)
+                np.subtract(need, group.memory, out=np.full(need.shape, np.inf), where=np.isfinite(load)).clip(min=0.0)
                 for load, need, group in zip(self.load, self.need, self.classes, strict=True)
             ]
             walked = smallest_walk(States.of(self.classes), missing, in_turn=False)
