@@ -67,6 +67,9 @@ class CompiledPattern:
         patterns: All patterns, each before its children.
         source: For patterns made from graphs: which graph node each pattern stands for.
         graph: The graph that it was made from.
+
+    Attributes:
+        turns: When each part runs, for comparisons: what effects order in a graph must be in the same order here.
     """
 
     roots: tuple[Pattern, ...]
@@ -82,6 +85,7 @@ class CompiledPattern:
     captures: Mapping[str, tuple[Pattern, ...]] = attrs.field(init=False)
     bridges: tuple[tuple[Bridge, ...], ...] = attrs.field(init=False)
     height: int = attrs.field(init=False)
+    turns: Mapping[Pattern, tuple[int, int]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         derived = {
@@ -92,6 +96,7 @@ class CompiledPattern:
             "captures": _captures(self.patterns),
             "bridges": tuple(_bridges(self.roots, place) for place in range(len(self.roots))),
             "height": _height(self.patterns, self.roots[0]),
+            "turns": _turns(self.patterns, self.source, self.graph),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -272,7 +277,21 @@ def _children_first(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
                 yield pattern
                 continue
             waiting.append((pattern, True))
-            waiting.extend((child, False) for child in pattern.children())
+            waiting.extend((child, False) for child in reversed(list(pattern.children())))
+
+
+def _turns(
+    patterns: Sequence[Pattern], source: Mapping[Pattern, Node], graph: Graph | None
+) -> dict[Pattern, tuple[int, int]]:
+    """When each part runs: as its graph says, or as Python evaluates the terms, arguments first and left to right.
+
+    What an input of a graph must look like (``inputs=``) runs before all of the graph.
+    """
+    places = {node: place for place, node in enumerate(graph.nodes)} if graph is not None else {}
+    return {
+        pattern: (places[source[pattern]] if pattern in source else -1, count)
+        for count, pattern in enumerate(_children_first(patterns))
+    }
 
 
 def _chooses(pattern: Pattern) -> bool:

@@ -14,7 +14,7 @@ from fxpasses.partitioners.matching.compiling import CompiledPattern
 from fxpasses.partitioners.matching.terms import Pattern, Repeat, Role
 from fxpasses.partitioners.matching.views import GraphView
 
-__all__ = ["PatternMatch", "leak", "tangle"]
+__all__ = ["PatternMatch", "leak", "misordered", "tangle"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -37,13 +37,19 @@ class PatternMatch:
     @cached_property
     def nodes(self) -> list[Node]:
         """The nodes that belong to the match, without its inputs, in the order in which they were found."""
-        roles = self.pattern.roles
-        owned = (
-            value
-            for key, value in self.bound.items()
-            if isinstance(value, Node) and roles[key[0] if isinstance(key, tuple) else key] is Role.OWNS
-        )
+        owned = (value for key, value in self.bound.items() if isinstance(value, Node) and self._owns(key))
         return list(dict.fromkeys(owned))
+
+    def _owns(self, key: Any) -> bool:
+        return self.pattern.roles[key[0] if isinstance(key, tuple) else key] is Role.OWNS
+
+    @cached_property
+    def turns(self) -> dict[Node, tuple[tuple[int, ...], ...]]:
+        """When the pattern runs each of the nodes, for comparisons: items of a repeat run one after the other."""
+        turns = self.pattern.turns
+        return {
+            value: _turn(key, turns) for key, value in self.bound.items() if isinstance(value, Node) and self._owns(key)
+        }
 
     @cached_property
     def results(self) -> list[Any]:
@@ -95,6 +101,15 @@ def _places(scope: Any) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
+def _turn(key: Any, turns: Mapping[Pattern, tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    pattern, scope = key if isinstance(key, tuple) else (key, None)
+    turn: tuple[tuple[int, ...], ...] = (turns[pattern],)
+    while scope is not None:
+        repeat, place, scope = scope
+        turn = (turns[repeat], (place,), *turn)
+    return turn
+
+
 def leak(match: PatternMatch) -> str | None:
     """Why the match cannot be lifted out: a value inside it that something outside uses; None if there is none."""
     inside = set(match.nodes)
@@ -130,6 +145,25 @@ def tangle(match: PatternMatch, view: GraphView) -> list[Node] | None:
             if step not in came_from and position.get(step, last) < last:
                 came_from[step] = node
                 waiting.append(step)
+    return None
+
+
+def misordered(match: PatternMatch, view: GraphView) -> tuple[Node, Node] | None:
+    """Two nodes that effects keep in another order than the pattern has them in; None if there are none.
+
+    What replaces the match does what the pattern does, in its order. Nodes of a convex match that effects order over
+    others are in a chain of such pairs, so pairs are all that is looked at.
+    """
+    if (effects := view.effects) is None:
+        return None
+    turns = match.turns
+    for node, turn in turns.items():
+        for other in view.later.get(node, ()):
+            if turns.get(other, turn) < turn:
+                return node, other
+        for user in node.users:  # an argument that the pattern leaves open
+            if turns.get(user, turn) < turn and effects.why_ordered(node, user):
+                return node, user
     return None
 
 

@@ -1,8 +1,9 @@
 """Find all matches of a pattern in a graph, by a stated rule and in time linear in the graph.
 
 The rule: candidates for the first anchor are tried in graph order. For each, the first way to lay the pattern that is
-whole (no inner value is used outside), convex (along data and effects) and accepted by the filters is the match. Unless
-overlapping matches are asked for, its nodes then belong to it alone, and it is the only match at that anchor.
+whole (no inner value is used outside), convex (along data and effects), in the pattern's order where effects order its
+nodes, and accepted by the filters is the match. Unless overlapping matches are asked for, its nodes then belong to it
+alone, and it is the only match at that anchor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PatternError, also_as
 from fxpasses.partitioners.matching.compiling import CompiledPattern, PatternLike, compile_pattern
-from fxpasses.partitioners.matching.matches import PatternMatch, leak, tangle
+from fxpasses.partitioners.matching.matches import PatternMatch, leak, misordered, tangle
 from fxpasses.partitioners.matching.probing import Probe, probe_of
 from fxpasses.partitioners.matching.searching import Search
 from fxpasses.partitioners.matching.terms import Call
@@ -102,11 +103,21 @@ class Matcher:
         """Why a way to lay the pattern is no valid match; None if it is one."""
         if not self.keeps_shared and (reason := leak(match)) is not None:
             return reason
-        if len(match.nodes) > 1 and (path := tangle(match, self.view)) is not None:
-            return describe_path(path, self.view)
+        if len(match.nodes) > 1 and (reason := self._why_disordered(match)) is not None:
+            return reason
         for accepts in self.filters:
             if not _ask(accepts, match):
                 return f"the filter {getattr(accepts, '__name__', accepts)} refused it"
+        return None
+
+    def _why_disordered(self, match: PatternMatch) -> str | None:
+        """Why the nodes of a match cannot run at one place, in the pattern's order; None if they can."""
+        if (path := tangle(match, self.view)) is not None:
+            return describe_path(path, self.view)
+        if (pair := misordered(match, self.view)) is not None:
+            first, second = pair
+            why = self.view.effects.why_ordered(first, second) if self.view.effects is not None else ""
+            return f"{first.name} runs before {second.name}, in the pattern it runs after it ({why})"
         return None
 
 
