@@ -47,6 +47,7 @@ class Outline(Action):
         """Extract the nodes."""
         from fxpasses.passes.rewriting.replacing import Refused
 
+        replacer.uses.settle()
         inside = sorted(match.nodes)
         given = [node for node in inside if any(user not in match.nodes for user in node.users)]
         try:
@@ -56,7 +57,8 @@ class Outline(Action):
         parts = getitem_users(call) if len(given) > 1 else {}
         made = [call, *(part for found in parts.values() for part in found)]
         replacer.near.replace(inside, made)
-        replacer.now.update({node: parts[place][0] if place in parts else call for place, node in enumerate(given)})
+        by = {node: parts[place][0] if place in parts else call for place, node in enumerate(given)}
+        replacer.uses.now.update(by)
         return made
 
 
@@ -77,6 +79,7 @@ class FoldToConstant(Action):
         from fxpasses.passes.rewriting.replacing import Refused
 
         inside = sorted(match.nodes)
+        replacer.uses.settle_at(inside)
         values: dict[Node, Any] = {}
         for node in dict.fromkeys(i for n in inside for i in n.all_input_nodes if i not in match.nodes):
             values[node] = self._constant(node, replacer)

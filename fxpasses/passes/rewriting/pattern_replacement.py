@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.editing import nested_graph_modules, refresh_values
+from fxpasses.editing import nested_graph_modules
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
@@ -197,7 +197,7 @@ class _Job:
         bound = [source.bind(match) for match in found]  # all of them before anything changes
         replacer.prepare(bound)
         done = [self._replace(match, b, replacer) for match, b in zip(found, bound, strict=True)]
-        refresh_values([node for node in replacer.stale if not node._erased])
+        replacer.finish()
         if is_root:
             module.delete_all_unused_submodules()
         recompile_on_demand(module)

@@ -14,6 +14,7 @@ import attrs
 from torch.fx import Node
 
 from fxpasses.partitioners.matching import GraphView, PatternMatch
+from fxpasses.passes.rewriting.uses import Uses
 
 __all__ = ["Neighbours", "Place", "find_place"]
 
@@ -39,10 +40,12 @@ class Neighbours:
 
     Args:
         view: The graph as it was when the matches were found.
+        uses: Who uses what by now.
         became: For nodes that are gone: what stands in their place.
     """
 
     view: GraphView
+    uses: Uses = attrs.field(factory=Uses)
     became: dict[Node, list[Node]] = attrs.field(factory=dict)
 
     def earlier(self, node: Node) -> list[Node]:
@@ -81,7 +84,7 @@ def find_place(match: PatternMatch, inputs: Iterable[Node], results: Iterable[No
     inside = dict.fromkeys(match.nodes)
     needed = [node for node in inputs if node not in inside]
     needed += [other for node in inside for other in near.earlier(node) if other not in inside]
-    needing = [user for node in results for user in node.users if user not in inside]
+    needing = [user for node in results for user in near.uses.users(node) if user not in inside]
     needing += [other for node in inside for other in near.later(node) if other not in inside]
     last = max(inside)
     upper = min(needing, default=None)
@@ -102,7 +105,7 @@ def _make_room(upper: Node, late: list[Node], inside: Mapping[Node, None], near:
     for node in waiting:  # grows while it is walked
         if node in inside or node is upper:
             return Place(upper, refused=_cycle(node, needed_by, node in inside))
-        for other in (*node.all_input_nodes, *near.earlier(node)):
+        for other in (*near.uses.inputs(node), *near.earlier(node)):
             if other not in needed_by and (not other < upper or other in inside):
                 needed_by[other] = node
                 waiting.append(other)

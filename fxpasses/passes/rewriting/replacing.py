@@ -22,7 +22,8 @@ from fxpasses.partitioners.matching.bookkeeping import is_bookkeeping
 from fxpasses.passes.rewriting.placing import Neighbours, Place, find_place
 from fxpasses.passes.rewriting.replacements import BoundReplacement
 from fxpasses.passes.rewriting.safety import MemoryUse
-from fxpasses.values import has_value, same_value
+from fxpasses.passes.rewriting.uses import Uses
+from fxpasses.values import has_value, refresh_values, same_value
 
 __all__ = ["Refused", "Replacer"]
 
@@ -53,14 +54,14 @@ class Replacer:
     graph_module: GraphModule
     view: GraphView
     check_values: bool = True
-    now: dict[Node, Any] = attrs.field(factory=dict, init=False)  # what stands for a replaced result
+    uses: Uses = attrs.field(factory=Uses, init=False)
     stale: dict[Node, None] = attrs.field(factory=dict, init=False)  # whose value looks different now
     near: Neighbours = attrs.field(init=False)
     memory: MemoryUse = attrs.field(init=False)
     _installed: dict[tuple[int, str], str] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.near = Neighbours(self.view)
+        self.near = Neighbours(self.view, self.uses)
         self.memory = MemoryUse(self.view)
 
     @property
@@ -70,17 +71,16 @@ class Replacer:
 
     def current(self, value: Any) -> Any:
         """What stands for a node now; everything else is itself."""
-        while isinstance(value, Node) and value in self.now:
-            value = self.now[value]
-        return value
+        return self.uses.current(value)
 
     def prepare(self, bound: Iterable[BoundReplacement]) -> None:
         """Say what is going to be put in, before anything is: a functional graph may get its first write."""
         if self.view.effects is None and any(each.graph.written_inputs for each in bound):
             self.view.analyze()
+        self.memory.look()
 
     def replace(self, match: PatternMatch, bound: BoundReplacement) -> list[Node]:
-        """Replace one match.
+        """Replace one match; :meth:`finish` is called after the last one.
 
         Returns:
             The new nodes, in order.
@@ -105,6 +105,11 @@ class Replacer:
         if bound.graph.written_inputs and made:
             self.memory.note_writes(match, bound, made)
         return made
+
+    def finish(self) -> None:
+        """Let the users of what was replaced have what stands for it, with values that are up to date."""
+        self.uses.settle()
+        refresh_values([node for node in self.stale if not node._erased])
 
     # ------------------------------------------------------------------------------------------------ new nodes
     def _copy(
@@ -215,16 +220,11 @@ class Replacer:
     # ------------------------------------------------------------------------------------------------ old nodes
     def hand_over(self, match: PatternMatch, made: list[Node], by: Mapping[Node, Any]) -> None:
         """Let everybody use the new results, and erase what nobody uses any more."""
-        inside = set(match.nodes)
         for result, value in by.items():
-            users = [user for user in result.users if user not in inside]
-            if users and not isinstance(value, Node):
-                _substitute(result, value, users)
-            elif isinstance(value, Node):
-                result.replace_all_uses_with(value, propagate_meta=False)
-                if has_value(result) and has_value(value) and not same_value(_value(result), _value(value)):
-                    self.stale.update(dict.fromkeys(value.users))
-            self.now[result] = value
+            users = self.uses.replace(result, value)
+            is_known = isinstance(value, Node) and has_value(result) and has_value(value)
+            if is_known and not same_value(_value(result), _value(value)):
+                self.stale.update(dict.fromkeys(users))
         gone = self._erase(match)
         self.near.replace(gone, made)
         for node in gone:
@@ -234,17 +234,17 @@ class Replacer:
         gone: list[Node] = []
         inside = dict.fromkeys(match.nodes)
         for node in sorted(inside, reverse=True):
-            for user in [user for user in node.users if is_bookkeeping(user) and not user.users]:
+            for user in [user for user in self.uses.users(node) if is_bookkeeping(user) and not user.users]:
                 self.graph.erase_node(user)
-            if not node.users:
-                self.graph.erase_node(node)
+            if not self.uses.users(node):
+                self.uses.erase(node)
                 gone.append(node)
         inputs = dict.fromkeys(
             value for value in match.bound.values() if isinstance(value, Node) and value.op == "get_attr"
         )
         for node in inputs:
-            if not node.users and not node._erased:
-                self.graph.erase_node(node)
+            if not node._erased and not self.uses.users(node):
+                self.uses.erase(node)
         return gone
 
 
@@ -263,13 +263,6 @@ def _move(place: Place) -> None:
 
 def _value(node: Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
-
-
-def _substitute(old: Node, value: Any, users: Iterable[Node]) -> None:
-    """Let users of a node have a literal in its place."""
-    for user in users:
-        user.args = map_arg(user.args, lambda each: value if each is old else each)
-        user.kwargs = map_arg(user.kwargs, lambda each: value if each is old else each)
 
 
 def _check_value(old: Node, new: Any) -> None:

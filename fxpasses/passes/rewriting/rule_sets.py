@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from fxpasses.editing import nested_graph_modules, refresh_values
+from fxpasses.editing import nested_graph_modules
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import PatternError
 from fxpasses.journal import Snapshot
@@ -334,7 +334,7 @@ class _Run:
             applied += 1
             names = tuple(node.name for node in made)
             self.report.applications.append(Application(rule.label, anchor, nodes, names, number))
-        refresh_values([node for node in replacer.stale if not node._erased])
+        replacer.finish()
         return applied
 
     def _refuse(self, rule: Rule, anchor: str, refusal: Refused) -> None:

@@ -31,6 +31,10 @@ class MemoryUse:
         outputs = [node for node in self.view.nodes[-1:] if node.op == "output"]
         self._returned = [leaf for output in outputs for leaf in output.all_input_nodes]  # before any is replaced
 
+    def look(self) -> None:
+        """See what each node does, while all of them still have the inputs that the analysis knows."""
+        self.writers  # noqa: B018 - asks for every node
+
     @property
     def writers(self) -> dict[int, list[Node]]:
         """The nodes that write each storage; empty for a functional graph."""
