@@ -15,7 +15,7 @@ import attrs
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
-from fxpasses.errors import CycleError, PartitionError
+from fxpasses.errors import CycleError, PartitionError, also_as
 from fxpasses.outlining.regions import dependencies_of_parts
 
 __all__ = ["Assignment", "Grouping"]
@@ -449,13 +449,14 @@ def _partition_of(grouping: Grouping) -> dict[Node, Hashable]:
 
 
 def _check_members(graph: Graph, partition_of: Mapping[Node, Hashable]) -> None:
+    foreign = also_as(PartitionError, AssertionError())  # what torch raises
     for node, name in partition_of.items():
         if not isinstance(node, Node):
             raise PartitionError(f"partition {name!r} holds {node!r}, which is not a torch.fx.Node")
         if node.graph is not graph:
-            raise PartitionError(f"partition {name!r} holds {node.name}, a node of another graph", node=node)
+            raise foreign(f"partition {name!r} holds {node.name}, a node of another graph", node=node)
         if node._erased:
-            raise PartitionError(f"partition {name!r} holds {node.name}, which was erased from the graph", node=node)
+            raise foreign(f"partition {name!r} holds {node.name}, which was erased from the graph", node=node)
         if node.op in _NEVER_ASSIGNED:
             raise PartitionError(
                 f"partition {name!r} holds {node.name}, a node of kind {node.op}; those stay in the top-level graph",
@@ -533,7 +534,7 @@ def _cycle_error(
     nodes = [dependencies.nodes[index] for index in path]
     homes = list(dict.fromkeys(repr(partition_of[node]) for node in nodes if node in partition_of))
     waits = "would wait for itself" if len(homes) == 1 else "would wait for each other"
-    return CycleError(
+    return also_as(CycleError, AssertionError())(  # what torch raises
         f"partition{'s' if len(homes) > 1 else ''} {', '.join(homes)} {waits}: {dependencies.describe(path)}; "
         "take a node of this path out, or put all of it in",
         path=nodes,

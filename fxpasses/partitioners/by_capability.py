@@ -17,6 +17,7 @@ from fxpasses.errors import PartitionError, also_as
 from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.fusing import fuse_by_partitions
+from fxpasses.partitioners.given import list_of
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, Proposal, propose
 from fxpasses.partitioners.grouping.small_parts import SizeRule
 from fxpasses.partitioners.support import AnyOperatorSupport, check_support, function_name
@@ -157,10 +158,11 @@ class CapabilityBasedPartitioner:
         By default the parameters and constants that a partition reads move into it.
 
         Raises:
-            PartitionError: Partitions overlap, are empty or hold foreign nodes.
+            PartitionError: Partitions overlap, are empty or hold foreign nodes; or it is no list of Partitions.
             CycleError: They would wait for each other.
         """
-        groups = [_nodes_of(partition, place) for place, partition in enumerate(partitions)]
+        given = list_of(partitions, "partitions")
+        groups = [_nodes_of(partition, place) for place, partition in enumerate(given)]
         return fuse_by_partitions(self.graph_module, groups, prefix, constants=constants)
 
     def partition_and_fuse(self, prefix: str = "fused_", *, constants: Constants = "share") -> GraphModule:
@@ -170,7 +172,7 @@ class CapabilityBasedPartitioner:
     def remove_bookend_non_compute_ops(self, partitions: list[Partition]) -> None:
         """Take away, in place, calls of ``non_compute_ops`` that only other such calls separate from the border."""
         names = frozenset(self.non_compute_ops)
-        for partition in partitions:
+        for partition in list_of(partitions, "partitions"):
             idle = {
                 node for node in partition.nodes if node.op == "call_function" and function_name(node.target) in names
             }

@@ -12,11 +12,11 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
-from fxpasses.errors import CycleError, PartitionError
+from fxpasses.errors import CycleError, PartitionError, also_as
 from fxpasses.outlining import outline
 from fxpasses.outlining.outline_plan import Constants, Policy
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.given import lists_of_nodes
+from fxpasses.partitioners.given import lists_of_nodes, nodes_of
 from fxpasses.partitioners.grouping.small_parts import live_nodes
 from fxpasses.partitioners.grouping.viewing import view_of
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
@@ -68,12 +68,13 @@ def fuse_by_partitions(
         ``gm``.
 
     Raises:
-        PartitionError: Partitions overlap, are empty or hold foreign nodes.
-        CycleError: They would wait for each other; ``path`` shows how. Nothing was changed.
+        PartitionError: Partitions overlap, are empty or hold foreign nodes (which is also an AssertionError).
+        CycleError: They would wait for each other; ``path`` shows how. Nothing was changed. Also an AssertionError.
 
     Complexity:
         O(V + E) for all partitions together.
     """
+    _check_module(gm)
     groups = lists_of_nodes(partitions)
     dependencies = dependencies if dependencies is not None else view_of(gm)
     Assignment.of(gm, groups, dependencies=dependencies)
@@ -96,17 +97,25 @@ def fuse_by_partitions(
     return gm
 
 
+def _check_module(given: Any) -> None:
+    if not isinstance(given, GraphModule):
+        kind = type(given).__name__
+        raise also_as(PartitionError, TypeError())(
+            f"fuse_by_partitions changes a GraphModule in place, got {kind}; trace or export the module first"
+        )
+
+
 def validate_partition(partition: Iterable[Node]) -> bool:
     """Whether the nodes can be one submodule: no path, over data or effects, leaves them and comes back.
 
     Raises:
         PartitionError: They are not nodes of one graph.
     """
-    nodes = list(partition)
+    nodes = nodes_of(partition, "the nodes of a partition")
     if not nodes:
         return True
     for node in nodes:
-        if not isinstance(node, Node) or node.graph is not nodes[0].graph:
+        if node.graph is not nodes[0].graph:
             raise PartitionError(f"a partition holds {node!r}, which is not a node of the same graph as {nodes[0]}")
     graph = nodes[0].graph
     dependencies = Dependencies.of(graph.owning_module or graph)
@@ -119,8 +128,10 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
     Kahn's algorithm with a heap of places: O(E + V log V).
 
     Raises:
-        CycleError: Nodes use each other in a circle; ``path`` holds those that do.
+        PartitionError: It is no list of nodes.
+        CycleError: Nodes use each other in a circle; ``path`` holds those that do. Also an AssertionError.
     """
+    nodes = nodes_of(nodes, "the nodes to sort")
     place = {node: number for number, node in enumerate(nodes)}
     waiting = {node: sum(used in place for used in node.all_input_nodes) for node in place}
     ready = [number for node, number in place.items() if waiting[node] == 0]
@@ -136,5 +147,7 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
                     heapq.heappush(ready, place[user])
     if len(ordered) < len(place):
         stuck = [node for node in place if waiting[node] > 0]
-        raise CycleError(f"these nodes use each other in a circle: {', '.join(map(str, stuck))}", path=stuck)
+        raise also_as(CycleError, AssertionError())(
+            f"these nodes use each other in a circle: {', '.join(map(str, stuck))}", path=stuck
+        )
     return ordered

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
 
-__all__ = ["graph_of", "list_of", "lists_of_nodes"]
+__all__ = ["graph_of", "list_of", "lists_of_nodes", "nodes_of"]
 
 
 def graph_of(given: Any) -> Graph:
@@ -43,6 +43,19 @@ def list_of(given: Any, what: str) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise also_as(PartitionError, TypeError())(f"{what} come in a list, not as {_shown(given)}")
     return list(given)
+
+
+def nodes_of(given: Any, what: str) -> list[Node]:
+    """The nodes in a list; the arguments are those of :func:`list_of`.
+
+    Raises:
+        PartitionError: It is no list, or holds something else (also a TypeError).
+    """
+    nodes = list_of(given, what)
+    for node in nodes:
+        if not isinstance(node, Node):
+            raise also_as(PartitionError, TypeError())(f"{what} are torch.fx nodes, not {node!r}")
+    return nodes
 
 
 def lists_of_nodes(given: Any) -> list[list[Node]]:

@@ -656,6 +656,62 @@ def test_refuses_what_is_no_graph_module() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda: validate_partition(3), "the nodes of a partition come in a list, not as 3"),
+        (lambda: validate_partition([3]), "the nodes of a partition are torch.fx nodes, not 3"),
+        (lambda: topo_sort(None), "the nodes to sort come in a list, not as None"),
+        (lambda: topo_sort([3]), "the nodes to sort are torch.fx nodes, not 3"),
+        (
+            lambda: fuse_by_partitions(chain_of(torch.sin), None),
+            "groups come in a list, not as None",
+        ),
+        (
+            lambda: fuse_by_partitions(chain_of(torch.sin), [3]),
+            "the nodes of group 0 come in a list, not as 3",
+        ),
+        (
+            lambda: fuse_by_partitions(torch.nn.ReLU(), []),
+            "fuse_by_partitions changes a GraphModule in place, got ReLU; trace or export the module first",
+        ),
+        (
+            lambda: CapabilityBasedPartitioner(chain_of(torch.sin), AddMulSupport()).fuse_partitions(None),
+            "partitions come in a list, not as None",
+        ),
+        (
+            lambda: CapabilityBasedPartitioner(chain_of(torch.sin), AddMulSupport()).remove_bookend_non_compute_ops(3),
+            "partitions come in a list, not as 3",
+        ),
+    ],
+)
+def test_arguments_of_another_type_are_refused_in_a_sentence(work: Any, message: str) -> None:
+    """Where Python would say that something is not iterable: what is expected, and what came; a TypeError, too."""
+    with pytest.raises(PartitionError) as caught:
+        work()
+
+    assert message == str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_what_torch_asserts_is_an_assertion_error_too() -> None:
+    """Cycles, nodes of another graph and erased ones can be caught as before the import line was changed."""
+    module, node = trace(lambda x: x.sin().cos().sin())
+    with pytest.raises(AssertionError) as cycle:
+        fuse_by_partitions(module, [[node["sin"], node["sin_1"]]])
+    with pytest.raises(AssertionError) as foreign:
+        fuse_by_partitions(module, [[trace(lambda x: x.sin())[1]["sin"]]])
+    node["sin"].args = (node["sin_1"],)
+    with pytest.raises(AssertionError) as circle:
+        topo_sort([node["sin"], node["cos"], node["sin_1"]])
+
+    assert isinstance(cycle.value, CycleError)
+    assert ["sin", "cos", "sin_1"] == [each.name for each in cycle.value.path]
+    assert isinstance(foreign.value, PartitionError)
+    assert isinstance(circle.value, CycleError)
+    assert "these nodes use each other in a circle: sin, cos, sin_1" == str(circle.value)
+
+
 def test_takes_every_kind_of_graph() -> None:
     """Exported programs, their modules and graph modules, traces and make_fx graphs are all partitioned."""
 

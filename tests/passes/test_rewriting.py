@@ -12,7 +12,8 @@ from torch.export import export
 from torch.fx import GraphModule, symbolic_trace
 
 from fxpasses.errors import PatternError
-from fxpasses.passes import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
+from fxpasses.partitioners.matching import explain, find_matches
+from fxpasses.passes import Match, ReplacedPatterns, Rule, RuleSet, replace_pattern, replace_pattern_with_filters
 
 aten = torch.ops.aten
 X = torch.arange(-6.0, 6.0).reshape(3, 4) / 4
@@ -66,6 +67,14 @@ def test_a_pattern_that_is_the_whole_graph():
         lambda x: torch.sigmoid(x),
         X,
     )
+
+
+def test_one_value_may_be_two_inputs():
+    """Where torch leaves add(a, a) alone: what stands for two inputs is read twice."""
+    source, pattern = lambda a: torch.add(a, a), lambda x, y: torch.add(x, y)
+    check(source, pattern, lambda x, y: torch.sub(x, -y), lambda a: torch.sub(a, -a), X)
+
+    assert [] == torch.fx.replace_pattern(symbolic_trace(source), pattern, lambda x, y: torch.sub(x, -y))
 
 
 def test_consecutive_matches():
@@ -724,6 +733,34 @@ def test_a_filter_that_raises_names_itself_and_nothing_changes():
         [broken],
         kind=KeyError,
     )
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        (len, "match filters are a list of functions, got the builtin_function_or_method len; put it into a list"),
+        (3, "match filters are a list of functions, got the int 3"),
+        ([3], "a match filter is a function that is asked about each match, got 3"),
+    ],
+)
+def test_filters_that_are_no_list_of_functions_are_refused(filters, message):
+    """In all functions that take filters, before anything is looked at; a TypeError, too."""
+    relu = lambda x: torch.relu(x)
+    refused(message, relu, relu, filters, kind=TypeError)
+    for work in (Rule, find_matches, explain):
+        with pytest.raises(PatternError) as caught:
+            work(relu, symbolic_trace(relu), filters=filters)
+
+        assert message == str(caught.value)
+
+
+def test_a_rule_set_of_one_rule_that_is_no_list_is_refused():
+    """The message says what is expected."""
+    with pytest.raises(PatternError) as caught:
+        RuleSet(Rule(lambda x: torch.relu(x), lambda x: torch.exp(x)))
+
+    assert "a RuleSet takes a list of Rules, got Rule" == str(caught.value)
+    assert isinstance(caught.value, TypeError)
 
 
 def test_a_callback_that_raises_names_itself_and_nothing_changes():

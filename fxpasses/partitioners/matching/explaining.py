@@ -17,7 +17,7 @@ from fxpasses.errors import PatternError, user_line
 from fxpasses.partitioners.matching.compiling import CompiledPattern, PatternLike, compile_pattern
 from fxpasses.partitioners.matching.literals import show
 from fxpasses.partitioners.matching.matches import PatternMatch
-from fxpasses.partitioners.matching.matching import Matcher, MatchFilter
+from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, checked_filters
 from fxpasses.partitioners.matching.searching import Search
 from fxpasses.partitioners.matching.terms import Call, Outputs, Pattern
 from fxpasses.partitioners.matching.views import GraphView
@@ -101,13 +101,13 @@ def explain(
         options: As for ``compile_pattern``.
 
     Raises:
-        PatternError: The pattern cannot work, or ``limit`` is not positive.
+        PatternError: The pattern cannot work, ``limit`` is not positive, or ``filters`` is no list of functions.
     """
     if limit < 1:
         raise PatternError(f"explain() needs a positive limit, got {limit}")
     compiled = compile_pattern(pattern, **options)
     view = GraphView(graph)
-    matcher = Matcher(compiled, view, filters, set())
+    matcher = Matcher(compiled, view, checked_filters(filters), set())
     candidates = matcher.candidates()
     matches, failures = [], []
     for anchor in candidates[:_MAX_CANDIDATES]:

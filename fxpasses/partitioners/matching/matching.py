@@ -9,7 +9,7 @@ alone, and it is the only match at that anchor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,7 @@ from fxpasses.partitioners.matching.searching import Search
 from fxpasses.partitioners.matching.terms import Call
 from fxpasses.partitioners.matching.views import GraphView
 
-__all__ = ["MatchFilter", "Matcher", "find_matches", "impossible_calls"]
+__all__ = ["MatchFilter", "Matcher", "checked_filters", "find_matches", "impossible_calls"]
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,27 @@ def _ask(accepts: MatchFilter, match: PatternMatch) -> bool:
         ) from error
 
 
+def checked_filters(given: Any) -> tuple[Any, ...]:
+    """Filters as a tuple.
+
+    Raises:
+        PatternError: They are no list, or one of them is no function (also a TypeError).
+    """
+    if not isinstance(given, Iterable):
+        advice = "; put it into a list" if callable(given) else ""
+        raise also_as(PatternError, TypeError())(
+            f"match filters are a list of functions, got the {type(given).__name__} "
+            f"{getattr(given, '__name__', given)!s}{advice}"
+        )
+    filters = tuple(given)
+    for each in filters:
+        if not callable(each):
+            raise also_as(PatternError, TypeError())(
+                f"a match filter is a function that is asked about each match, got {each!r}"
+            )
+    return filters
+
+
 def find_matches(
     pattern: PatternLike,
     graph: Graph | GraphModule | GraphView,
@@ -165,11 +186,12 @@ def find_matches(
         The matches in the order of their first anchors.
 
     Raises:
-        PatternError: The pattern cannot work, or a filter raised.
+        PatternError: The pattern cannot work, ``filters`` is no list of functions, or a filter raised.
 
     Complexity:
         O(nodes + candidates x pattern) without overlapping matches.
     """
+    filters = checked_filters(filters)
     compiled = compile_pattern(pattern, **options)
     view = graph if isinstance(graph, GraphView) else GraphView(graph, effects=effects)
     matcher = Matcher(compiled, view, filters, taken=None if overlapping else set())

@@ -21,7 +21,7 @@ from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, InternalMatch, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.compiling import graph_of
-from fxpasses.partitioners.matching.matching import Matcher
+from fxpasses.partitioners.matching.matching import Matcher, checked_filters
 from fxpasses.partitioners.matching.subgraph_matcher import internal_match
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
 from fxpasses.passes.rewriting.collecting import collection_paused
@@ -130,6 +130,7 @@ def replace_pattern_with_filters(
             filter or callback raised (then also catchable as what it raised). Nothing has changed then.
     """
     module = _checked(gm, replacement, replacement_callback)
+    filters = checked_filters(() if match_filters is None else match_filters)
     pattern_graph = pattern.graph if isinstance(pattern, GraphModule) else graph_of(pattern, "pattern")
     is_traced = isinstance(pattern, Graph | GraphModule)
     compiled = compile_pattern(
@@ -141,9 +142,7 @@ def replace_pattern_with_filters(
         name_contains=node_name_match,
     )
     source = None if replacement_callback is not None else replacement_source(replacement, compiled)
-    job = _Job(
-        compiled, pattern_graph, source, tuple(match_filters or ()), replacement_callback, check_values, keeps_shared
-    )
+    job = _Job(compiled, pattern_graph, source, filters, replacement_callback, check_values, keeps_shared)
     bodies = list(nested_graph_modules(module)) if nested else [module]
     snapshot = Snapshot.take(gm)
     try:

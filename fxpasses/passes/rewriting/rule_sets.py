@@ -20,11 +20,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.editing import nested_graph_modules
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import PatternError
+from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, Pattern, PatternMatch, compile_pattern
-from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, impossible_calls
+from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, checked_filters, impossible_calls
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.rewriting.actions import Action
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
@@ -38,11 +38,9 @@ __all__ = ["Application", "ApplyRules", "Refusal", "RewriteReport", "Rule", "Rul
 logger = logging.getLogger(__name__)
 
 
-def _filters(given: Iterable[MatchFilter]) -> tuple[MatchFilter, ...]:
-    return tuple(given)
-
-
 def _rules(given: Iterable[Rule]) -> tuple[Rule, ...]:
+    if not isinstance(given, Iterable):
+        raise also_as(PatternError, TypeError())(f"a RuleSet takes a list of Rules, got {type(given).__name__}")
     return tuple(given)
 
 
@@ -70,7 +68,7 @@ class Rule:
     pattern: Any
     replacement: Any
     name: str | None = attrs.field(default=None, kw_only=True)
-    filters: tuple[MatchFilter, ...] = attrs.field(default=(), kw_only=True, converter=_filters)
+    filters: tuple[MatchFilter, ...] = attrs.field(default=(), kw_only=True, converter=checked_filters)
     inputs: Mapping[str, Pattern] = attrs.field(factory=dict, kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
     benefit: float = attrs.field(default=0.0, kw_only=True)
