@@ -149,7 +149,7 @@ def _check(
     tolerance: float | None,
     raises: bool,
 ) -> RuleCheck:
-    run = _Comparison(RuleSet((attrs.evolve(rule, check_values=False),)), tolerance)
+    run = _Comparison(RuleSet((attrs.evolve(rule, check_values=False, holds_for_shared=True),)), tolerance)
     compared = rejected = 0
     while compared < examples and rejected < 30 * examples + 500:
         concrete = concretize(rule.compiled, rng, literals)

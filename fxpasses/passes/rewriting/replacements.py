@@ -75,6 +75,17 @@ class ReplacementGraph:
         written = {storage for node in self.body for storage in self.effects.of(node).writes}
         return [p for p in self.placeholders if written.intersection(self.effects.storages(p))]
 
+    @cached_property
+    def steps(self) -> list[tuple[int, bool]]:
+        """What happens to the inputs, in order: which one, by place, and whether it is written or only read."""
+        found: list[tuple[int, bool]] = []
+        inputs = [frozenset(self.effects.storages(placeholder)) for placeholder in self.placeholders]
+        for node in self.body:
+            effects = self.effects.of(node)
+            for touched, writes in ((set(effects.reads) - set(effects.writes), False), (set(effects.writes), True)):
+                found += [(place, writes) for place, storages in enumerate(inputs) if not touched.isdisjoint(storages)]
+        return found
+
     def may_live_in(self, result: Any, placeholder: Node) -> bool:
         """Whether a result may share memory with an input."""
         return isinstance(result, Node) and self.effects.may_alias(result, placeholder)

@@ -48,12 +48,13 @@ class Replacer:
         graph_module: The module around the graph.
         view: The graph as it was when the matches were found.
         check_values: Refuse a replacement whose results have another dtype, shape or device than what they replace.
-        keeps_shared: Matched nodes that are used outside stay.
+        holds_for_shared: Two inputs that are one memory may be read and written in another order than in the pattern.
     """
 
     graph_module: GraphModule
     view: GraphView
     check_values: bool = True
+    holds_for_shared: bool = False
     uses: Uses = attrs.field(factory=Uses, init=False)
     stale: dict[Node, None] = attrs.field(factory=dict, init=False)  # whose value looks different now
     near: Neighbours = attrs.field(init=False)
@@ -90,7 +91,7 @@ class Replacer:
         """
         if not rewrite_allowed(match.anchors[0]):
             raise Refused("a rewrite limit is in force")
-        if (reason := self.memory.objection(match, bound)) is not None:
+        if (reason := self.memory.objection(match, bound, self.holds_for_shared)) is not None:
             raise Refused(reason)
         values = {p: self.current(value) for p, value in bound.values.items()}
         read = [values[p] for p in bound.values if p in bound.graph.used and isinstance(values[p], Node)]

@@ -59,6 +59,8 @@ class Rule:
         benefit: Among equal priorities, at one node: the rule with the larger benefit goes first.
         keeps_shared: Match even if a value inside is used outside; what is used then stays.
         check_values: Refuse a replacement whose results have another dtype, shape or device.
+        holds_for_shared: The rule also holds where two inputs are one memory, though the replacement reads and writes
+            them in another order; ``check_rule`` tries it. Otherwise such a match is refused.
         options: Further options of ``compile_pattern``.
 
     Raises:
@@ -74,6 +76,7 @@ class Rule:
     benefit: float = attrs.field(default=0.0, kw_only=True)
     keeps_shared: bool = attrs.field(default=False, kw_only=True)
     check_values: bool = attrs.field(default=True, kw_only=True)
+    holds_for_shared: bool = attrs.field(default=False, kw_only=True)
     options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -323,7 +326,7 @@ class _Run:
         replacer.prepare([each for each in bound if each is not None])
         for (rule, match), replacement in zip(found, bound, strict=True):
             anchor, nodes = match.anchors[0].name, tuple(node.name for node in match.nodes)
-            replacer.check_values = rule.check_values
+            replacer.check_values, replacer.holds_for_shared = rule.check_values, rule.holds_for_shared
             try:
                 made = _apply(rule, match, replacement, replacer)
             except Refused as refusal:

@@ -1,8 +1,8 @@
 """May this replacement stand for this match, given what else the graph does to the same memory?
 
-Order is the business of ``placing.py``. Here are the two questions that order does not answer: does the replacement
+Order is the business of ``placing.py``. Here are the questions that order does not answer: does the replacement
 write the same inputs as the match did, where somebody can see it; and if a result shares memory with an input on one
-side only, does anything write that memory?
+side only, does anything write that memory? And if two inputs are one memory, do both sides treat it alike?
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fxpasses.partitioners.matching import GraphView, PatternMatch
-from fxpasses.passes.rewriting.replacements import BoundReplacement
+from fxpasses.passes.rewriting.replacements import BoundReplacement, ReplacementGraph
 
 __all__ = ["MemoryUse"]
 
@@ -25,6 +25,7 @@ class MemoryUse:
 
     view: GraphView
     _writers: dict[int, list[Node]] | None = attrs.field(init=False, default=None)
+    _patterns: dict[Graph, ReplacementGraph] = attrs.field(init=False, factory=dict)
     _returned: list[Node] = attrs.field(init=False, factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -50,11 +51,12 @@ class MemoryUse:
         """The nodes that write what ``node`` gives."""
         return [writer for storage in sorted(self._storages(node)) for writer in self.writers.get(storage, ())]
 
-    def objection(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
+    def objection(self, match: PatternMatch, bound: BoundReplacement, holds_for_shared: bool = False) -> str | None:
         """Why the replacement would change what happens to memory; None if it does not."""
         if self.view.effects is None or not (self.writers or bound.graph.written_inputs):
             return None
-        return self._writes_differ(match, bound) or self._sharing_differs(match, bound)
+        reason = self._writes_differ(match, bound) or self._sharing_differs(match, bound)
+        return reason if reason or holds_for_shared else self._steps_differ(match, bound)
 
     def note_writes(self, match: PatternMatch, bound: BoundReplacement, made: list[Node]) -> None:
         """Remember that a replacement writes its inputs: who reads them stays on its side."""
@@ -107,6 +109,34 @@ class MemoryUse:
                 return f"{node.name} reads it afterwards"
         return None
 
+    def _steps_differ(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
+        """Inputs that are one memory here must be read and written in the same order on both sides.
+
+        A rule holds for inputs that are distinct in memory. It still holds for others if nothing of that memory is
+        looked at again once one of them was written, or if both sides do the same to it.
+        """
+        pattern = match.pattern.graph
+        if pattern is None or len(match.inputs) != len(bound.graph.placeholders):
+            return None
+        if pattern not in self._patterns:
+            self._patterns[pattern] = ReplacementGraph(pattern, ())
+        old, new = self._patterns[pattern].steps, bound.graph.steps
+        for first, second in self._shared_inputs(match):
+            pair = (first, second)
+            before, after = ([step for step in steps if step[0] in pair] for steps in (old, new))
+            if _in_runs(before) != _in_runs(after) and (_looks_again(before) or _looks_again(after)):
+                names = " and ".join(dict.fromkeys(match.inputs[place].name for place in pair))
+                return (
+                    f"two inputs of the pattern are one memory here ({names}), "
+                    "which the replacement reads and writes in another order"
+                )
+        return None
+
+    def _shared_inputs(self, match: PatternMatch) -> list[tuple[int, int]]:
+        storages = [self._storages(value) for value in match.inputs]
+        places = range(len(storages))
+        return [(a, b) for a in places for b in places[a + 1 :] if storages[a] & storages[b]]
+
     def _sharing_differs(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
         inside = set(match.nodes)
         first = min(self.view.position[node] for node in inside)
@@ -131,6 +161,30 @@ class MemoryUse:
                 if writer not in inside and self.view.position[writer] > first:
                     return writer
         return None
+
+
+def _in_runs(steps: list[tuple[int, bool]]) -> list[frozenset[int] | int]:
+    """Reads between two writes together, as their order makes no difference."""
+    runs: list[frozenset[int] | int] = []
+    for place, writes in steps:
+        if writes:
+            runs.append(place)
+        elif runs and isinstance(runs[-1], frozenset):
+            runs[-1] |= {place}
+        else:
+            runs.append(frozenset({place}))
+    return runs
+
+
+def _looks_again(steps: list[tuple[int, bool]]) -> bool:
+    """Whether something is done to one input after another one was written."""
+    written: set[int] = set()
+    for place, writes in steps:
+        if written - {place}:
+            return True
+        if writes:
+            written.add(place)
+    return False
 
 
 def _nodes(match: PatternMatch) -> Iterable[Node]:
