@@ -25,6 +25,7 @@ __all__ = [
     "current_pass",
     "drop_stale_entries",
     "merge_provenance",
+    "module_stack",
     "registered_keys",
     "running_pass",
     "source_of",
@@ -41,6 +42,7 @@ TRACE_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
 """What torch writes about where a node comes from."""
 
 _NO_PASS = "fxpasses"
+_NO_MODULE = "empty_nn_module_stack_from_metadata_hook"  # torch.export, of what it adds itself; at times after an _
 _HISTORY_LIMIT = 64
 _MISSING: Any = object()
 _CURRENT_PASS: ContextVar[str | None] = ContextVar("fxpasses_current_pass", default=None)
@@ -219,6 +221,31 @@ def copy_metadata(source: Node, target: Node, *, values: bool = True, provenance
         target.meta["from_node"] = [source_of(source, action=NodeSourceAction.CREATE)]
 
 
+def module_stack(node: Node | Mapping[str, Any]) -> dict[str, Any]:
+    """The modules that a node comes from, outermost first: for each call its path and class.
+
+    Torch marks operators that it made itself, such as sizes of inputs, with a module that there is not; that is left
+    out.
+
+    >>> module_stack({"nn_module_stack": {_NO_MODULE: (_NO_MODULE, _NO_MODULE), "norm": ("norm", "LayerNorm")}})
+    {'norm': ('norm', 'LayerNorm')}
+
+    Args:
+        node: A node, or its ``meta``.
+
+    Returns:
+        ``nn_module_stack``; empty where there is none.
+    """
+    meta = node.meta if isinstance(node, Node) else node
+    stack: dict[str, Any] = meta.get("nn_module_stack") or {}
+    return {key: entry for key, entry in stack.items() if not _is_no_module(entry)}
+
+
+def _is_no_module(entry: Any) -> bool:
+    path = entry[0] if isinstance(entry, tuple) else entry
+    return isinstance(path, str) and path.endswith(_NO_MODULE)
+
+
 def drop_stale_entries(node: Node) -> None:
     """Drop every typed entry that depends on the value of ``node``, because that value has changed."""
     meta = node.meta
@@ -240,7 +267,7 @@ def _copied(entry: Any) -> Any:
 
 
 def _common_stack(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    stacks = [stack for meta in metas if (stack := meta.get("nn_module_stack"))]
+    stacks = [stack for meta in metas if (stack := module_stack(meta))]
     if not stacks:
         return None
     common = list(stacks[-1].items())

@@ -15,6 +15,7 @@ from fxpasses.metadata import (
     current_pass,
     drop_stale_entries,
     merge_provenance,
+    module_stack,
     registered_keys,
     running_pass,
     source_of,
@@ -35,6 +36,26 @@ def two_nodes() -> tuple[Node, Node]:
     relu = graph.call_function(torch.relu, (x,))
     graph.output(relu)
     return x, relu
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_torch_made_itself_is_of_no_module(strict: bool) -> None:
+    class Sized(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * x.shape[0]
+
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(Sized(), (torch.ones(4, 3),), dynamic_shapes={"x": {0: batch}}, strict=strict)
+    paths = {node.name: [path for path, _ in module_stack(node).values()] for node in program.graph.nodes}
+
+    assert "metadata_hook" in str(next(node.meta for node in program.graph.nodes if node.name == "sym_size_int_1"))
+    assert [] == paths["sym_size_int_1"]
+    assert ["", "linear"] == paths["linear"]
+    assert [""] == paths["mul"]
 
 
 def test_a_written_entry_is_read_back() -> None:

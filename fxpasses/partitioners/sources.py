@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from fxpasses.metadata import module_stack
+
 __all__ = ["MODULE_EQUIVALENTS", "Origin", "canonical_name", "class_named", "origin_of"]
 
 MODULE_EQUIVALENTS = MappingProxyType(
@@ -165,7 +167,7 @@ def origin_of(node: Node, root: nn.Module | None = None) -> Origin:
     """
     modules = tuple(
         (path, class_named(kind) if isinstance(kind, str) else kind, key)
-        for key, (path, kind) in reversed((node.meta.get("nn_module_stack") or {}).items())
+        for key, (path, kind) in reversed(module_stack(node).items())
     )
     if node.op == "call_module" and root is not None:
         kind = type(root.get_submodule(str(node.target)))

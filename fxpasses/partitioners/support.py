@@ -17,6 +17,7 @@ from torch.fx.node import _get_qualified_name
 from torch.fx.passes.operator_support import OperatorSupportBase as _TorchOperatorSupportBase
 
 from fxpasses.errors import PartitionError, PatternError, also_as
+from fxpasses.metadata import module_stack
 
 AnyOperatorSupport = _TorchOperatorSupportBase
 """What may be asked: a support object of this package, or one written for torch."""
@@ -242,7 +243,7 @@ class OpSupports:
 
         def decline_if_module_type(submodules: Submodules, node: Node) -> str | None:
             called = submodules.get(node.target) if node.op == "call_module" and isinstance(node.target, str) else None
-            kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+            kinds = [kind for _, kind in module_stack(node).values()]
             for kind in [*([] if called is None else [type(called)]), *kinds]:
                 resolved = names.get(kind) if isinstance(kind, str) else kind
                 if resolved is not None and issubclass(resolved, wanted):
@@ -390,7 +391,7 @@ def dtype_of(node: Node) -> Any:
 
 def module_paths(node: Node) -> list[str]:
     """The paths of the modules that a node comes from, outermost first, without the root's empty one."""
-    paths = [plain_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    paths = [plain_path(path) for path, _ in module_stack(node).values()]
     if node.op == "call_module":
         paths.append(str(node.target))
     return [path for path in dict.fromkeys(paths) if path]

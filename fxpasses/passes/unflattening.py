@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError, SplitError
+from fxpasses.metadata import module_stack
 from fxpasses.outlining.graph_writing import without_collections
 from fxpasses.passes.interpreter_modules import (
     CALL_INDEX,
@@ -214,10 +215,12 @@ class _Unflattener:
 
     def _entered(self, node: Node, opened: list[tuple[str, _Frame]]) -> list[tuple[str, _Frame]]:
         """The open calls after a node has entered its own: a common beginning stays open, the rest is new."""
-        stack = node.meta.get("nn_module_stack")
+        stack = module_stack(node)
         if not stack:
             if _may_lack_stack(node):
                 return opened
+            if "nn_module_stack" in node.meta:  # torch says that it is of no module: what it adds behind the model
+                return opened if any(map(module_stack, node.users)) else opened[:1]
             raise SplitError(
                 f"{node.name} ({node.target}) has no nn_module_stack, so it is not known which module it belongs to; "
                 "let the pass that made it copy the metadata of what it replaced (fxpasses.create_node does).",

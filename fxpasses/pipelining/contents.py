@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 from torch.fx import Node
 
+from fxpasses.metadata import module_stack
+
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
 
@@ -60,8 +62,7 @@ def _computing(pipe: Pipe, index: int) -> Iterator[Node]:
 
 def _path(node: Node) -> list[str]:
     """The modules around a node, from the outermost; the model itself is left out."""
-    stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
-    return list(dict.fromkeys(path for path, *_ in stack.values() if path))
+    return list(dict.fromkeys(path for path, *_ in module_stack(node).values() if path))
 
 
 def _contents(paths: Sequence[Sequence[str]], shares: Mapping[str, Mapping[int, int]], mean: float) -> StageContents:

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.errors import StageError, also_as, user_line
+from fxpasses.metadata import module_stack
 from fxpasses.outlining.regions import is_marker
 
 __all__ = ["SplitPoint", "annotate_split_points", "pipe_split"]
@@ -138,7 +139,7 @@ def _is_torchs_pipe_split(function: Any) -> bool:
 
 def paths_of(node: Node) -> list[str]:
     """The modules that a node is from, outermost first."""
-    return [path for path, *_ in (node.meta.get("nn_module_stack") or {}).values()]
+    return [path for path, *_ in module_stack(node).values()]
 
 
 def take_markers(graph_module: GraphModule) -> list[int]:
@@ -162,7 +163,7 @@ def cuts_at_modules(nodes: Sequence[Node], spec: Mapping[str, SplitPoint]) -> li
     """
     calls: dict[str, dict[str, list[int]]] = {name: {} for name in spec}
     for position, node in enumerate(nodes):
-        for call, (path, *_) in (node.meta.get("nn_module_stack") or {}).items():  # a second call has another key
+        for call, (path, *_) in module_stack(node).items():  # a second call has another key
             if path in calls:
                 calls[path].setdefault(call, []).append(position)
     return [_cut_at(name, side, list(calls[name].values())) for name, side in spec.items()]

@@ -16,10 +16,6 @@ from fxpasses.partitioners.support import module_paths
 __all__ = ["covering_entries", "module_path", "names_region", "path_in", "stable_keys"]
 
 
-_NO_MODULE = "empty_nn_module_stack_from_metadata_hook"
-"""What torch.export calls the module of an operator that it made itself."""
-
-
 def module_path(node: Node) -> str:
     """The path of the innermost module that a node comes from; ``""`` for the model itself.
 
@@ -28,8 +24,7 @@ def module_path(node: Node) -> str:
     """
     while node.target is operator.getitem and isinstance(made := node.args[0], Node) and is_compute(made):
         node = _inside(made, node.args[1]) if is_region(made) else made
-    path = (module_paths(node) or [""])[-1]
-    return "" if path == _NO_MODULE else path
+    return (module_paths(node) or [""])[-1]
 
 
 def _inside(region: Node, index: Any) -> Node:

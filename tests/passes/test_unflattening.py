@@ -283,6 +283,44 @@ def test_a_node_without_a_module_stack_is_refused_by_name(model: Model, x: Tenso
         unflatten(program)
 
 
+def test_sizes_that_torch_reads_itself_stand_in_the_model_and_add_no_module() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * x.shape[0]
+
+    sized, x = Sized(), torch.randn(5, 3)
+    shapes = {"x": {0: torch.export.Dim("batch", min=2)}}
+    unflattened = unflatten(torch.export.export(sized, (torch.randn(4, 3),), dynamic_shapes=shapes))
+
+    assert ["", "linear"] == [name for name, _ in unflattened.named_modules()]
+    assert torch.equal(sized(x), unflattened(x))
+
+
+def test_views_that_a_decomposition_adds_behind_the_model_stand_in_the_model() -> None:
+    """torch gives them an empty module stack: they are of no module, and no pass is to blame."""
+
+    class Cache(nn.Module):
+        def forward(self, cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            cache[0].add_(x)
+            y = cache.sum(0) * 2
+            cache[1].copy_(y)
+            return y + cache[1], cache.view(-1)[:3]
+
+    program = torch.export.export(Cache(), (torch.ones(2, 3), torch.ones(3))).run_decompositions()
+    expected, actual = torch.ones(2, 3), torch.ones(2, 3)
+
+    results = unflatten(program)(actual, torch.ones(3))
+
+    assert [] == [*program.graph.output_node().all_input_nodes[-1].meta["nn_module_stack"]]
+    for one, other in zip(Cache()(expected, torch.ones(3)), results, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(expected, actual)
+
+
 def test_a_missing_tensor_is_refused_by_name(model: Model, x: Tensor) -> None:
     program = torch.export.export(model, (x,))
     del program.state_dict["weight"]
