@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxpasses.errors import user_line
+from fxpasses.errors import SplitError, user_line
 
 __all__ = ["FlatArgsAdapter", "InterpreterModule", "InterpreterModuleDispatcher", "ModuleContainer", "explain_error"]
 
@@ -65,7 +65,24 @@ class FlatArgsAdapter(abc.ABC):
 
 
 class ModuleContainer(torch.nn.Module):
-    """A module of the original that holds others but computes nothing here, such as a ``ModuleList``."""
+    """A module of the original that holds others but computes nothing here, such as a ``ModuleList``.
+
+    Attributes:
+        kept_because: Why another module cannot take the place of this one, though its call signature was preserved.
+    """
+
+    kept_because: str | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a module that another could not be called in the place of is kept."""
+        old = self.__dict__.get("_modules", {}).get(name)
+        reason = getattr(old, "kept_because", None)
+        if reason and isinstance(value, torch.nn.Module) and not isinstance(value, ModuleContainer):
+            raise SplitError(
+                f"No other module can take the place of {name!r}: {reason}, so the new one would not be called as the "
+                "original was. Export a model that holds it."
+            )
+        super().__setattr__(name, value)
 
     def __getitem__(self, key: int | slice | str) -> Any:
         children = list(self._modules.values())

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallSignature
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
@@ -33,6 +33,16 @@ from fxpasses.passes.interpreter_modules import (
     ModuleContainer,
     bind_forward,
     explain_error,
+)
+from fxpasses.passes.preserved_calls import (
+    EXTRA,
+    call_as_exported,
+    is_number,
+    must_be,
+    must_be_same,
+    put_together,
+    taken_apart,
+    written_in_place,
 )
 from fxpasses.programs.input_contract import InputContract
 
@@ -67,10 +77,15 @@ class _Frame:
     parent: _Frame | None
     depth: int
     kind: str | None
+    call: str = ""  # the path, with @1 behind it for the second call
     nodes: list[Node] = attrs.field(factory=list)
     imports: dict[Node, None] = attrs.field(factory=dict)
     exports: dict[Node, None] = attrs.field(factory=dict)
     signature: ModuleCallSignature | None = None
+    taken: list[Node | None] = attrs.field(factory=list)  # a preserved call's inputs; None for constants
+    given: list[Node | None] = attrs.field(factory=list)  # and its outputs; None for constants and what is gone
+    extras: list[Node] = attrs.field(factory=list)  # what a preserved call uses but does not take
+    writes: list[tuple[Node, Node]] = attrs.field(factory=list)  # a buffer of it, and what it holds after the call
     graph: Graph = attrs.field(factory=Graph)
     known: dict[Node, Any] = attrs.field(factory=dict)
 
@@ -174,12 +189,19 @@ class _Unflattener:
     def __init__(self, program: ExportedProgram, clone: bool) -> None:
         self.program = program
         self.state = _State.of(program, clone)
-        self.position = {node: index for index, node in enumerate(program.graph.nodes)}
+        self.order = list(program.graph.nodes)
+        self.position = {node: index for index, node in enumerate(self.order)}
         self.by_name = {node.name: node for node in self.position}
         self.signatures = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.signature}
         self.children = _numbered_children(entry.fqn for entry in program.module_call_graph)
         self.frames = [_Frame("", None, 0, None)]
         self.home: dict[Node, _Frame] = {}
+        self.first: dict[_Frame, Node] = {}
+        self.same: dict[Node, Node] = {}
+        self.written: set[str] = set()
+        self.calls: dict[str, int] = {}
+        self.closed: set[str] = set()
+        self.refused: dict[str, str] = {}
         self.modules: dict[str, torch.nn.Module] = {}
         self.shapes: dict[str, dict[Hashable, int]] = {}
 
@@ -189,11 +211,13 @@ class _Unflattener:
 
     def build(self, adapter: FlatArgsAdapter | None) -> UnflattenedModule:
         self._find_frames()
+        self._free_preserved()
         self._find_crossings()
         self._write_graphs()
         root = self.modules[""]
         assert isinstance(root, UnflattenedModule)
         self._install_state(root)
+        self._refuse_swaps(root)
         bind_forward(root)
         root.module_call_graph = list(self.program.module_call_graph)
         _check_calls(root, self.program, adapter)
@@ -234,8 +258,12 @@ class _Unflattener:
         opened = opened[:shared]
         for key, path, kind in wanted[shared - 1 :]:
             frame = _Frame(self._real_path(path), opened[-1][1], len(opened), kind)
-            frame.signature = self.signatures.get(frame.path)
+            number = str(key).partition("@")[2]
+            frame.call = f"{frame.path}@{number}" if number else frame.path
+            frame.signature = self.signatures.get(frame.call)
             self.frames.append(frame)
+            self.first[frame] = node
+            self.calls[frame.call] = self.calls.get(frame.call, 0) + 1
             opened.append((key, frame))
         return opened
 
@@ -262,11 +290,14 @@ class _Unflattener:
                 for used in node.all_input_nodes:
                     self._cross(used, self.home[node])
         for frame in self.frames:
-            if frame.signature is not None:
-                self._follow_signature(frame, frame.signature)
+            for held, value in frame.writes:
+                self._cross(held, frame)
+                self._cross(value, frame)
+        self._follow_signatures()
 
     def _cross(self, value: Node, user: _Frame) -> None:
         """Record a use: the value goes out of its own calls and into the user's, up to the call that holds both."""
+        value = self._known_as(value)
         if value.op == "get_attr":
             return
         source = self._owner(value, user) if value in self.state.name_of else self.home[value]
@@ -303,52 +334,150 @@ class _Unflattener:
         return None
 
     def _results(self) -> list[Node]:
-        """The values of the flat outputs, mutations included."""
-        used: list[Node] = self.program.graph.output_node().all_input_nodes
-        return used
+        """The values of the flat outputs, mutations included that no preserved call makes itself."""
+        values = self.program.graph.output_node().args[0]
+        specs = self.program.graph_signature.output_specs
+        kept = [value for spec, value in zip(specs, values, strict=True) if spec.target not in self.written]
+        return [value for value in kept if isinstance(value, Node)]
 
-    def _follow_signature(self, frame: _Frame, signature: ModuleCallSignature) -> None:
-        """A preserved call takes and gives exactly what the original did; what else it needs cannot be passed."""
-        names = self.by_name
-        inputs = [names.get(getattr(argument, "name", "")) for argument in signature.inputs]
-        outputs = [names.get(getattr(argument, "name", "")) for argument in signature.outputs]
-        if any(value not in inputs for value in frame.imports) or any(value not in outputs for value in frame.exports):
-            frame.signature = None  # values cross that the original call did not carry: keep the inferred interface
+    # Calls whose signature was preserved ---------------------------------------------------------------------------
+
+    def _free_preserved(self) -> None:
+        """Before it is known what crosses: let as little as possible leave a preserved call but what it returns."""
+        preserved = [frame for frame in self.frames if frame.signature is not None]
+        contents: dict[_Frame, list[Node]] = {frame: [] for frame in preserved}
+        for node, home in self.home.items():
+            for frame in _around(home):
+                if frame in contents and node.op != "placeholder":
+                    contents[frame].append(node)
+        before: dict[Node, _Frame] = {}
+        for frame in reversed(preserved):  # from the inside
+            returned = {getattr(argument, "name", None) for argument in frame.signature.outputs}  # type: ignore[union-attr]
+            for node in contents[frame]:
+                if node.name not in returned and self._is_used_outside(node, frame):
+                    self._free(node, frame, before)
+        self._stand_before(before)
+        for spec, value in self._mutations():
+            self._write_inside(spec, value)
+
+    def _free(self, node: Node, frame: _Frame, before: dict[Node, _Frame]) -> None:
+        """A tensor written in place is known as what it was before; numbers are computed before the call."""
+        if (written := written_in_place(node)) is not None:
+            while self._is_inside(written, frame) and (deeper := written_in_place(written)) is not None:
+                written = deeper
+            self.same[node] = written
+        elif is_number(node) and not any(self._is_inside(used, frame) for used in node.all_input_nodes):
+            assert frame.parent is not None
+            before[node], self.home[node] = frame, frame.parent
+
+    def _stand_before(self, before: Mapping[Node, _Frame]) -> None:
+        if not before:
             return
-        for value in (*inputs, *outputs):
-            if value is None:
-                frame.signature = None
-                return
-        for value in inputs:
-            if value is not None and value not in frame.imports and frame.parent is not None:
-                if value in self.state.name_of or not self._is_visible(value, frame.parent):
-                    frame.signature = None
-                    return
-                frame.imports[value] = None
-        for value in outputs:
-            if value is not None and self.home.get(value) is not None and not self._is_inside(value, frame):
-                frame.signature = None
-                return
-            if value is not None:
-                frame.exports[value] = None
+        moved: dict[Node, list[Node]] = {}
+        for node in self.order:
+            if node in before:
+                moved.setdefault(self.first[before[node]], []).append(node)
+        order: list[Node] = []
+        for node in self.order:
+            order += moved.get(node, ())
+            if node not in before:
+                order.append(node)
+        self.order, self.position = order, {node: index for index, node in enumerate(order)}
 
-    def _is_visible(self, value: Node, frame: _Frame) -> bool:
-        return self.home.get(value) is frame or value in frame.imports or self._comes_out_into(value, frame)
+    def _mutations(self) -> Iterator[tuple[OutputSpec, Node]]:
+        values = self.program.graph.output_node().args[0]
+        for spec, value in zip(self.program.graph_signature.output_specs, values, strict=True):
+            if spec.kind == OutputKind.BUFFER_MUTATION and isinstance(value, Node):
+                yield spec, value
 
-    def _comes_out_into(self, value: Node, frame: _Frame) -> bool:
-        """Whether the calls inside ``frame`` that made a value hand it out."""
-        step = self.home.get(value)
-        while step is not None and step.parent is not None and value in step.exports:
-            step = step.parent
-            if step is frame:
-                return True
-        return False
+    def _write_inside(self, spec: OutputSpec, value: Node) -> None:
+        """A buffer that only a preserved call touches is written there, not by who calls it."""
+        target = spec.target or ""
+        held = next((node for node, name in self.state.name_of.items() if name == target), None)
+        for frame in _around(self.home[value]):
+            if frame.signature is None or not target.startswith(f"{frame.path}."):
+                continue
+            uses = {**(held.users if held is not None else {}), **value.users}
+            if held is not None and all(user.op == "output" or self._is_inside(user, frame) for user in uses):
+                frame.writes.append((held, value))
+                self.written.add(target)
+            return
+
+    def _is_used_outside(self, node: Node, frame: _Frame) -> bool:
+        return any(not self._is_inside(user, frame) for user in node.users)
+
+    def _known_as(self, value: Node) -> Node:
+        while value in self.same:
+            value = self.same[value]
+        return value
+
+    def _named(self, argument: Any) -> Node | None:
+        """The node that an argument of a signature stands for; None for constants and what is computed no more."""
+        node = self.by_name.get(getattr(argument, "name", ""))
+        return None if node is None else self._known_as(node)
+
+    def _follow_signatures(self) -> None:
+        """A preserved call takes and gives exactly what the original did, or says why it cannot."""
+        preserved = [(frame, frame.signature) for frame in self.frames if frame.signature is not None]
+        for frame, signature in preserved:
+            assert frame.parent is not None
+            for argument in signature.inputs:
+                value = self._named(argument)
+                frame.taken.append(value if value is not None and self._is_there_for(value, frame) else None)
+            for argument in signature.outputs:
+                value = self._named(argument)
+                there = value is not None and (self._is_inside(value, frame) or self._is_there_for(value, frame))
+                frame.given.append(value if there else None)  # what nothing uses may be gone, and its name another's
+            for value in filter(None, frame.taken):
+                self._cross(value, frame.parent)
+            for value in filter(None, frame.given):
+                self._cross(value, frame.parent if self._is_inside(value, frame) else frame)
+        for frame, signature in preserved:
+            if (reason := self._why_not(frame, signature)) is not None:
+                self.refused.setdefault(frame.path, reason)
+                frame.signature = None
+            frame.extras = [value for value in self._arguments(frame) if value not in frame.taken]
+
+    def _is_there_for(self, value: Node, frame: _Frame) -> bool:
+        """Whether a value that is not made in a call is there before it."""
+        return not self._is_inside(value, frame) and self.position[value] <= self.position[self.first[frame]]
+
+    def _why_not(self, frame: _Frame, signature: ModuleCallSignature) -> str | None:
+        if self.calls[frame.call] > 1:
+            return "operators of other modules stand between those of one call"
+        for argument, value in zip(signature.inputs, frame.taken, strict=True):
+            if value is None and not isinstance(argument, ConstantArgument):
+                return f"its input {argument.name} is not computed before it any more"
+        for value in frame.exports:
+            if value not in frame.given:
+                return (
+                    f"{value.name} leaves the call without being returned, as what run_decompositions makes of a write "
+                    "to an input or a buffer does"
+                )
+        return None
 
     def _is_inside(self, value: Node, frame: _Frame) -> bool:
-        step: _Frame | None = self.home.get(value)
-        while step is not None and step is not frame:
-            step = step.parent
-        return step is frame
+        home = self.home.get(value)
+        return home is not None and any(step is frame for step in _around(home))
+
+    def _refuse_swaps(self, root: UnflattenedModule) -> None:
+        """Modules whose call was preserved, but is not known well enough for another module, say so when replaced."""
+        for call, signature in self.signatures.items():
+            path = call.partition("@")[0]
+            if path and call not in self.closed and not self._is_dead(signature):
+                self.refused.setdefault(path, "a call of it leaves no operator in the program")
+        for frame in self.frames:
+            if frame.path in self.signatures and frame.parent is not None and frame.call not in self.signatures:
+                self.refused.setdefault(frame.path, f"of {frame.call!r} no signature was preserved")
+        for path, reason in self.refused.items():
+            root.get_submodule(path).kept_because = reason  # type: ignore[assignment]  # a string, no module
+
+    def _is_dead(self, signature: ModuleCallSignature) -> bool:
+        """Whether nothing that a call returned is used."""
+        outputs = signature.outputs
+        return bool(outputs) and all(
+            self._named(each) is None and not isinstance(each, ConstantArgument) for each in outputs
+        )
 
     # Writing the graphs ----------------------------------------------------------------------------------------------
 
@@ -356,9 +485,10 @@ class _Unflattener:
         opened: list[_Frame] = []
         self._open(self.root)
         opened.append(self.root)
-        for node in self.program.graph.nodes:
+        for node in self.order:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
+            self.reached = node
             frame = self.home[node]
             while not self._contains(opened[-1], frame):
                 self._close(opened.pop())
@@ -372,6 +502,7 @@ class _Unflattener:
                 self._open(inner)
                 opened.append(inner)
             self._copy(node, frame)
+        self.reached = self.program.graph.output_node()
         while len(opened) > 1:
             self._close(opened.pop())
         self._close_root()
@@ -410,10 +541,12 @@ class _Unflattener:
         keywords = list(kwargs_spec.context or ())
         flat: list[Any] = []
         for name, spec in zip((*names, *keywords), (*args_spec.children(), *kwargs_spec.children()), strict=True):
-            flat += _taken_apart(frame.graph, frame.graph.placeholder(name), spec)
-        by_name = self.by_name
-        for argument, node in zip(signature.inputs, flat, strict=True):
-            frame.known[by_name[argument.name]] = node
+            flat += taken_apart(frame.graph, frame.graph.placeholder(name), spec)
+        for value, node in zip(frame.taken, flat, strict=True):
+            if value is not None:
+                frame.known[value] = node
+        for index, value in enumerate(frame.extras):
+            frame.known[value] = frame.graph.placeholder(f"{EXTRA}{index}")
 
     def _copy(self, node: Node, frame: _Frame) -> None:
         copied = frame.graph.node_copy(node, lambda used: self._value_in(frame, used))
@@ -425,6 +558,7 @@ class _Unflattener:
 
     def _value_in(self, frame: _Frame, value: Node) -> Any:
         """The node that stands for a flat value in the graph of a call; attributes are fetched where they are used."""
+        value = self._known_as(value)
         if value in frame.known:
             return frame.known[value]
         if value.op == "get_attr":
@@ -454,14 +588,17 @@ class _Unflattener:
     def _close(self, frame: _Frame) -> None:
         parent = frame.parent
         assert parent is not None
-        exports = sorted(frame.exports, key=self.position.__getitem__)
+        self.closed.add(frame.call)
+        for held, value in frame.writes:
+            new = self._value_in(frame, value)
+            frame.graph.call_function(torch.ops.aten.copy_.default, (self._value_in(frame, held), new))
         if frame.signature is not None:
-            call = self._close_preserved(frame, frame.signature)
-            exports = []
-        else:
-            results = [self._value_in(frame, value) for value in exports]
-            frame.graph.output(results[0] if len(results) == 1 else tuple(results))
-            call = self._call(frame, tuple(self._value_in(parent, value) for value in self._arguments(frame)), {})
+            self._close_preserved(frame, frame.signature)
+            return
+        exports = sorted(frame.exports, key=self.position.__getitem__)
+        results = [self._value_in(frame, value) for value in exports]
+        frame.graph.output(results[0] if len(results) == 1 else tuple(results))
+        call = self._call(frame, tuple(self._value_in(parent, value) for value in self._arguments(frame)), {})
         if len(exports) == 1:
             parent.known[exports[0]] = call
             call.meta.update(_crossing_meta(exports[0]))
@@ -475,20 +612,45 @@ class _Unflattener:
     def _arguments(self, frame: _Frame) -> list[Node]:
         return sorted(frame.imports, key=self.position.__getitem__)
 
-    def _close_preserved(self, frame: _Frame, signature: ModuleCallSignature) -> Node:
+    def _close_preserved(self, frame: _Frame, signature: ModuleCallSignature) -> None:
         parent = frame.parent
         assert parent is not None
-        by_name = self.by_name
-        outputs = [by_name[argument.name] for argument in signature.outputs]
-        frame.graph.output(_put_together([self._value_in(frame, value) for value in outputs], signature.out_spec))
-        leaves = [self._value_in(parent, by_name[argument.name]) for argument in signature.inputs]
-        args, kwargs = _put_together(leaves, signature.in_spec)
+        results = [self._leaf_in(frame, *each) for each in zip(signature.outputs, frame.given, strict=True)]
+        frame.graph.output(put_together(results, signature.out_spec))
+        leaves = [self._leaf_in(parent, *each) for each in zip(signature.inputs, frame.taken, strict=True)]
+        args, kwargs = put_together(leaves, signature.in_spec)
         call = self._call(frame, args, kwargs)
-        for value, node in zip(outputs, _taken_apart(parent.graph, call, signature.out_spec), strict=True):
-            if node is not call:
-                node.meta.update(_crossing_meta(value))
-            parent.known[value] = node
-        return call
+        examples = [_example(*each) for each in zip(signature.outputs, frame.given, strict=True)]
+        call.meta["val"] = put_together(examples, signature.out_spec)
+        known: set[Node] = set()
+        picked = taken_apart(parent.graph, call, signature.out_spec)
+        for argument, value, node in zip(signature.outputs, frame.given, picked, strict=True):
+            if isinstance(argument, ConstantArgument):
+                parent.graph.call_function(must_be, (node, argument.value, frame.path))
+            elif value is not None:
+                self._take_result(frame, value, node, known)
+
+    def _leaf_in(self, frame: _Frame, argument: Any, value: Node | None) -> Any:
+        return getattr(argument, "value", None) if value is None else self._value_in(frame, value)
+
+    def _take_result(self, frame: _Frame, value: Node, node: Node, known: set[Node]) -> None:
+        """What the caller knows as an output; outputs that the program cannot tell apart have to be the same."""
+        parent = frame.parent
+        assert parent is not None
+        if self._is_inside(value, frame) and value not in known:
+            known.add(value)
+        elif self._is_used_later(value):
+            node = parent.graph.call_function(must_be_same, (node, self._value_in(parent, value), frame.path))
+        else:
+            return
+        node.meta.update(_crossing_meta(value))
+        parent.known[value] = node
+
+    def _is_used_later(self, value: Node) -> bool:
+        """Whether what is written from here on uses a value, or what was written to it in place."""
+        known = [value, *(each for each in self.same if self._known_as(each) is value)]
+        at = self.position[self.reached]
+        return any(self.position[user] >= at for each in known for user in each.users)
 
     def _call(self, frame: _Frame, args: Any, kwargs: dict[str, Any]) -> Node:
         parent = frame.parent
@@ -497,8 +659,14 @@ class _Unflattener:
         target = frame.path[len(parent.path) + 1 :] if parent.path else frame.path
         if parent.path and not frame.path.startswith(f"{parent.path}."):
             target = self._borrowed(parent, frame)
-        kwargs = {**kwargs, CALL_INDEX: index} if index else kwargs
-        return parent.graph.call_module(target, tuple(args), kwargs)
+        unsaid = {CALL_INDEX: index} if index else {}
+        if frame.signature is None:
+            return parent.graph.call_module(target, tuple(args), {**kwargs, **unsaid})
+        unsaid |= {f"{EXTRA}{number}": self._value_in(parent, value) for number, value in enumerate(frame.extras)}
+        if not unsaid:
+            return parent.graph.call_module(target, tuple(args), kwargs)
+        module = parent.graph.get_attr(target)
+        return parent.graph.call_function(call_as_exported, (module, unsaid, tuple(args), kwargs))
 
     def _borrowed(self, parent: _Frame, frame: _Frame) -> str:
         """A module that lives elsewhere in the hierarchy: referred to, not registered, so no name is added."""
@@ -537,6 +705,8 @@ class _Unflattener:
         inputs = {node.name: node for node in self.program.graph.find_nodes(op="placeholder")}
         results: list[Any] = []
         for spec, value in zip(self.program.graph_signature.output_specs, flat, strict=True):
+            if spec.target in self.written:
+                continue
             new = map_arg(value, lambda used: self._value_in(root, used))
             if spec.kind in _MUTATIONS:
                 holder = targets.get(spec.target or "") or inputs[spec.target or ""]
@@ -555,7 +725,7 @@ class _Unflattener:
 
     def _install_state(self, root: UnflattenedModule) -> None:
         placed: dict[str, torch.nn.Module] = {"": root}
-        paths = [entry.fqn for entry in self.program.module_call_graph]  # the order of the original
+        paths = [entry.fqn.partition("@")[0] for entry in self.program.module_call_graph]  # the order of the original
         for path in (*paths, *self.modules, *(name.rpartition(".")[0] for name in self.state.values)):
             self._place(path, placed)
         for name, value in self.state.values.items():
@@ -607,6 +777,18 @@ def _may_lack_stack(node: Node) -> bool:
     return any(known in name for known in _WITHOUT_STACK) or node.meta.get("val") is None
 
 
+def _around(frame: _Frame) -> Iterator[_Frame]:
+    """A call and those around it, from the inside."""
+    step: _Frame | None = frame
+    while step is not None:
+        yield step
+        step = step.parent
+
+
+def _example(argument: Any, value: Node | None) -> Any:
+    return getattr(argument, "value", None) if value is None else value.meta.get("val")
+
+
 def _crossing_meta(value: Node) -> dict[str, Any]:
     return {
         key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta", "stack_trace", "from_node")
@@ -640,33 +822,6 @@ def _target_key(target: Any) -> Hashable:
     return target if isinstance(target, str) else id(target)
 
 
-def _taken_apart(graph: Graph, node: Node, spec: pytree.TreeSpec) -> list[Any]:
-    """The leaves of a value of known structure, as ``getitem`` and ``getattr`` nodes in leaf order."""
-    waiting: list[tuple[Node, pytree.TreeSpec]] = [(node, spec)]
-    leaves: list[Any] = []
-    while waiting:
-        current, shape = waiting.pop()
-        if shape.is_leaf():
-            leaves.append(current)
-            continue
-        keys = shape.context if shape.type is dict else range(shape.num_children)
-        if shape.type not in (dict, tuple, list):
-            flat = graph.call_function(pytree.tree_leaves, (current,))
-            leaves += [graph.call_function(operator.getitem, (flat, index)) for index in range(shape.num_leaves)]
-            continue
-        inner = [
-            (graph.call_function(operator.getitem, (current, key)), child)
-            for key, child in zip(keys, shape.children(), strict=True)
-        ]
-        waiting.extend(reversed(inner))
-    return leaves
-
-
-def _put_together(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
-    """The value of known structure that has these leaves."""
-    return pytree.tree_unflatten(list(leaves), spec)
-
-
 def _check_calls(module: UnflattenedModule, program: ExportedProgram, adapter: FlatArgsAdapter | None) -> None:
     """Before each call: put the arguments in order, let the adapter take another structure, check shapes."""
     contract = InputContract.of(program)
@@ -696,6 +851,9 @@ def _check_calls(module: UnflattenedModule, program: ExportedProgram, adapter: F
 def swap_modules(program: ExportedProgram, modules: Mapping[str, torch.nn.Module]) -> UnflattenedModule:
     """Unflatten a program with some of its modules replaced.
 
+    An output that is an input of the call, or that is returned twice, is one value to the program: a new module that
+    returns something else there is refused when it runs, if the program uses that value. So are constants.
+
     Args:
         program: Exported with ``preserve_module_call_signature`` naming the modules to replace.
         modules: The new module for each path; it is called as the original was.
@@ -704,35 +862,39 @@ def swap_modules(program: ExportedProgram, modules: Mapping[str, torch.nn.Module
         The unflattened module, which calls the new ones.
 
     Raises:
-        SplitError: The program has no module at a path, or did not preserve its call signature.
+        SplitError: The program has no module at a path, did not preserve its call signature, or does not say enough to
+            call another module there.
     """
+    _check_swap(program, modules)
+    unflattened = unflatten(program)
+    for path, new in modules.items():
+        unflattened.set_submodule(path, new)
+    return unflattened
+
+
+def _check_swap(program: Any, modules: Any) -> None:
+    if not isinstance(program, ExportedProgram):
+        raise SplitError(
+            f"swap_modules takes a torch.export.ExportedProgram, not {_kind(program)}; in a module that is unflattened "
+            "already, set_submodule replaces a module whose call was preserved."
+        )
+    if not isinstance(modules, Mapping):
+        raise SplitError(f"swap_modules takes a mapping from paths to new modules, not {_kind(modules)}.")
     signatures = {entry.fqn: entry.signature for entry in program.module_call_graph}
-    for path in modules:
+    for path, new in modules.items():
         if path not in signatures:
-            raise SplitError(
-                f"The program has no module {path!r}; it has {', '.join(filter(None, signatures)) or 'none'}."
-            )
+            names = ", ".join(name for name in signatures if name and "@" not in name)
+            raise SplitError(f"The program has no module {path!r}; it has {names or 'none'}.")
         if signatures[path] is None:
             raise SplitError(
                 f"The call of {path!r} was not preserved; export with preserve_module_call_signature=({path!r},) so "
                 "that a new module can be called as the old one was."
             )
-    unflattened = unflatten(program)
-    for path, new in modules.items():
-        unflattened.set_submodule(path, new)
-    for inner in unflattened.modules():
-        if isinstance(inner, InterpreterModule):
-            _drop_call_index(inner, modules)
-    return unflattened
+        if not path:
+            raise SplitError("swap_modules replaces modules inside the program, not the whole of it ('').")
+        if not isinstance(new, torch.nn.Module):
+            raise SplitError(f"The new module for {path!r} is {_kind(new)}; give a torch.nn.Module.")
 
 
-def _drop_call_index(module: InterpreterModule, swapped: Mapping[str, torch.nn.Module]) -> None:
-    """A new module has one ``forward``; callers no longer say which graph they mean."""
-    new = {id(each) for each in swapped.values()}
-    for graph in module.graphs:
-        for node in graph.find_nodes(op="call_module"):
-            if CALL_INDEX in node.kwargs and id(module.get_submodule(str(node.target))) in new:
-                node.kwargs = {key: value for key, value in node.kwargs.items() if key != CALL_INDEX}
-    module.finalize()
-    if "forward" in module.__dict__:
-        bind_forward(module)
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"{type(value).__name__}"
