@@ -22,7 +22,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fxpasses.errors import InputError, SplitError
+from fxpasses.errors import InputError, SplitError, also_as
 from fxpasses.metadata import module_stack
 from fxpasses.outlining.graph_writing import without_collections
 from fxpasses.passes.interpreter_modules import (
@@ -54,10 +54,41 @@ _WITHOUT_STACK = ("sym_size", "sym_constrain", "_assert", "assert_", "getitem", 
 
 
 class UnflattenedModule(InterpreterModule):
-    """An exported program with the original hierarchy; call it like the model it came from."""
+    """An exported program with the original hierarchy; call it like the model it came from.
 
-    module_call_graph: list[Any]
-    equivalent: Mapping[str, int]
+    Attributes:
+        graph_signature: The program's: which inputs are state, and what is written.
+        range_constraints: The program's: what sizes may be.
+        module_call_graph: The program's: the modules, and the signatures of preserved calls.
+        flat_args_adapter: Takes calls of another structure; it may be replaced.
+
+    Args:
+        export_module: The program.
+        flat_args_adapter: Takes calls whose structure is not the captured one.
+        clone: Copy parameters and buffers; by default they are the program's own.
+        keep_partitions: Keep submodules that the flat graph calls; else inline them.
+
+    Raises:
+        SplitError: As :func:`unflatten` does.
+    """
+
+    def __init__(
+        self,
+        export_module: ExportedProgram,
+        flat_args_adapter: FlatArgsAdapter | None = None,
+        *,
+        clone: bool = False,
+        keep_partitions: bool = True,
+    ) -> None:
+        _check_program(export_module)
+        program = export_module if keep_partitions else _without_partitions(export_module)
+        with without_collections():
+            _Unflattener(program, clone).build(self)
+        self.graph_signature = program.graph_signature
+        self.range_constraints = program.range_constraints
+        self.module_call_graph: list[Any] = list(program.module_call_graph)
+        self.flat_args_adapter = flat_args_adapter
+        _check_calls(self, program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it; an error names the line of the model that it comes from."""
@@ -112,6 +143,10 @@ def unflatten(
         SplitError: A node does not say which module it comes from, the program has no such tensor, or the program is
             a joint forward and backward graph.
     """
+    return UnflattenedModule(module, flat_args_adapter, clone=clone, keep_partitions=keep_partitions)
+
+
+def _check_program(module: Any) -> None:
     if not isinstance(module, ExportedProgram):
         raise SplitError(f"unflatten takes a torch.export.ExportedProgram, not {type(module).__name__}.")
     if module.graph_signature.backward_signature is not None:
@@ -119,9 +154,6 @@ def unflatten(
             "This program holds a backward pass as well; a backward pass has no module hierarchy to go back to. "
             "Unflatten the program before the joint graph is made."
         )
-    program = module if keep_partitions else _without_partitions(module)
-    with without_collections():
-        return _Unflattener(program, clone).build(flat_args_adapter)
 
 
 def _without_partitions(program: ExportedProgram) -> ExportedProgram:
@@ -209,19 +241,17 @@ class _Unflattener:
     def root(self) -> _Frame:
         return self.frames[0]
 
-    def build(self, adapter: FlatArgsAdapter | None) -> UnflattenedModule:
+    def build(self, root: UnflattenedModule) -> None:
+        """Make a new module the root of the tree."""
+        InterpreterModule.__init__(root, self.root.graph)
+        self.modules[""] = root
         self._find_frames()
         self._free_preserved()
         self._find_crossings()
         self._write_graphs()
-        root = self.modules[""]
-        assert isinstance(root, UnflattenedModule)
         self._install_state(root)
         self._refuse_swaps(root)
         bind_forward(root)
-        root.module_call_graph = list(self.program.module_call_graph)
-        _check_calls(root, self.program, adapter)
-        return root
 
     # Which node belongs to which call -------------------------------------------------------------------------------
 
@@ -692,8 +722,7 @@ class _Unflattener:
         """The module at the path of a call; made when first asked for, with the graph of its first call."""
         found = self.modules.get(frame.path)
         if found is None:
-            kind = UnflattenedModule if frame.parent is None else InterpreterModule
-            found = self.modules[frame.path] = kind(frame.graph, frame.kind)
+            found = self.modules[frame.path] = InterpreterModule(frame.graph, frame.kind)
         assert isinstance(found, InterpreterModule)
         return found
 
@@ -822,18 +851,19 @@ def _target_key(target: Any) -> Hashable:
     return target if isinstance(target, str) else id(target)
 
 
-def _check_calls(module: UnflattenedModule, program: ExportedProgram, adapter: FlatArgsAdapter | None) -> None:
+def _check_calls(module: UnflattenedModule, program: ExportedProgram) -> None:
     """Before each call: put the arguments in order, let the adapter take another structure, check shapes."""
     contract = InputContract.of(program)
     target, metadata = program.call_spec.in_spec, program.graph_module.meta
 
-    def prepare(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def prepare(called: UnflattenedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        adapter = called.flat_args_adapter
         if adapter is not None:
             flat, given = pytree.tree_flatten((args, kwargs))
             if given != target:
                 adapted = adapter.adapt(target, given, flat, metadata, program)
                 if len(adapted) != target.num_leaves:
-                    raise InputError(
+                    raise also_as(InputError, TypeError())(
                         f"{type(adapter).__name__}.adapt gave {len(adapted)} leaves, but the program takes "
                         f"{target.num_leaves}: it has to give the leaves for target_spec, in order."
                     )

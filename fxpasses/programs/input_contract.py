@@ -15,9 +15,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from fxpasses.errors import InputError
+from fxpasses.errors import InputError, also_as
 
 __all__ = ["InputContract"]
+
+_MISFIT = also_as(InputError, TypeError())
+"""Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
 
 
 @attrs.frozen
@@ -102,22 +105,22 @@ class InputContract:
 
     def _ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if len(args) > len(self.names):
-            raise InputError(
+            raise _MISFIT(
                 f"The model takes {_counted(len(self.names), 'input')} ({', '.join(self.names) or 'none'}), "
                 f"but {len(args)} came."
             )
         bound = dict(zip(self.names, args, strict=False))
         for name, value in kwargs.items():
             if name in bound:
-                raise InputError(f"The input {name!r} came twice, by position and by name.")
+                raise _MISFIT(f"The input {name!r} came twice, by position and by name.")
             if name not in self.names:
-                raise InputError(
+                raise _MISFIT(
                     f"The model was captured without an input {name!r}; it takes {', '.join(self.names) or 'none'}."
                 )
             bound[name] = value
         missing = [name for name in self.names if name not in bound]
         if missing:
-            raise InputError(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
+            raise _MISFIT(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
         return tuple([bound[name] for name in self.names])
 
     def _check(self, ordered: Sequence[Any]) -> list[Any]:
@@ -127,7 +130,7 @@ class InputContract:
         for name, spec, leaves, value in zip(self.names, self.specs, self.leaves, ordered, strict=True):
             flat, actual = pytree.tree_flatten(value)
             if actual != spec:
-                raise InputError(
+                raise _MISFIT(
                     f"The input {name!r} has another structure than the captured one: {_structure(actual)} instead of "
                     f"{_structure(spec)}."
                 )

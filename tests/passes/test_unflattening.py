@@ -265,6 +265,36 @@ def test_inputs_of_another_structure_or_shape_are_refused_and_an_adapter_takes_t
     assert torch.equal(model(x)["out"], unflatten(program, First())(x, x)["out"])
 
 
+def test_the_class_takes_a_program_and_tells_its_facts(model: Model, x: Tensor) -> None:
+    class First(FlatArgsAdapter):
+        def adapt(self, target_spec, input_spec, input_args, metadata=None, obj=None):  # type: ignore[no-untyped-def]
+            return input_args[: target_spec.num_leaves]
+
+    shapes = {"x": {0: torch.export.Dim("batch", min=2)}}
+    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    unflattened = UnflattenedModule(program, First())
+
+    assert torch.equal(model(x)["out"], unflattened(x, x)["out"])
+    assert program.graph_signature is unflattened.graph_signature
+    assert program.range_constraints == unflattened.range_constraints
+    assert program.module_call_graph == unflattened.module_call_graph
+    assert isinstance(unflattened.flat_args_adapter, First)
+
+    unflattened.flat_args_adapter = None
+    with pytest.raises(TypeError, match=r"^The model takes 1 input \(x\), but 2 came\.") as caught:
+        copy.deepcopy(unflattened)(x, x)
+    assert isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2), {}), ((), {"z": 1}), (((1, 2),), {})])
+def test_arguments_that_do_not_fit_are_a_type_error_as_of_any_function(model: Model, args: Any, kwargs: Any) -> None:
+    unflattened = unflatten(torch.export.export(model, (torch.ones(2, 4),)))
+
+    with pytest.raises(TypeError) as caught:
+        unflattened(*args, **kwargs)
+    assert isinstance(caught.value, InputError)
+
+
 def test_an_adapter_that_gives_too_little_is_told_so(model: Model, x: Tensor) -> None:
     class Nothing(FlatArgsAdapter):
         def adapt(self, *_given: Any, **_more: Any) -> list[Any]:
