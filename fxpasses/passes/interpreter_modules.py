@@ -104,7 +104,10 @@ class InterpreterModule(ModuleContainer):
 
     Attributes:
         graphs: What the module computes: one graph for each different way in which it is called.
+        extras: How many values at most its callers in the program add to the arguments of the original.
     """
+
+    extras: int = 0
 
     def __init__(self, graph: Graph, ty: str | None = None) -> None:
         super().__init__()

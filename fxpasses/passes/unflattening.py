@@ -708,6 +708,8 @@ class _Unflattener:
     def _install(self, frame: _Frame) -> int:
         """Give the module of a call its graph; a graph that it has already is used again. Gives the call index."""
         module = self._module(frame)
+        if frame.signature is not None and len(frame.extras) > module.extras:
+            module.extras = len(frame.extras)
         if module.graph is frame.graph:
             return 0
         if frame.path not in self.shapes:  # a second call: only now does it matter what the first one looks like
@@ -882,7 +884,8 @@ def swap_modules(program: ExportedProgram, modules: Mapping[str, torch.nn.Module
     """Unflatten a program with some of its modules replaced.
 
     An output that is an input of the call, or that is returned twice, is one value to the program: a new module that
-    returns something else there is refused when it runs, if the program uses that value. So are constants.
+    returns something else there is refused when it runs, if the program uses that value. So are constants. A tensor
+    that the original wrote in place and returned is what the new module returns, wherever the program uses it later.
 
     Args:
         program: Exported with ``preserve_module_call_signature`` naming the modules to replace.

@@ -125,6 +125,17 @@ def test_the_original_may_come_back() -> None:
     assert torch.equal(Model(part(function), use)(*inputs()), unflattened(*inputs()))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_called_in_several_ways_exports_again(strict: bool) -> None:
+    program = exported(*FITTING["three constants"])
+    unflattened = unflatten(program)
+    unflattened(*inputs())
+
+    again = torch.export.export(unflattened, inputs(), strict=strict)
+
+    assert torch.equal(unflattened(*inputs()), again.module()(*inputs()))
+
+
 def test_a_buffer_of_a_decomposed_program_is_written_in_the_call_that_owns_it() -> None:
     """A buffer that only the preserved call touches is not written by the model around it."""
     function: Call = lambda s, x, y: (s.steps.add_(1), x * s.steps + y)[1]
