@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -14,6 +13,7 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.solvers.gaps import gap_above
 
 __all__ = ["Balance", "balanced_stages"]
 
@@ -40,10 +40,7 @@ class Balance:
     @property
     def gap(self) -> float:
         """How far the slowest stage is above the bound, as a share of it."""
-        slowest = max(self.loads, default=0.0)
-        if slowest <= self.bound:
-            return 0.0
-        return slowest / self.bound - 1 if self.bound else math.inf
+        return gap_above(max(self.loads, default=0.0), self.bound)
 
 
 def balanced_stages(

@@ -18,6 +18,7 @@ from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.solvers.gaps import gap_above
 
 __all__ = ["DevicePlacement", "described", "described_alone", "described_with_replicas"]
 
@@ -60,9 +61,7 @@ class DevicePlacement:
     @property
     def gap(self) -> float:
         """How far above the bound it is at most, as a share of the bound: 0 is proven optimal."""
-        if self.objective_value <= self.bound:
-            return 0.0
-        return self.objective_value / self.bound - 1 if self.bound > 0 else math.inf
+        return gap_above(self.objective_value, self.bound)
 
     @property
     def is_optimal(self) -> bool:

@@ -18,6 +18,7 @@ import networkx as nx
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.gaps import gap_above
 
 __all__ = ["Node", "PlacementProblem", "PlacementSolution", "as_groups"]
 
@@ -210,9 +211,7 @@ class PlacementSolution:
     @property
     def gap(self) -> float:
         """How far above the bound the answer is, as a share of it: 0 is proven optimal."""
-        if self.objective_value <= self.bound:
-            return 0.0
-        return self.objective_value / self.bound - 1 if self.bound > 0 else math.inf
+        return gap_above(self.objective_value, self.bound)
 
     @property
     def is_optimal(self) -> bool:
