@@ -219,6 +219,10 @@ class GraphFigures:
             return [0] * len(self.nodes)
         return [kept_cast_bytes(node, around) for node, around in zip(self.nodes, self.autocasts, strict=True)]
 
+    def is_constant(self, index: int) -> bool:
+        """Whether the value of one node lies in a constant."""
+        return any(storage in self.constants[index] for storage in self.homes[self.nodes[index]])
+
     def bytes_needed(self, index: int) -> int:
         """Bytes that a device must have to run one node at all: its constants, what it reads and what it makes."""
         return int(self.needs[index]) + sum(self.constants[index].values())

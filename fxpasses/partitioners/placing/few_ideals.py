@@ -19,6 +19,7 @@ from torch.fx import Node
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.certain_bytes import certain_bytes
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
@@ -37,13 +38,13 @@ __all__ = ["BestPipeline", "best_pipeline"]
 
 Bools = NDArray[np.bool_]
 
-IDEALS = 1500
-CELLS = 2e7
-"""Pairs of ideals times steps from one set of devices to the next, up to which the program runs."""
+IDEALS, CELLS = 1500, 2e7
+"""Ideals, and pairs of them times steps from one set of devices to the next, up to which the program runs."""
 SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
 """About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
 LEAST_ROUNDS = 20
 EQUAL = 1e-9
+"""The share by which two sums of the same may differ."""
 
 
 @attrs.frozen(eq=False)
@@ -71,14 +72,15 @@ def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | Non
     table = _RunTable.of(figures, request)
     if table is None:
         return None
+    rounds = table.rounds(request.time_budget)
     for most in table.numbers_of_devices():
-        rounds = iter(range(table.rounds(request.time_budget)))
-        for _round in rounds:
+        for round_ in range(rounds):
             walked = table.smallest(most)
             if walked is None:
                 break
-            if (runs := table.follow(walked[0])) is not None:
-                return table.best(Found.of(figures, request, "pipeline", runs, 0.0), walked[1], most, len(list(rounds)))
+            steps, value = walked
+            if (runs := table.follow(steps)) is not None:
+                return table.best(Found.of(figures, request, "pipeline", runs, 0.0), value, most, rounds - round_)
         else:
             return BestPipeline(None, 0.0)
     missing = 0 if request.training is not None else table.least_missing(request.time_budget)
@@ -126,10 +128,13 @@ class _RunTable:
         spans = Spans.of(units, family, roomy)
         load = spans.loads(everything, everything, np.inf)
         work = tuple(weight[None, :] - weight[:, None] for weight in spans.weight)
-        need = pair_bytes(units, family)
-        nodes = (tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
+        nodes = tuple(tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
+        if request.training is None:
+            need = certain_bytes(figures, units, family, {node: unit for unit, own in enumerate(nodes) for node in own})
+        else:
+            need = pair_bytes(units, family)
         needs = tuple(need.copy() for _ in classes)
-        return cls(figures, request, tuple(nodes), family.inside, classes, tuple(load), work, needs)
+        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs)
 
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""

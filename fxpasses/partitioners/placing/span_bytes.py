@@ -65,14 +65,8 @@ def _whole(figures: GraphFigures, block: Ints) -> Iterator[tuple[Iterable[int], 
     for index, node in enumerate(figures.nodes):
         own = [int(block[figures.position[user]]) for user in node.users if user in figures.position]
         away = [other for other in own if other > block[index]]
-        if away and (size := value_bytes(node)) and not _is_kept(figures, index):
+        if away and (size := value_bytes(node)) and not figures.is_constant(index):
             yield away, int(block[index]), size
-
-
-def _is_kept(figures: GraphFigures, index: int) -> bool:
-    """Whether a value lies in a constant."""
-    node = figures.nodes[index]
-    return any(storage in figures.constants[index] for storage in figures.homes[node])
 
 
 def _most_alive(figures: GraphFigures, place: Ints, stops: Ints) -> Ints:
