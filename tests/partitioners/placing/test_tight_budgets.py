@@ -127,3 +127,16 @@ def test_what_pins_find_is_found_without_them() -> None:
 
     assert found.summary.objective_value == pytest.approx(pinned.summary.objective_value)
     assert found.summary.gap == pytest.approx(0, abs=1e-9)
+
+
+def test_a_long_chain_has_a_certificate() -> None:
+    """Devices that are unlike would take other parts than those for which they have room."""
+    model = nn.Sequential(*(module for _ in range(100) for module in (nn.Linear(64, 64), nn.ReLU())))
+    inputs = (torch.randn(512, 64),)
+    (row,) = place(model, inputs, devices=[Device("all")]).summary.devices
+    devices = [Device(name, int(0.6 * row.peak_bytes), flops=flops) for name, flops in (("a", 1e11), ("b", 2e11))]
+
+    found = place(model, inputs, devices=devices, objective="throughput").summary
+
+    assert found.gap == pytest.approx(0, abs=1e-9)
+    assert all(row.peak_bytes <= (row.budget_bytes or 0) for row in found.devices)
