@@ -213,8 +213,8 @@ def _shared(problem: PlacementProblem) -> tuple[Ints, Ints]:
                 sizes.append(size)
             if sizes[known] != size:
                 raise PlacementError(
-                    f"Node {node!r} says that the shared key {key!r} has {size} bytes; a node before it says "
-                    f"{sizes[known]}. Give one size."
+                    f"Node {node!r} says that the shared key {key!r} has {size:.15g} bytes; a node before it says "
+                    f"{sizes[known]:.15g}. Give one size."
                 )
             pairs += (known, row)
     keys = tuple(number)
