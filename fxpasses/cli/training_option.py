@@ -28,7 +28,7 @@ def parse_training(text: str) -> Training:
     """Read the name of an optimizer, or what it keeps.
 
     >>> parse_training("adam,step_slots=0")
-    Training(optimizer_slots=2, step_slots=0.0)
+    Training(optimizer_slots=2, step_slots=0.0, counts_steps=True)
     >>> parse_training("optimizer_slots=0.5").optimizer_slots
     0.5
 
