@@ -18,7 +18,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, te
 __all__ = ["as_large_as_real", "result_bytes", "scratch_bytes"]
 
 _PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
-_GATES, _BLOCK = 4, 64  # of an LSTM; oneDNN lays the weights of each gate out in whole blocks
+_GATES, _BLOCK = 4, 32  # of an LSTM; oneDNN lays the weights of each gate out in whole blocks
 aten = torch.ops.aten
 
 
@@ -112,20 +112,21 @@ def lstm_workspace_bytes(given: Tensor, *, hidden: int) -> int:
 
 
 def _lstm_scratch_bytes(args: tuple[Any, ...]) -> int:
-    """At least what oneDNN needs to run one layer of an LSTM in one direction, without a backward.
+    """About what oneDNN needs to run one layer of an LSTM in one direction, without a backward.
 
-    Both weights in its own layout, the gates of all steps, some rows of states for each sample (those of all steps,
-    where the input is wider), and the input with its steps first. With parameters and results 1.0 to 1.1 times what was
-    allocated for one to 50 steps of layers 48 to 512 wide.
+    Both weights in its own layout, the gates of all steps, rows of states (of all steps, where the input is wider), and
+    the input with its steps first. The layout is exact; rows and pages are fitted to what was allocated, with a margin:
+    docs/lowering.md says how near that is for models which were not looked at.
     """
     given, weight, hidden = args[0], args[1], args[10]
     if torch.is_grad_enabled():  # as large as what is kept for the backward, and counted there
         return 0
     steps, batch, width = given.shape
     weights = _GATES * -(-hidden // _BLOCK) * _BLOCK * (width + hidden) * weight.element_size()
-    gates = steps * batch * _row(_GATES * hidden)
-    states = (18 * batch + ((steps + 1) * batch if width > hidden else 0)) * _row(max(width, hidden))
-    return int(weights + gates + states + 5 * _PAGE + (0 if given.is_contiguous() else given.nbytes))
+    gates = steps * batch * _row(_GATES * hidden) * (2 if 1 in (steps, batch) else 1)
+    rows, pages = (2.2 - hidden / width) * (steps + 1) if width > hidden else 13, 8 if width > hidden else 5
+    states = rows * batch * _row(max(width, hidden)) + pages * _PAGE
+    return int(weights + gates + states + (0 if given.is_contiguous() else given.nbytes))
 
 
 def _row(width: int) -> int:

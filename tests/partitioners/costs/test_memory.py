@@ -185,6 +185,7 @@ def test_the_predicted_peak_is_within_a_tenth_of_what_is_allocated_and_never_und
         (64, 256, 1, 10, {}),
         (256, 64, 2, 30, {"batch_first": True}),
         (64, 64, 2, 10, {"bidirectional": True}),
+        (288, 28, 3, 60, {}),
     ],
 )
 def test_the_peak_of_an_lstm_counts_what_its_kernel_asks_for(
