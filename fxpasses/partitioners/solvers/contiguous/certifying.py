@@ -49,7 +49,7 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are only refined."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING, LONGER = 0.2, 0.1
+RECOMBINING, LONGER = 0.4, 0.1
 """Seconds in which answers are recombined where the first attempt to refine leaves a gap; or a part of all steps."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""

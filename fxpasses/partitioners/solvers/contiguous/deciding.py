@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.contiguous.weighing import weighed

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.filled_tables import FilledTable, Pipeline, Table
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Measure", "Outcome", "Pipeline", "PipelineSearch"]
+__all__ = ["Measure", "Outcome", "PipelineSearch"]
 
 SLACK = 1e-9
 MAX_BLOCK = 256
@@ -58,30 +59,12 @@ class Measure:
 
 
 @attrs.frozen
-class Pipeline:
-    """Runs as (position of a device, its units), in execution order, with the value that the program found."""
-
-    runs: tuple[tuple[int, tuple[int, ...]], ...]
-    value: float
-
-
-@attrs.frozen
 class Outcome:
     """The best pipeline under a threshold (None: there is none), whether all was looked at, and the steps it took."""
 
     pipeline: Pipeline | None
     finished: bool
     steps: float
-
-
-@attrs.define(eq=False)
-class _Table:
-    """For each state the ideals from ``start`` on that it may have run, and the best value of each."""
-
-    start: Ints
-    stop: Ints
-    best: list[Floats]
-    steps: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -111,8 +94,19 @@ class PipelineSearch:
 
         ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
         """
-        if not len(words):  # no ideal is left under the threshold
+        filled = self.filled(words, below, steps)
+        if filled is None:
             return Outcome(None, True, 0.0)
+        taken = filled.table.steps
+        return Outcome(None, False, taken) if taken > steps else Outcome(filled.best(), True, taken)
+
+    def filled(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> FilledTable | None:
+        """All that is known of pipelines under ``below`` that cut at ideals of a family; None where there are none.
+
+        It is not complete where it took more than ``steps``.
+        """
+        if not len(words):  # no ideal is left under the threshold
+            return None
         family = CutFamily.of(words, self.measure.weight)
         low, high = self._windows(family)
         start, stop = np.searchsorted(family.position, low), np.searchsorted(family.position, high, side="right")
@@ -122,19 +116,19 @@ class PipelineSearch:
         np.add.at(change, stop[full], -1)
         family = family.kept(np.cumsum(change)[:-1] > 0)
         if not family.count or family.words[0].any() or not family.inside[:, -1].all():
-            return Outcome(None, True, 0.0)
+            return None
         spans = Spans.of(self.units, family, self.classes, self.credit)
         table = self._table(spans, low, high)
         for first, last in self._blocks(family):
             self._extend(spans, table, first, last, below)
             if table.steps > steps:
-                return Outcome(None, False, table.steps)
-        return Outcome(self._pipeline(spans, table, below), True, table.steps)
+                break
+        return FilledTable(spans, self.states, table, below, self.fewest, self.in_turn)
 
     def _windows(self, family: CutFamily) -> tuple[Floats, Floats]:
         return self.measure.window(self.states, float(family.position[-1]))
 
-    def _table(self, spans: Spans, low: Floats, high: Floats) -> _Table:
+    def _table(self, spans: Spans, low: Floats, high: Floats) -> Table:
         """Empty values; ``nan`` never wins, and marks what the memory of the devices rules out."""
         position, kept = spans.family.position, spans.bytes.kept
         start, stop = np.searchsorted(position, low), np.searchsorted(position, high, side="right")
@@ -146,7 +140,7 @@ class PipelineSearch:
             best.append(np.where((own >= least) & (own <= most), np.inf, np.nan))
         if len(best[0]) and start[0] == 0:
             best[0][0] = 0.0
-        return _Table(start, stop, best)
+        return Table(start, stop, best)
 
     def _blocks(self, family: CutFamily) -> list[tuple[int, int]]:
         """Ranges of ideals, each with the columns that its members reach."""
@@ -164,7 +158,7 @@ class PipelineSearch:
     def _reach(self, total: float) -> float:
         return float(self.measure.room.max()) + SLACK * total
 
-    def _extend(self, spans: Spans, table: _Table, first: int, last: int, below: float) -> None:
+    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float) -> None:
         """Let one more device run from each ideal of a block to each ideal that it can reach."""
         states = [
             state
@@ -191,7 +185,7 @@ class PipelineSearch:
             rows = alive + own_first - first
             self._relax(table, loads, state, rows, value[alive], (first + 1, end))
 
-    def _leave_out(self, table: _Table, state: int, skip: int, first: int, last: int) -> None:
+    def _leave_out(self, table: Table, state: int, skip: int, first: int, last: int) -> None:
         first, last = max(first, int(table.start[skip])), min(last, int(table.stop[skip]))
         if first < last:
             own = table.best[state][first - table.start[state] : last - table.start[state]]
@@ -199,7 +193,7 @@ class PipelineSearch:
             np.copyto(other, own, where=own < other)
 
     def _relax(
-        self, table: _Table, loads: list[Floats], state: int, rows: Ints, value: Floats, columns: tuple[int, int]
+        self, table: Table, loads: list[Floats], state: int, rows: Ints, value: Floats, columns: tuple[int, int]
     ) -> None:
         for kind, there in self.states.moves[state]:
             first = max(columns[0] + int(rows[0]), int(table.start[there]))
@@ -216,54 +210,3 @@ class PipelineSearch:
     def _combined(self, load: Floats, so_far: Floats) -> Floats:
         both: Floats = np.add(load, so_far) if self.in_turn else np.maximum(load, so_far)
         return both
-
-    def _pipeline(self, spans: Spans, table: _Table, below: float) -> Pipeline | None:
-        """Walk back from the whole graph; the loads on the way are computed anew."""
-        ideal = spans.family.count - 1
-        ends = [
-            float(best[ideal - start]) if start <= ideal < start + len(best) else math.inf
-            for start, best in zip(table.start.tolist(), table.best, strict=True)
-        ]
-        reached = [state for state, value in enumerate(ends) if value < math.inf]
-        if not reached:
-            return None
-        devices = self.states.used.sum(axis=1)
-        state = min(
-            reached, key=lambda each: (int(devices[each]) if self.fewest else 0, ends[each], int(devices[each]))
-        )
-        total, runs = ends[state], []
-        sources: list[list[tuple[int, int]]] = [[] for _ in ends]
-        for before, moves in enumerate(self.states.moves):
-            for kind, there in moves:
-                sources[there].append((before, kind))
-        while ideal:
-            before, kind, first = self._origin(spans, table, sources, state, ideal, below)
-            if kind >= 0:
-                members = np.flatnonzero(spans.family.inside[:, ideal] & ~spans.family.inside[:, first])
-                runs.append((self.states.device(state, kind), tuple(members.tolist())))
-            state, ideal = before, first
-        return Pipeline(tuple(reversed(runs)), total)
-
-    def _origin(
-        self, spans: Spans, table: _Table, sources: list[list[tuple[int, int]]], state: int, ideal: int, below: float
-    ) -> tuple[int, int, int]:
-        """The state, the class and the ideal before the last device of the best pipeline into an ideal."""
-        goal = float(table.best[state][ideal - table.start[state]])
-        found: tuple[float, int, int, int] = (math.inf, 0, 0, 0)
-        for before, kind in sources[state]:
-            if self.states.skips[before] == state and table.start[before] <= ideal < table.stop[before]:
-                value = float(table.best[before][ideal - table.start[before]])
-                if value <= goal:
-                    return before, -1, ideal
-            values = table.best[before][: max(0, ideal - int(table.start[before]))]
-            rows = np.flatnonzero(values <= goal)
-            if not rows.size:
-                continue
-            loads = spans.loads(
-                rows + int(table.start[before]), np.array([ideal]), below * (1 + 1e-12) if goal < below else below
-            )
-            total = self._combined(loads[kind][:, 0], values[rows])
-            best = int(np.argmax(total <= total.min() * (1 + 1e-12)))
-            if total[best] < found[0]:
-                found = (float(total[best]), before, kind, int(rows[best] + table.start[before]))
-        return found[1:]

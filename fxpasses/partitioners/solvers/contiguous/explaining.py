@@ -11,7 +11,8 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, prefixes
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units

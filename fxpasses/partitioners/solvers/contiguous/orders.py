@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, crossed, prefixes
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import Ints
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["linear_orders", "long_orders", "orders_between"]
+__all__ = ["BASIC", "ideals_along", "linear_orders", "long_orders", "orders_between"]
 
 MANY = 20_000
+SOME, BASIC = 6, 4
+"""Orders whose prefixes are looked at together, and of these the first, which are put together with each other."""
 
 
 def linear_orders(units: Units, count: int, seed: int) -> list[list[int]]:
@@ -44,6 +47,12 @@ def orders_between(orders: Sequence[Sequence[int]], shares: Sequence[float]) -> 
     pairs = itertools.combinations(places, 2)
     sums = (share * one + (1 - share) * other for one, other in pairs for share in shares)
     return [np.argsort(each, kind="stable").tolist() for each in sums]
+
+
+def ideals_along(units: Units, weight: Floats, parts: tuple[int, int], seed: int) -> Words:
+    """The prefixes of some orders, and what two of the first make together, each cut in so many parts."""
+    orders = linear_orders(units, SOME, seed)
+    return np.unique(np.concatenate([prefixes(orders), crossed(orders[:BASIC], weight, *parts)]), axis=0)
 
 
 def long_orders(units: Units, seed: int) -> list[Ints]:

@@ -1,8 +1,10 @@
 """Better pipelines from many short annealings, whose cuts one dynamic program puts together.
 
-An annealing of a hundredth of a second finds another good pipeline near the one that it starts from. Cuts of several
-are ideals, and so are the intersections and unions of these; the best pipeline along all of them, with the devices in
-any order, is mostly better than each, and the next annealings start there.
+A dynamic program over some ideals knows all pipelines along them. Some of these that are nearly as good as the best
+answer are drawn at random: they differ in the order of the devices, and in what a device runs. An annealing of a few
+thousandths of a second makes each of them better. Their cuts are ideals, and so are the intersections and unions of
+these; the best pipeline along all of them, with the devices in any order, is mostly better than each, and the next
+annealings start at the best pipelines so far. Where that does not help, others are drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, by_weight, ideals_near, pack
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.orders import ideals_along
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
@@ -27,16 +30,24 @@ LOADING = 0.2
 """Seconds that it takes to load what is compiled; a budget below that has no annealing."""
 MATRIX = 5_000_000
 """Units times pairs of devices up to which there is any."""
-HOT, COLD, SQUARINGS = 0.01, 2e-4, (4, 3)
-"""Temperatures; the norms take turns: a flat one finds other pipelines, a steep one makes them better."""
-STEPS_A_UNIT = 20_000
+HOT, COLD, SQUARINGS = 0.003, 2e-4, (4, 5)
+"""Temperatures; the norms take turns."""
+ANSWERING = 0.6e6
+"""Steps that it takes to evaluate what an annealing found."""
+STEPS_A_UNIT = 7_000
 """Steps of each annealing, for each unit."""
-TOGETHER = 8
-"""Annealings between two dynamic programs."""
+DRAWN, WORSE = 60, 1.04
+"""Pipelines that are drawn for the first annealings, and how many times as large as the best answer they may be."""
+PARTS = (6, 13)
+"""In how many parts two orders are cut for the ideals that these are drawn from."""
+TOGETHER, AGAIN = 12, 2
+"""Annealings between two dynamic programs after the first ones, and how many times as long and as hot they are."""
 BEST = 16
-"""From how many of the best answers annealings start, in turn."""
+"""From how many of the best answers these start."""
 KEPT = 40
-"""Answers whose cuts are looked at, the last ones."""
+"""Answers whose cuts are looked at, the best ones."""
+FURTHER = 0.002
+"""How much better the next one is asked for, where there are many states."""
 BESIDE = 20
 """With how many cuts of about as much weight each cut is put together."""
 NEAR = 200
@@ -51,6 +62,18 @@ class PipelineAnnealer:
         self._annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
         self._draw = np.random.default_rng(search.problem.seed)
 
+    def drawn(self, best: Answer, *, quickly: bool = False) -> list[Answer]:
+        """Pipelines that are not much worse than an answer, drawn at random; the answer itself where there are none.
+
+        ``quickly`` means that the devices keep their order where there are many states; annealing changes it, too.
+        """
+        search = self.search
+        words = ideals_along(search.units, search.prices.weight, PARTS, search.problem.seed)
+        if search.has_many_states and quickly:
+            search = attrs.evolve(search, order=self._order(best))
+        found = search.drawn(words, best.goal(search) * WORSE, DRAWN, self._draw)
+        return [Answer.of(search, pipeline) for pipeline in found] or [best]
+
     @staticmethod
     def takes(search: Search) -> bool:
         """Whether the budget reaches for one, and memory for its tables."""
@@ -62,38 +85,60 @@ class PipelineAnnealer:
         search = self.search
         home = np.zeros(search.units.size, dtype=np.int64)
         home[search.units.unit_of] = start.device_of
-        unused = [device for device in range(len(search.tables.memory)) if device not in start.order]
-        found, _state = self._annealer.run(home, cooling, self._draw, [*start.order, *unused])
+        found, _state = self._annealer.run(home, cooling, self._draw, self._order(start))
         return None if found is None else answer_of(search, found)
+
+    def _order(self, answer: Answer) -> tuple[int, ...]:
+        """All devices, those that an answer does not use at the end."""
+        unused = (device for device in range(len(self.search.tables.memory)) if device not in answer.order)
+        return (*answer.order, *unused)
 
 
 def recombined(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
     """The best of what annealings and dynamic programs in turn find in some seconds, or until the bound is met."""
-    steps = seconds * STEPS_A_SECOND
-    each = min(STEPS_A_UNIT * search.units.size, seconds * STEPS_PER_SECOND / TOGETHER)
-    annealer, found = PipelineAnnealer(search), [best]
-    while steps > 0 and best.rank[0] > bound:
-        starts = sorted({answer.rank: answer for answer in found}.values(), key=Answer.by_rank)[:BEST]
-        for turn in range(TOGETHER):
-            cooling = Cooling(each, HOT, COLD, SQUARINGS[turn % len(SQUARINGS)])
+    if best.rank[0] <= bound:
+        return best
+    begun, most = search.account.spent, seconds * STEPS_A_SECOND
+    each = min(STEPS_A_UNIT * search.units.size, seconds * STEPS_PER_SECOND / DRAWN)
+    annealer, found = PipelineAnnealer(search), {best.rank: best}
+    starts, count = annealer.drawn(best, quickly=True), DRAWN
+    while best.rank[0] > bound and search.account.spent - begun < most:
+        longer = 1 if count == DRAWN else AGAIN
+        for turn in range(count):
+            cooling = Cooling(longer * each, longer * HOT, COLD, SQUARINGS[turn % len(SQUARINGS)])
             answer = annealer.annealed(starts[turn % len(starts)], cooling)
-            found += [] if answer is None else [answer]
-        taken = TOGETHER * each * STEPS_A_SECOND / STEPS_PER_SECOND
-        search.account.spent += taken
-        best = min(found, key=Answer.by_rank)
-        outcome = search.run(_together(search, best, found[-KEPT:]), best.goal(search) * BETTER)
-        steps -= taken + outcome.steps
-        if outcome.pipeline is not None:
-            found.append(Answer.of(search, outcome.pipeline))
-            best = min(best, found[-1], key=Answer.by_rank)
+            if answer is not None:
+                found.setdefault(answer.rank, answer)
+        search.account.spent += count * (longer * each * STEPS_A_SECOND / STEPS_PER_SECOND + ANSWERING)
+        starts = sorted(found.values(), key=Answer.by_rank)[:KEPT]
+        starts, last = [*_along(search, _together(search, starts), starts[0]), *starts][:BEST], best
+        found.update((answer.rank, answer) for answer in starts)
+        best, count = starts[0], TOGETHER
+        if best.rank >= last.rank and search.account.spent - begun < most:
+            starts, count = annealer.drawn(best), DRAWN
     return best
 
 
-def _together(search: Search, best: Answer, answers: list[Answer]) -> Words:
-    """The cuts of answers, what cuts of about the same weight share and hold together, and what lies near the best."""
+def _along(search: Search, words: Words, best: Answer) -> list[Answer]:
+    """Better answers that cut at some ideals, the best first.
+
+    Whether there is one takes much less than which is the best. That is not asked where there are many states, but for
+    ever better ones.
+    """
+    found, goal = list[Answer](), best.goal(search)
+    while (some := search.decide(words, goal * BETTER).pipeline) is not None:
+        if not search.has_many_states:
+            return [Answer.of(search, search.run(words, goal * BETTER).pipeline or some)]
+        found.insert(0, Answer.of(search, some))
+        goal = found[0].goal(search) * (1 - FURTHER)
+    return found
+
+
+def _together(search: Search, answers: list[Answer]) -> Words:
+    """The cuts of answers, what cuts of about the same weight share and hold together, and what lies near the first."""
     cuts = np.unique(np.concatenate([_cuts(search, answer) for answer in answers]), axis=0)
     cuts = cuts[by_weight(cuts, search.prices.weight)]
-    found = [cuts, ideals_near(search.units, search.cuts(best.pipeline), NEAR)]
+    found = [cuts, ideals_near(search.units, search.cuts(answers[0].pipeline), NEAR)]
     for apart in range(1, min(BESIDE + 1, len(cuts))):
         found += [cuts[apart:] & cuts[:-apart], cuts[apart:] | cuts[:-apart]]
     return np.unique(np.concatenate(found), axis=0)

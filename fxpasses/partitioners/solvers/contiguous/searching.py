@@ -14,7 +14,8 @@ from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, stops_of
 from fxpasses.partitioners.solvers.contiguous.deciding import Decision
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, Pipeline, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.refining import Refined, Refining
 from fxpasses.partitioners.solvers.contiguous.spare import Payment
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -49,6 +50,8 @@ LONG = 2000
 """Units from which on few linear orders are cut, coarsely first."""
 LINK_SECONDS = 1e-7
 """How long it takes to find out what a unit sends over a link."""
+DRAWING = 0.5e6
+"""Steps that it takes to draw a pipeline."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
 BETTER = 1 - 1e-9
@@ -168,12 +171,20 @@ class Search:
 
     def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
         """The best pipeline under a threshold that cuts at some ideals."""
-        states = self.states() if states is None else states
-        objective = self.problem.objective
-        search = PipelineSearch(
-            self.units, self.classes, states, self.measure(below), self.credit, fewest=objective == "devices"
-        )
+        search = self._dynamic_program(below, self.states() if states is None else states)
         return self._counted(search.run(words, below, steps), words)
+
+    def drawn(self, words: Words, below: float, count: int, draw: np.random.Generator) -> list[Pipeline]:
+        """Some pipelines under a threshold that cut at some ideals, drawn at random; none where there are none."""
+        filled = self._dynamic_program(below, self.states()).filled(words, below)
+        if filled is None:
+            return []
+        self._counted(Outcome(None, True, filled.table.steps + DRAWING * count), words)
+        return filled.drawn(count, draw)
+
+    def _dynamic_program(self, below: float, states: States) -> PipelineSearch:
+        fewest = self.problem.objective == "devices"
+        return PipelineSearch(self.units, self.classes, states, self.measure(below), self.credit, fewest=fewest)
 
     def decide(self, words: Words, below: float, steps: float = math.inf) -> Outcome:
         """Some pipeline under a threshold, if there is one: much less work than the best one in wide graphs."""

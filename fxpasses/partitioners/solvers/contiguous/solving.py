@@ -11,13 +11,19 @@ import numpy as np
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import MAX_UNITS, every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, crossed, prefixes, stops_near, stops_of
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
+from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, long_orders, orders_between
+from fxpasses.partitioners.solvers.contiguous.orders import (
+    BASIC,
+    ideals_along,
+    linear_orders,
+    long_orders,
+    orders_between,
+)
 from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, LONG, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -32,8 +38,8 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Int
 
 __all__ = ["fewest_by_memory", "solve_pipeline"]
 
-ORDERS, BASIC = 12, 4
-"""Linear orders, and of these the first, which others are put between."""
+ORDERS = 12
+"""Linear orders; others are put between the first of them."""
 LADDER = (2, 6, 30)
 """How many orders are cut at a time; the answer along a few of them is the threshold that prunes the next search."""
 BETWEEN = (0.25, 0.5, 0.75)
@@ -123,9 +129,8 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
 
 def _crossed(search: Search, best: Answer, parts: tuple[int, int], steps: float) -> Answer:
     """Cut what two orders make together, then look around the cuts."""
-    orders = linear_orders(search.units, FEWEST, search.problem.seed)
-    words = np.concatenate([prefixes(orders), crossed(orders[:BASIC], search.prices.weight, *parts)])
-    best, taken = _better(search, best, np.unique(words, axis=0), steps)
+    words = ideals_along(search.units, search.prices.weight, parts, search.problem.seed)
+    best, taken = _better(search, best, words, steps)
     return improved(search, best, steps - taken, NEAREST)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.cutting import stops_of
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Pipeline
 from fxpasses.partitioners.solvers.contiguous.explaining import lacks, never, none_fits, not_found
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.filling import Filling, Runs
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits
 from fxpasses.partitioners.solvers.contiguous.improving import improved
