@@ -232,6 +232,12 @@ class Summary:
     replicas: tuple[ReplicaRow, ...] = ()
     training: Training | None = None
 
+    def __str__(self) -> str:
+        """The tables that ``fxpasses place`` prints, 120 columns wide."""
+        from fxpasses.report.tables import summary_text
+
+        return summary_text(self)
+
     @property
     def run(self) -> str:
         """What takes the predicted time, in words."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fxpasses.report.summary import DeviceRow, PathRow, Summary
 from fxpasses.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from fxpasses.report.summary import DeviceRow, PathRow, Summary
 
 __all__ = [
     "fullest_moment",
@@ -23,13 +25,23 @@ __all__ = [
     "print_placement",
     "print_summary",
     "summary_tables",
+    "summary_text",
 ]
 
 MOST_COPIES = 20
 MOST_STEPS = 12
 MOST_ADVICE = 3
-NARROW = 100
-"""Columns below which devices, copies and steps are lines of text."""
+NARROW, WIDE = 100, 120
+"""Columns below which devices, copies and steps are lines of text, and of a report as text."""
+
+
+def summary_text(summary: Summary) -> str:
+    """What :func:`print_summary` prints on a terminal of 120 columns, without colours."""
+    from rich.console import Console
+
+    page = io.StringIO()
+    print_summary(summary, Console(file=page, width=WIDE, no_color=True, force_terminal=False))
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
 def print_summary(summary: Summary, console: Console) -> None:

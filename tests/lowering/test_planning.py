@@ -20,7 +20,7 @@ from fxpasses.partitioners import measure_node, place_by_device
 from fxpasses.partitioners.costs import node_costs as cost
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.report.page import render_page
-from fxpasses.report.tables import print_placement
+from fxpasses.report.tables import print_placement, print_summary
 from fxpasses.units import KiB, format_bytes
 
 ARGS = (torch.randn(2, 64),)
@@ -195,6 +195,20 @@ def test_in_a_narrow_terminal_a_number_stays_with_its_unit(planned: Planned, wid
     assert not [line for line in lines if line.lstrip().startswith(("B", "KiB", "us", "ms"))]
     assert "  holds" == lines[first][:7]
     assert lines[first + 1].startswith("      ") or not lines[first + 1].startswith(" ")
+
+
+def test_a_report_is_printed_as_its_tables(planned: Planned) -> None:
+    """Not as its fields; no colours, no spaces at the ends of lines, and the sentences after the tables."""
+    report = planned.report()
+    printed = io.StringIO()
+    print_summary(report, Console(width=120, color_system=None, file=printed))
+
+    text = str(report)
+
+    assert text.splitlines() == [line.rstrip() for line in printed.getvalue().splitlines()]
+    assert text.startswith("Steps\n")
+    assert f"\n{report.optimality()}\nWhat would help most:\n" in text
+    assert "\x1b" not in text
 
 
 def test_the_page_shows_it_all(planned: Planned) -> None:
