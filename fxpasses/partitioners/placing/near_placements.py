@@ -1,7 +1,8 @@
 """Better free placements of small graphs, budgets kept as memory is predicted: one unit moves, or two change places.
 
-The solvers know memory only roughly, so where budgets are tight their answers pass them, or keep far from them. Each
-change is followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less.
+The solvers know memory only roughly, so where budgets are tight their answers pass them, or keep far from them; and
+they do not know that parts run as wholes. Of a tiny graph all placements are looked at. Otherwise each change is
+followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.fx import Node
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
+from fxpasses.partitioners.placing.every_placement import best_of_all
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
@@ -39,8 +41,10 @@ def near_placement(figures: GraphFigures, request: Request, starts: Sequence[Run
         starts: Placements; each is changed as long as that helps.
         bound: No free placement is below it.
     """
-    nearby = _Nearby.of(figures, request)
     trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
+    if (of_all := best_of_all(figures, request, trials, bound)) is not None:
+        return of_all
+    nearby = _Nearby.of(figures, request)
     if trials < len(starts) * len(nearby.units) * len(nearby.names):
         return None
     found = []

@@ -60,12 +60,12 @@ def posed(seed: int, count: int) -> tuple[GraphModule, Topology]:
     return graph, Topology.of(devices, links)
 
 
-def best_of_all(graph: GraphModule, topology: Topology, objective: Objective) -> float:
-    """The smallest value of all pipelines that keep the budgets."""
+def best_of_all(graph: GraphModule, topology: Topology, objective: Objective, *, free: bool = False) -> float:
+    """The smallest value of all pipelines that keep the budgets, or of all placements."""
     figures, best = GraphFigures.of(graph), math.inf
     for homes in itertools.product([device.name for device in topology.devices], repeat=len(figures.nodes)):
         runs = runs_of(graph, dict(zip(figures.nodes, homes, strict=True)), figures.dependencies)
-        if len(runs.device_of) == len(set(homes)):
+        if free or len(runs.device_of) == len(set(homes)):
             value = objective_value(figures, topology, objective, runs, None)
             if value < best and not check_budgets(figures, topology, runs, None).over:
                 best = value
@@ -89,19 +89,21 @@ def test_pipelines_are_the_best_under_predicted_memory(objective: Objective, cou
         assert placed.is_optimal or (objective == "latency" and count == 3)  # there may be too many ways for a proof
 
 
-@pytest.mark.parametrize("seed", range(examples(4)))
-@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
-def test_a_free_placement_is_no_worse_than_the_best_pipeline(objective: Objective, seed: int) -> None:
-    """Each pipeline is a free placement, too."""
-    graph, topology = posed(seed, 2)
-    best = best_of_all(graph, topology, objective)
+@pytest.mark.parametrize("seed", range(examples(3)))
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_free_placements_are_the_best_under_predicted_memory(objective: Objective, count: int, seed: int) -> None:
+    """Also where a pipeline would be found, and where operators side by side look better than parts are."""
+    graph, topology = posed(100 * count + seed, count)
+    best = best_of_all(graph, topology, objective, free=True)
 
     if math.isinf(best):
         with pytest.raises(PlacementError):
-            place_by_device(graph, topology, objective=objective, contiguity="pipeline")
+            place_by_device(graph, topology, objective=objective, contiguity="free")
     else:
         placed = place_by_device(graph, topology, objective=objective, contiguity="free")
         assert placed.objective_value <= best * (1 + 1e-9)
+        assert objective == "latency" or placed.objective_value >= best * (1 - 1e-9)  # more turns may be quicker
 
 
 class Around(nn.Module):
