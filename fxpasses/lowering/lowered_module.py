@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.lowering.captured_mode import captured_otherwise
+from fxpasses.lowering.checkpoint_order import checkpoint_places
 from fxpasses.lowering.current_state import tensors_of
 from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
@@ -185,7 +186,7 @@ class LoweredModule(GraphModule):
             given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
             destination, prefix, keep_vars = given
         own: Any = super().state_dict(prefix=prefix, keep_vars=keep_vars)
-        names, places = self.qualified_names, _entries(self.program)
+        names, places = self.qualified_names, checkpoint_places(self.program)
         entries = [(names.get(key[len(prefix) :], key[len(prefix) :]), value) for key, value in own.items()]
         entries.sort(key=lambda entry: places.get(entry[0], len(places)))
         renamed = {prefix + name: value for name, value in entries}
@@ -305,13 +306,6 @@ def _places(program: ExportedProgram) -> dict[str, int]:
     """The place of each parameter in the model's own order, by name; of tied ones that of the first."""
     first: dict[int, int] = {}
     return {name: first.setdefault(id(tensor), len(first)) for name, tensor in program.state_dict.items()}
-
-
-def _entries(program: ExportedProgram) -> dict[str, int]:
-    """The place of each entry of the model's checkpoint, by name: those of a module stand together, buffers last."""
-    first: dict[str, int] = {}
-    modules = {name: first.setdefault(name.rpartition(".")[0], len(first)) for name in program.state_dict}
-    return {name: place for place, name in enumerate(sorted(modules, key=modules.__getitem__))}
 
 
 @attrs.frozen(eq=False)
