@@ -30,6 +30,7 @@ from fxpasses.passes.interpreter_modules import (
 )
 from fxpasses.passes.preserved_calls import (
     EXTRA,
+    as_argument,
     call_as_exported,
     is_number,
     must_be,
@@ -481,9 +482,9 @@ class Unflattener:
         parent = frame.parent
         assert parent is not None
         results = [self._leaf_in(frame, *each) for each in zip(signature.outputs, frame.given, strict=True)]
-        frame.graph.output(put_together(results, signature.out_spec))
+        frame.graph.output(as_argument(frame.graph, put_together(results, signature.out_spec)))
         leaves = [self._leaf_in(parent, *each) for each in zip(signature.inputs, frame.taken, strict=True)]
-        args, kwargs = put_together(leaves, signature.in_spec)
+        args, kwargs = as_argument(parent.graph, put_together(leaves, signature.in_spec))
         call = self._call(frame, args, kwargs)
         examples = [_example(*each) for each in zip(signature.outputs, frame.given, strict=True)]
         call.meta["val"] = put_together(examples, signature.out_spec)

@@ -6,6 +6,7 @@ once for all, an output that is an input is that input. What the saved signature
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from fxpasses.passes.interpreter_modules import CALL_INDEX, InterpreterModule
 
 __all__ = [
     "EXTRA",
+    "as_argument",
     "call_as_exported",
     "is_number",
     "must_be",
@@ -57,6 +59,22 @@ def taken_apart(graph: Graph, node: Node, spec: pytree.TreeSpec) -> list[Any]:
 def put_together(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
     """The value of known structure that has these leaves."""
     return pytree.tree_unflatten(list(leaves), spec)
+
+
+def as_argument(graph: Graph, value: Any) -> Any:
+    """A value as an argument of a node: dataclasses, in which a graph sees no nodes, are made by calls."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = [field.name for field in dataclasses.fields(value) if field.init]
+        return graph.call_function(
+            type(value), kwargs={name: as_argument(graph, getattr(value, name)) for name in given}
+        )
+    if type(value) is dict:
+        return {key: as_argument(graph, each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(as_argument(graph, each) for each in value))
+    if type(value) in (tuple, list):
+        return type(value)(as_argument(graph, each) for each in value)
+    return value
 
 
 def is_number(node: Node) -> bool:
