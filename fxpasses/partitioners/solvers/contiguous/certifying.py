@@ -130,7 +130,10 @@ class _Gap:
 def _refined_and_decided(
     search: Search, bound: float, goal: float, budget: tuple[float, int], best: Answer | None
 ) -> tuple[Answer | None, float]:
-    """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick."""
+    """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick.
+
+    Where none is, much time that is left goes into a better answer.
+    """
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
@@ -144,6 +147,12 @@ def _refined_and_decided(
         gap.best, gap.proven = _decided(search, gap.proven, gap.goal, (DECIDING * left, limit), gap.best)
         gap.goal = gap.goal if gap.best is None else min(gap.goal, gap.best.by_value() * BETTER)
         _close(gap, steps - (search.account.spent - begun), limit)
+    left = steps - (search.account.spent - begun)
+    if not gap.is_closed and left > MUCH:
+        goal = gap.goal
+        gap.recombine(left / 2 / STEPS_A_SECOND)
+        if gap.goal < goal:
+            _close(gap, steps - (search.account.spent - begun), limit)
     return gap.best, gap.proven
 
 

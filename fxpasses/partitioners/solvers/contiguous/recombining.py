@@ -60,7 +60,7 @@ class PipelineAnnealer:
     def __init__(self, search: Search) -> None:
         self.search = search
         self._annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
-        self._draw = np.random.default_rng(search.problem.seed)
+        self._draw = np.random.default_rng([search.problem.seed, int(search.account.spent)])  # others each time
 
     def drawn(self, best: Answer, *, quickly: bool = False) -> list[Answer]:
         """Pipelines that are not much worse than an answer, drawn at random; the answer itself where there are none.
