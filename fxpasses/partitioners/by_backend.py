@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
 from fxpasses.partitioners.assignment import Assignment, group_order
-from fxpasses.partitioners.by_capability import check_graph_module
+from fxpasses.partitioners.given import module_of
 from fxpasses.partitioners.grouping.keep_together import element_homes
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, draft_around
 from fxpasses.partitioners.grouping.small_parts import value_bytes
@@ -117,7 +117,7 @@ def partition_for_backends(
     Complexity:
         O(backends * (V + E)); ``"cost"`` sweeps a few times more.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     names = _checked_priority(supports, priority, fallback)
     verdicts = {name: ask_support(root, check_support(supports[name])) for name in names}
     dependencies = view_of(root)

@@ -17,7 +17,7 @@ from fxpasses.errors import PartitionError, also_as
 from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.fusing import fuse_by_partitions
-from fxpasses.partitioners.given import list_of
+from fxpasses.partitioners.given import list_of, module_of
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, Proposal, propose
 from fxpasses.partitioners.grouping.small_parts import SizeRule
 from fxpasses.partitioners.support import AnyOperatorSupport, check_support, function_name
@@ -95,7 +95,7 @@ def partition_by_capability(
     Complexity:
         O(V + E) with ``horizontal``, and near-linear without; one call of ``operator_support`` per node.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     return propose(root, operator_support, options or CapabilityOptions(), size_rule).assignment()
 
 
@@ -127,7 +127,7 @@ class CapabilityBasedPartitioner:
         options: CapabilityOptions | None = None,
     ) -> None:
         module = graph_module.module() if isinstance(graph_module, ExportedProgram) else graph_module
-        self.graph_module = check_graph_module(module)
+        self.graph_module = module_of(module)
         self.operator_support = check_support(operator_support)
         self.allows_single_node_partition = allows_single_node_partition
         self.non_compute_ops = list(non_compute_ops or ())
@@ -206,20 +206,3 @@ def _nodes_of(partition: Partition, place: int) -> list[Node]:
             f"partition {place} is {partition!r}; it must be a Partition, as propose_partitions gives them"
         )
     return list(nodes)
-
-
-def check_graph_module(graph_module: Any) -> GraphModule:
-    """Give the argument back if it is a GraphModule; of an exported program its graph module.
-
-    Raises:
-        PartitionError: It is neither (also a TypeError).
-    """
-    if isinstance(graph_module, ExportedProgram):
-        module: GraphModule = graph_module.graph_module
-        return module
-    if not isinstance(graph_module, GraphModule):
-        raise also_as(PartitionError, TypeError())(
-            f"a partitioner takes a torch.fx.GraphModule or an ExportedProgram, not {type(graph_module).__name__}; "
-            "capture the model with torch.export or torch.fx.symbolic_trace first"
-        )
-    return graph_module

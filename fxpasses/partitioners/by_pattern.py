@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, PatternError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_capability import CapabilityBasedPartitioner, Partition, check_graph_module
-from fxpasses.partitioners.given import lists_of_nodes
+from fxpasses.partitioners.by_capability import CapabilityBasedPartitioner, Partition
+from fxpasses.partitioners.given import lists_of_nodes, module_of
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions
 from fxpasses.partitioners.support import CALLS, AnyOperatorSupport, OperatorSupportBase, any_chain, create_op_support
 
@@ -78,7 +78,7 @@ def partition_by_pattern(
     Raises:
         PatternError: The list is empty, or a pattern cannot work.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     if not len(patterns):
         raise PatternError("partition_by_pattern got an empty list of patterns; give at least one")
     groups = match_groups(root, patterns, ignore_literals=ignore_literals)
@@ -116,7 +116,7 @@ def generate_pattern_op_partitions(
         PatternError: Nothing was given to go by, or a pattern cannot work.
         PartitionError: A list holds nodes of another graph, or two lists share a node.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     listed = lists_of_nodes(partitions_list or ()) + lists_of_nodes(partitions or ())
     if not patterns and not listed and op_support is None:
         raise PatternError(
@@ -136,7 +136,7 @@ def generate_partitions_from_list_of_nodes(
     Raises:
         PartitionError: Neither lists nor an op_support were given, or a list holds nodes of another graph.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     support = _listed_support(root, pattern_list, op_support)
     return CapabilityBasedPartitioner(root, support, allows_single_node_partition=True).propose_partitions()
 
@@ -151,7 +151,7 @@ def generate_grouped_partitions_from_list_of_nodes(
     Raises:
         PartitionError: Neither lists nor an op_support were given, a list holds foreign nodes, or two share one.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     support = _listed_support(root, pattern_list, op_support)
     groups = lists_of_nodes(pattern_list or ())
     return GroupBasedPartitioner(root, support, True, node_groups=groups).propose_partitions()

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_capability import check_graph_module
+from fxpasses.partitioners.given import module_of
 from fxpasses.partitioners.grouping.keep_together import form_units, tuple_followers
 from fxpasses.partitioners.grouping.levels import alternation_levels, contract
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, propose
@@ -161,7 +161,7 @@ def measure_coverage(
     Complexity:
         O(V + E) for each unsupported operator.
     """
-    root = check_graph_module(graph_module)
+    root = module_of(graph_module)
     proposal = propose(root, operator_support, options or CapabilityOptions(), size_rule)
     assignment = proposal.assignment()
     submodules = dict(root.named_modules())

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.errors import PartitionError, also_as
 
-__all__ = ["graph_of", "list_of", "lists_of_nodes", "nodes_of"]
+__all__ = ["graph_of", "list_of", "lists_of_nodes", "module_of", "nodes_of"]
 
 
 def graph_of(given: Any) -> Graph:
@@ -25,6 +25,23 @@ def graph_of(given: Any) -> Graph:
     if not isinstance(given, Graph):
         raise also_as(PartitionError, TypeError())(
             f"a graph is a torch.fx.Graph, a GraphModule or an ExportedProgram, not {type(given).__name__}; "
+            "capture the model with torch.export or torch.fx.symbolic_trace first"
+        )
+    return given
+
+
+def module_of(given: Any) -> GraphModule:
+    """The module itself, or the graph module of a program.
+
+    Raises:
+        PartitionError: It is neither (also a TypeError).
+    """
+    if isinstance(given, ExportedProgram):
+        module: GraphModule = given.graph_module
+        return module
+    if not isinstance(given, GraphModule):
+        raise also_as(PartitionError, TypeError())(
+            f"a partitioner takes a torch.fx.GraphModule or an ExportedProgram, not {type(given).__name__}; "
             "capture the model with torch.export or torch.fx.symbolic_trace first"
         )
     return given
