@@ -23,10 +23,7 @@ def graph_of(given: Any) -> Graph:
         graph: Graph = given.graph
         return graph
     if not isinstance(given, Graph):
-        raise also_as(PartitionError, TypeError())(
-            f"a graph is a torch.fx.Graph, a GraphModule or an ExportedProgram, not {type(given).__name__}; "
-            "capture the model with torch.export or torch.fx.symbolic_trace first"
-        )
+        raise _not_captured("a graph is a torch.fx.Graph, a GraphModule or an ExportedProgram", given)
     return given
 
 
@@ -40,10 +37,7 @@ def module_of(given: Any) -> GraphModule:
         module: GraphModule = given.graph_module
         return module
     if not isinstance(given, GraphModule):
-        raise also_as(PartitionError, TypeError())(
-            f"a partitioner takes a torch.fx.GraphModule or an ExportedProgram, not {type(given).__name__}; "
-            "capture the model with torch.export or torch.fx.symbolic_trace first"
-        )
+        raise _not_captured("a partitioner takes a torch.fx.GraphModule or an ExportedProgram", given)
     return given
 
 
@@ -82,6 +76,12 @@ def lists_of_nodes(given: Any) -> list[list[Node]]:
         PartitionError: They are no lists in a list (also a TypeError).
     """
     return [list_of(group, f"the nodes of group {number}") for number, group in enumerate(list_of(given, "groups"))]
+
+
+def _not_captured(wanted: str, given: Any) -> PartitionError:
+    return also_as(PartitionError, TypeError())(
+        f"{wanted}, not {type(given).__name__}; capture the model with torch.export or torch.fx.symbolic_trace first"
+    )
 
 
 def _shown(given: Any) -> str:

@@ -6,7 +6,6 @@ once for all, an output that is an input is that input. What the saved signature
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,20 +60,27 @@ def put_together(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
     return pytree.tree_unflatten(list(leaves), spec)
 
 
+class _Making:
+    """Makes a value of some structure from its leaves; a function with a name for a graph's code."""
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+        self.__name__ = f"make_{spec.type.__name__}"
+
+    def __call__(self, *leaves: Any) -> Any:
+        return put_together(leaves, self.spec)
+
+
 def as_argument(graph: Graph, value: Any) -> Any:
-    """A value as an argument of a node: dataclasses, in which a graph sees no nodes, are made by calls."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        given = [field.name for field in dataclasses.fields(value) if field.init]
-        return graph.call_function(
-            type(value), kwargs={name: as_argument(graph, getattr(value, name)) for name in given}
-        )
+    """A value as an argument of a node; what a graph cannot look into, such as a dataclass, is made by a call."""
     if type(value) is dict:
         return {key: as_argument(graph, each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(as_argument(graph, each) for each in value))
     if type(value) in (tuple, list):
         return type(value)(as_argument(graph, each) for each in value)
-    return value
+    leaves, spec = pytree.tree_flatten(value)
+    return value if spec.is_leaf() else graph.call_function(_Making(spec), tuple(leaves))
 
 
 def is_number(node: Node) -> bool:

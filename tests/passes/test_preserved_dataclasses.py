@@ -1,12 +1,17 @@
-"""Modules that take and return dataclasses keep their call signature in an unflattened model."""
+"""Modules that take and return dataclasses and other pytrees keep their call signature in an unflattened model."""
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 from fxpasses.passes import unflatten
 
@@ -85,3 +90,59 @@ def test_a_dataclass_goes_in_and_comes_out() -> None:
     assert_same(copy.deepcopy(unflattened)(x), model(x))
     unflattened.inner = Doubling()
     assert_same(unflattened(x), Twice(Doubling())(x))
+
+
+class Box:
+    """A type of the user's own, registered as a pytree."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first, self.second = first, second
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (self.first, self.second)
+
+
+register_pytree_node(
+    Box, lambda box: ([*box], None), lambda leaves, _none: Box(*leaves), serialized_type_name="fxpasses.tests.Box"
+)
+
+
+class Pair(nn.Module):
+    """Returns two tensors in some container."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(x + 1, x * 2)
+
+
+class Product(nn.Module):
+    """Multiplies what is in the container."""
+
+    def __init__(self, pair: nn.Module) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.pair(x)
+        first, second = made.values() if isinstance(made, dict) else made
+        result: Tensor = first * second
+        return result
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda a, b: collections.OrderedDict(a=a, b=b), lambda a, b: collections.deque([a, b]), Box],
+    ids=("ordered dict", "deque", "own type"),
+)
+def test_any_registered_container_comes_out(make: Callable[[Tensor, Tensor], Any]) -> None:
+    """A graph cannot look into most of them."""
+    model, x = Product(Pair(make)), torch.randn(2, 3)
+    program = torch.export.export(model, (x,), preserve_module_call_signature=("pair",))
+
+    unflattened = unflatten(program)
+
+    torch.testing.assert_close(unflattened(x), model(x))
+    assert type(unflattened.pair(x)) is type(make(x, x))

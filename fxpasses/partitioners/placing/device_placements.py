@@ -74,8 +74,7 @@ def described(figures: GraphFigures, request: Request, found: Found) -> DevicePl
     assignment, topology, value = found.runs.assignment, request.topology, found.value
     device_of = found.runs.devices(topology)
     seconds, load = times_of(figures, assignment, device_of, topology)
-    is_optimal = value <= found.bound * (1 + 1e-9)
-    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, request), request.objective, is_optimal)
+    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, request), request.objective, found.is_best)
     return DevicePlacement(
         assignment,
         device_of,

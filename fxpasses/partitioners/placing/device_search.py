@@ -38,9 +38,6 @@ ROUNDS_MORE = 3
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
 
-EQUAL = 1e-9
-"""The share by which two sums of the same may differ."""
-
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
@@ -78,9 +75,9 @@ def search(
     checked = None if solution is None else _Checked.of(figures, request, solution, first.program_effort)
     if checked is not None and checked.fits and request.objective != "memory":
         found = _finished(figures, checked, contiguity, bound, solve)
-        if (request.objective, contiguity) != ("latency", "free") or found.value <= bound * (1 + EQUAL):
+        if (request.objective, contiguity) != ("latency", "free") or found.is_best:
             return found
-        near = near_placement(figures, request, [found.runs], bound)  # parts run as wholes, as no solver's operators do
+        near = near_placement(figures, request, first, [found.runs], bound)  # as parts run, not operators
         return found if near is None else min(found, near, key=lambda each: each.value)
     known = best_pipeline(figures, request)
     if known is not None and contiguity == "pipeline":
@@ -94,7 +91,7 @@ def search(
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
-        near = near_placement(figures, request, starts, bound)
+        near = near_placement(figures, request, first, starts, bound)
         answers += [] if near is None else [near]
     if not answers and fallbacks:
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None

@@ -19,8 +19,8 @@ from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import tables_of
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import CostTables
 
 __all__ = ["best_of_all"]
 
@@ -30,33 +30,34 @@ ALL = 2
 """How many times as many may be followed if these are all there are."""
 
 
-def best_of_all(figures: GraphFigures, request: Request, trials: int, bound: float) -> Found | None:
-    """The best free placement that was seen to keep the budgets; None where there are too many to look at.
+def best_of_all(
+    figures: GraphFigures, request: Request, tables: CostTables, units: Units, trials: int, bound: float
+) -> tuple[Found | None, bool]:
+    """The best free placement that was seen to keep the budgets, and whether all that may be better were looked at.
 
     Args:
         figures: The measured graph.
         request: What the caller asks for.
+        tables: The costs of the problem of free placements.
+        units: That problem, reduced.
         trials: How many placements may be followed.
         bound: No free placement is below it.
     """
-    problem = request.problem(figures, "free", figures.needs)
-    tables = tables_of(problem)
-    units = reduce_problem(problem, tables)
-    if len(problem.devices) ** units.size > MOST:
-        return None
+    names = [device.name for device in request.topology.devices]
+    if units.size > MOST or len(names) ** units.size > MOST:
+        return None, False
     model = LoadModel.of(units, tables, request.objective)
     homes = np.array(list(itertools.product(range(model.devices), repeat=model.size)), dtype=np.int64)
     homes = homes[model.legal(homes)]  # of bytes it counts what is needed in any case
     is_bounded = request.objective in ("throughput", "memory")
-    trials *= 1 if is_bounded else ALL
-    if not is_bounded and len(homes) > trials:
-        return None
-    least = model.figures(homes).max(axis=1)
-    names = [device.name for device in problem.devices]
+    if not is_bounded and len(homes) > trials * ALL:
+        return None, False
+    least = model.figures(homes).max(axis=1) if is_bounded else np.zeros(len(homes))
     best, value = None, math.inf
-    for row in np.argsort(least, kind="stable")[:trials].tolist():
-        if is_bounded and least[row] >= value:
-            break
+    order = np.argsort(least, kind="stable")
+    for row in order[: trials if is_bounded else None].tolist():
+        if least[row] >= value:
+            return best, True
         placed = zip(tables.nodes, homes[row][units.unit_of].tolist(), strict=True)
         home = {node: names[device] for node, device in placed if isinstance(node, Node)}
         runs = runs_of(figures.graph_module, home, figures.dependencies)
@@ -65,4 +66,4 @@ def best_of_all(figures: GraphFigures, request: Request, trials: int, bound: flo
         found = Found.of(figures, request, "free", runs, bound)
         if found.value < value:
             best, value = found, found.value
-    return best
+    return best, best is not None and (not is_bounded or len(order) <= trials)

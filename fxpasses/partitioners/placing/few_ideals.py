@@ -21,7 +21,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.certain_bytes import certain_bytes
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
-from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.walks import Step, every_walk, smallest_walk
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
@@ -43,8 +43,6 @@ IDEALS, CELLS = 1500, 2e7
 SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
 """About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
 LEAST_ROUNDS = 20
-EQUAL = 1e-9
-"""The share by which two sums of the same may differ."""
 
 
 @attrs.frozen(eq=False)

@@ -9,7 +9,10 @@ from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 
-__all__ = ["Found"]
+__all__ = ["EQUAL", "Found"]
+
+EQUAL = 1e-9
+"""The share by which two sums of the same may differ."""
 
 
 @attrs.frozen(eq=False)
@@ -33,6 +36,11 @@ class Found:
         """Evaluate parts that keep every budget, beside a bound on all placements of their kind."""
         value = objective_value(figures, request.topology, request.objective, runs, request.training)
         return cls(runs, contiguity, value, min(bound, value))
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no placement of its kind is better, but for what sums may differ by."""
+        return self.value <= self.bound * (1 + EQUAL)
 
     def as_kind(self, contiguity: Contiguity, bound: float) -> Found:
         """The same as a placement of a kind that has it, too, with a bound on all of that kind."""

@@ -22,8 +22,9 @@ from fxpasses.partitioners.placing.every_placement import best_of_all
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import tables_of
+from fxpasses.partitioners.solvers import PlacementProblem
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["near_placement"]
 
@@ -32,23 +33,29 @@ SECONDS_A_NODE = 2e-4
 LEAST_SECONDS = 0.5
 
 
-def near_placement(figures: GraphFigures, request: Request, starts: Sequence[Runs], bound: float) -> Found | None:
+def near_placement(
+    figures: GraphFigures, request: Request, problem: PlacementProblem, starts: Sequence[Runs], bound: float
+) -> Found | None:
     """The best free placement that changes of some lead to, if one keeps the budgets; None for larger graphs, too.
 
     Args:
         figures: The measured graph.
         request: What the caller asks for.
+        problem: What it is as a problem of free placements.
         starts: Placements; each is changed as long as that helps.
         bound: No free placement is below it.
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
-    if (of_all := best_of_all(figures, request, trials, bound)) is not None:
-        return of_all
-    nearby = _Nearby.of(figures, request)
-    if trials < len(starts) * len(nearby.units) * len(nearby.names):
+    if trials < len(starts):
         return None
-    found = []
-    for start in starts:
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    known, is_all = best_of_all(figures, request, tables, units, trials, bound)
+    if is_all:
+        return known
+    found = [] if known is None else [known]
+    nearby = _Nearby.of(figures, request, tables, units)
+    for start in starts if trials >= len(starts) * len(nearby.units) * len(nearby.names) else ():
         home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
         best = nearby.best(home, trials // len(starts))
         if not best.over:
@@ -81,11 +88,8 @@ class _Nearby:
     units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
 
     @classmethod
-    def of(cls, figures: GraphFigures, request: Request) -> _Nearby:
-        problem = request.problem(figures, "free", figures.needs)
-        tables = tables_of(problem)
-        units = reduce_problem(problem, tables)
-        names = tuple(device.name for device in problem.devices)
+    def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
+        names = tuple(device.name for device in request.topology.devices)
         found = []
         for own, allowed in zip(units.members, np.isfinite(units.seconds), strict=True):
             nodes = tuple(node for at in own if isinstance(node := tables.nodes[at], Node))
