@@ -188,3 +188,26 @@ def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
     solve_placement(attrs.evolve(problem, time_budget=0.1))
     assert solve_placement(encoder_decoder(2, [1.0] * 4)).is_optimal
     assert len(answers) == 1
+
+
+def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what is left, once; not in a second."""
+    asked = list[float]()
+
+    def recorded(search: Search, best: Answer, _bound: float, seconds: float) -> Answer:
+        asked.append(seconds)
+        search.account.spent += seconds * STEPS_A_SECOND
+        return best
+
+    monkeypatch.setattr(certifying, "recombined", recorded)
+    monkeypatch.setattr(certifying._Gap, "refine", lambda *_args, **_options: None)
+    monkeypatch.setattr(certifying, "_decided", lambda _search, proven, _goal, _budget, best: (best, proven))
+    monkeypatch.setattr(certifying, "_close", lambda *_args: None)
+    problem = encoder_decoder(8, [1.0] * 4 + [2.0] * 4, 0.1)
+
+    solve_placement(attrs.evolve(problem, time_budget=1.0))
+    assert len(asked) == 1
+    solve_placement(attrs.evolve(problem, time_budget=20.0))
+
+    assert len(asked) == 3
+    assert 8 < asked[2] < 10
