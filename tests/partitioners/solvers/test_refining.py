@@ -200,7 +200,7 @@ def test_few_ideals_are_left_where_branches_are_cut_for_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("speeds", "shares"),
-    [((1.0, 0.7, 0.5), (0.5, 0.8)), ((1.0, 1.0, 1.0, 1.0), (0.8, 0.9))],
+    [((1.0, 0.7, 0.5), (0.2, 0.4)), ((1.0, 1.0, 1.0, 1.0), (0.3, 0.4))],
     ids=["different", "equal"],
 )
 def test_few_steps_lower_the_threshold_and_lose_nothing_under_it(

@@ -20,7 +20,7 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["Core", "held_by", "widest_first"]
+__all__ = ["Core", "held_by", "mattering", "widest_first"]
 
 Bools = NDArray[np.bool_]
 Costs = dict[int, Floats]
@@ -29,6 +29,8 @@ Costs = dict[int, Floats]
 ALIKE = 1 - 1e-12
 LIGHT = 8
 """Units of this part of the mean weight, or less, are all alike light."""
+CROSSING = 3.0
+"""How many times a second of what crosses matters as much as a second of a unit: it is there, wherever the cut is."""
 
 
 @attrs.frozen(eq=False)
@@ -173,15 +175,31 @@ def held_by(units: Units) -> Bools:
     return held
 
 
-def widest_first(held: Bools, weight: Floats) -> list[int]:
+def mattering(units: Units, classes: tuple[DeviceClass, ...], load: Floats, weight: Floats, held: Bools) -> Floats:
+    """How much each unit matters to where pipelines are cut, ``(m,)``: its own weight, and what it sends.
+
+    A value that is used early and late crosses all that is between, so it counts once for each cut that may be there,
+    though its maker weighs nothing: a mask. ``load`` is what each class pays for a second, ``weight`` what units cost.
+    """
+    devices = sum(len(group.devices) for group in classes)
+    prices = [pays * (group.leaving + group.entering) for pays, group in zip(load, classes, strict=True)]
+    begins = np.searchsorted(units.uses[:, 0], np.arange(len(units.source)))
+    after = (held @ weight)[units.uses[:, 1]]  # what needs each user
+    far = np.maximum.reduceat(after, begins) - np.minimum.reduceat(after, begins) if len(begins) else np.zeros(0)
+    sent, total = np.zeros(units.size), float(weight.sum()) or 1.0
+    np.maximum.at(sent, units.source, np.mean(prices, axis=0) * devices * far / total)
+    matters: Floats = weight + (float(weight.mean()) or 1.0) / LIGHT + CROSSING * sent
+    return matters
+
+
+def widest_first(held: Bools, matters: Floats) -> list[int]:
     """The units in the order in which to leave them out until the others stand in a row.
 
-    The next one is the one that stands beside the most of those that are left, for its weight.
+    The next one is the one that stands beside the most of those that are left, for what it matters.
     """
     beside = ~held & ~held.T
     np.fill_diagonal(beside, False)
     count, order = beside.sum(axis=1).astype(np.float64), []
-    matters = weight + (float(weight.mean()) or 1.0) / LIGHT
     while count.max() >= 1:
         unit = int(np.argmax(np.where(count >= 1, count / matters, 0.0)))
         order.append(unit)

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
 from fxpasses.partitioners.solvers.contiguous.arc_tables import ArcTables
-from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, widest_first
+from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, mattering, widest_first
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.joining import Joining
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Arcs, Payment, Question, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -39,8 +40,8 @@ FIRST = 250
 """Ideals of the first core."""
 GROWTH = 2
 """How many times as many ideals the next core has, at least, before the question is put."""
-ENDING = 1.5
-"""How many times its steps it may take where ever fewer ideals are left: it ends soon."""
+ENDING, LAST = 1.5, 4
+"""How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
 RESERVE, AGAIN = 0.1, 6
@@ -77,7 +78,6 @@ class _Level:
 
     Args:
         chosen: The units of the core, ``(m,)``.
-        left_out: The others, the next one to join it last.
         words: The ideals, as bits of all units, ``(f, w)``.
         allowed: In which states each may be, ``(states, f)``.
         arcs: Between which ideals of the core before a device can run, ``(g, g)``; None: between all.
@@ -85,11 +85,15 @@ class _Level:
     """
 
     chosen: Bools
-    left_out: tuple[int, ...]
     words: Words
     allowed: Bools
     arcs: csr_array[np.int8] | None
     parent: Ints
+
+    @property
+    def left_out(self) -> int:
+        """How many units have not joined the core."""
+        return int(np.count_nonzero(~self.chosen))
 
     @property
     def work(self) -> float:
@@ -126,12 +130,14 @@ class Refining:
         classes: The devices.
         states: In which numbers they are used.
         weight: What each unit weighs by the prices, ``(m,)``.
+        load: What a device of each class pays for a second.
     """
 
     units: Units
     classes: tuple[DeviceClass, ...]
     states: States
     weight: Floats
+    load: Floats
 
     @cached_property
     def _held(self) -> Bools:
@@ -139,9 +145,9 @@ class Refining:
         return held_by(self.units)
 
     @cached_property
-    def _left_out(self) -> list[int]:
-        """Those that are not in the first core, the last one to join it first."""
-        return widest_first(self._held, self.weight)
+    def _matters(self) -> Floats:
+        """How much each unit matters to where pipelines are cut."""
+        return mattering(self.units, self.classes, self.load, self.weight, self._held)
 
     def ideals(self, pays: Callable[[float], Payment], below: float, steps: float, limit: int, least: float) -> Refined:
         """All ideals that a pipeline under a threshold may be cut at, and perhaps some more.
@@ -168,7 +174,8 @@ class Refining:
                 level = again.left
             elif found.left_out and len(found.words):
                 if asked and not is_lowered:
-                    most = steps * (ENDING if len(found.words) < len(asked[-1].left.words) else 1.0)
+                    is_ending = found.left_out <= LAST or len(found.words) < len(asked[-1].left.words)
+                    most = steps * (ENDING if is_ending else 1.0)
                 pair = (spent - self._preparing(level)) / level.work if level.work else 0.0
                 asked.append(_Asked(found, spare, spent, pair))
                 level = self._split(found)
@@ -190,27 +197,31 @@ class Refining:
     def _row(self) -> _Level:
         """The ideals of units that stand in a row."""
         chosen = np.ones(self.units.size, dtype=bool)
-        chosen[self._left_out] = False
+        chosen[widest_first(self._held, self._matters)] = False
         rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
         for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
             rows[count + 1 :, unit] = True
         allowed = np.ones((len(self.states.moves), len(rows)), dtype=bool)
         numbers = np.arange(len(rows))
-        return _Level(chosen, tuple(self._left_out), pack(rows), allowed, None, numbers)
+        return _Level(chosen, pack(rows), allowed, None, numbers)
 
     def _split(self, level: _Level) -> _Level:
         """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
         enough, words = max(FIRST, GROWTH * len(level.words)), level.words
-        chosen, left_out, origin = level.chosen.copy(), list(level.left_out), np.arange(len(words))
-        while left_out and len(words) < enough:
-            unit, core = left_out.pop(), pack(chosen[None])
+        chosen, origin, joining = (
+            level.chosen.copy(),
+            np.arange(len(words)),
+            Joining(self.units, self._matters, level.chosen, words),
+        )
+        while not chosen.all() and len(words) < enough:
+            unit, core = joining.next(), pack(chosen[None])
             may = ~(pack(self._held[:, unit][None]) & core & ~words).any(axis=1)
             need_not = ~(pack(self._held[unit][None]) & core & words).any(axis=1)
             larger = words[may]
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
             chosen[unit] = True
-        return _Level(chosen, tuple(left_out), words, level.allowed[:, origin], level.arcs, level.parent[origin])
+        return _Level(chosen, words, level.allowed[:, origin], level.arcs, level.parent[origin])
 
     def _possible(
         self, level: _Level, pays: Payment, below: float, steps: float
@@ -254,7 +265,6 @@ class Refining:
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
         possible = _Level(
             level.chosen,
-            level.left_out,
             level.words[order[some]],
             allowed[:, some],
             arcs.between(some),
@@ -282,4 +292,4 @@ class Refining:
 def _is_futile(level: _Level, found: _Level, limit: int) -> bool:
     """Whether nearly all ideals of a core are left, and units left out may split them beyond the limit."""
     is_left = MANY < len(level.words) * FUTILE < len(found.words)
-    return is_left and len(found.words) << len(found.left_out) > limit
+    return is_left and len(found.words) << found.left_out > limit

@@ -162,7 +162,8 @@ class Search:
 
     @cached_property
     def _refining(self) -> Refining:
-        return Refining(self.in_order, self.classes, self.states(), self.prices.weight)
+        load = self.prices.load[[group.devices[0] for group in self.classes]]
+        return Refining(self.in_order, self.classes, self.states(), self.prices.weight, load)
 
     @property
     def kinds(self) -> list[tuple[Floats, Floats, Floats]]:
