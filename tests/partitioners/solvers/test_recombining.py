@@ -191,7 +191,7 @@ def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
 
 
 def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of what is left, once; not in a second."""
+    """Half of what is left, once; not in a second. A part of all is looked for among promising ideals before."""
     asked = list[float]()
 
     def recorded(search: Search, best: Answer, _bound: float, seconds: float) -> Answer:
@@ -200,6 +200,8 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
         return best
 
     monkeypatch.setattr(certifying, "recombined", recorded)
+    narrowed = list[float]()
+    monkeypatch.setattr(certifying._Gap, "narrow", lambda _gap, steps: narrowed.append(steps))
     monkeypatch.setattr(certifying._Gap, "refine", lambda *_args, **_options: None)
     monkeypatch.setattr(certifying, "_decided", lambda _search, proven, _goal, _budget, best: (best, proven))
     monkeypatch.setattr(certifying, "_close", lambda *_args: None)
@@ -207,7 +209,9 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
 
     solve_placement(attrs.evolve(problem, time_budget=1.0))
     assert len(asked) == 1
+    assert not narrowed
     solve_placement(attrs.evolve(problem, time_budget=20.0))
 
-    assert len(asked) == 3
-    assert 8 < asked[2] < 10
+    assert len(asked) == 2
+    assert 8 < asked[1] < 10.2
+    assert [1.9 * STEPS_A_SECOND < steps < 2.1 * STEPS_A_SECOND for steps in narrowed] == [True]

@@ -23,7 +23,7 @@ from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.cores import Core
 from fxpasses.partitioners.solvers.contiguous.cutting import unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.searching import Search
+from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -223,6 +223,47 @@ def test_few_steps_lower_the_threshold_and_lose_nothing_under_it(
         assert set(map(tuple, plain.tolist())) <= set(map(tuple, few.words.tolist()))
         assert (few.below <= optimum) == (len(few.words) == 0)
         assert search.refined(goal, share * enough.steps, 100_000).words is None
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))
+def test_promising_ideals_are_all_there_are_where_none_are_dropped(seed: int) -> None:
+    """As many are left as by refining; with few of them what is found is legal, and not better than the best."""
+    problem = sending_problem(seed)
+    try:
+        best = solve_placement(problem)
+    except InfeasibleError:
+        return
+    search = search_of(problem)
+    goal = best.objective_value * 1.2
+    every = search.refined(goal, math.inf, 100_000).words
+    assert every is not None
+
+    plenty = search.promising(goal, goal, 100_000).words
+    assert plenty is not None
+    assert {*map(tuple, plenty.tolist())} == {*map(tuple, every.tolist())}
+
+    few = search.promising(best.objective_value / 2, goal, 4).words
+    assert few is not None
+    assert len(few) <= len(every)
+    found = search.run(few, goal).pipeline
+    if found is not None:
+        assert best.bound * (1 - 1e-9) <= Answer.of(search, found).rank[0] <= goal
+
+
+def test_promising_ideals_hold_a_better_pipeline_than_the_first_one() -> None:
+    """A recurrent net: under a threshold that rises from far below the optimum, among a tenth of all ideals."""
+    problem = mixed(recurrent(5, 12), [1.0] * 4)
+    search, optimum = search_of(problem), solve_placement(problem).objective_value
+
+    found, again = (search.promising(0.9 * optimum, 1.1 * optimum, 400) for _ in range(2))
+
+    assert found.words is not None
+    assert again.words is not None
+    assert (found.words == again.words).all()
+    assert found.below < 1.1 * optimum
+    pipeline = search.run(found.words, found.below * (1 + 1e-9)).pipeline
+    assert pipeline is not None
+    assert optimum * (1 - 1e-9) <= pipeline.value < 1.02 * optimum
 
 
 def test_the_next_threshold_takes_the_steps_that_are_there() -> None:

@@ -49,8 +49,12 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are only refined."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING, LONGER = 0.4, 0.1
-"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; or a part of all steps."""
+RECOMBINING = 0.4
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap, and devices differ."""
+NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
+"""Steps in which promising ideals are looked at where they are alike, or where there is much time: a part of it."""
+PROMISING, VAIN = 1000, 3
+"""How many ideals these are at first, and how many times in turn nothing may be found."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
@@ -109,6 +113,25 @@ class _Gap:
             self.best = recombined(self.search, self.best, self.proven, seconds)
             self.goal = min(self.goal, self.best.rank[0] * BETTER)
 
+    def narrow(self, steps: float) -> None:
+        """Look for something better among the most promising ideals, and among ever more of them, until that is vain.
+
+        Thresholds begin at the bound, and nearer to the goal each time.
+        """
+        account, most, least, vain = self.search.account, PROMISING, self.proven, 0
+        begun, last = account.spent, 0.0
+        while not self.is_closed and vain < VAIN and account.spent - begun + last / 2 < steps:
+            before = account.spent
+            words = self.search.promising(least, self.goal, most).words
+            found = None if words is None else self.search.run(words, self.goal).pipeline
+            last = account.spent - before
+            if found is not None:
+                self.best = Answer.of(self.search, found)
+                self.goal, vain = self.best.by_value() * BETTER, 0
+            else:
+                most, vain = 2 * most, vain + 1
+            least = (self.proven + self.goal) / 2
+
     def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
         """Ask for something better under a threshold; if it ``lowers``, a lower one where the steps do not reach.
 
@@ -138,8 +161,10 @@ def _refined_and_decided(
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
     gap.refine(goal, ALONE * steps if is_alone else min(QUICK * steps, AT_FIRST), limit, lowers=True)
-    if gap.is_wide:
-        gap.recombine(max(RECOMBINING, LONGER * steps / STEPS_A_SECOND))
+    if gap.is_wide and (steps > MUCH or len(search.classes) == 1):
+        gap.narrow(max(NARROWING, LONGER * steps))
+    elif gap.is_wide:
+        gap.recombine(RECOMBINING)
     if steps > MUCH and not gap.is_closed:
         gap.refine(gap.goal, min(QUICK * steps, AGAIN), limit, lowers=False)
     if not gap.is_closed:

@@ -38,8 +38,13 @@ __all__ = ["Refined", "Refining"]
 Bools = NDArray[np.bool_]
 FIRST = 250
 """Ideals of the first core."""
-GROWTH = 2
-"""How many times as many ideals the next core has, at least, before the question is put."""
+GROWTH, GRADUAL = 2, 1.5
+"""How many times as many ideals the next core has, at least, before the question is put; where some are dropped."""
+SCARCE, HARDLY, RISES, BACK = 0.05, 0.2, 8, 2
+"""Parts of the promising ideals, and of all of a core, of which at least one should be left; in how many steps the
+threshold rises where it is not, and how many cores back the search goes."""
+CORE = 6e6
+"""Steps that a core takes, however few ideals it has."""
 ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
@@ -155,7 +160,7 @@ class Refining:
         ``pays`` is what devices pay under a threshold. Where the steps do not reach, it is lowered, but not to
         ``least``, and a core is asked again that did not take much.
         """
-        level, asked = self._split(self._row()), list[_Asked]()
+        level, asked = self._split(self._row(), GROWTH), list[_Asked]()
         taken, most, kept, is_lowered = 0.0, steps, 1.0, False
         while True:
             found, reach = None, REACH if is_lowered else 1.0
@@ -178,9 +183,36 @@ class Refining:
                     most = steps * (ENDING if is_ending else 1.0)
                 pair = (spent - self._preparing(level)) / level.work if level.work else 0.0
                 asked.append(_Asked(found, spare, spent, pair))
-                level = self._split(found)
+                level = self._split(found, GROWTH)
             else:
                 return Refined(found.words, taken, below)
+
+    def promising(self, pays: Callable[[float], Payment], least: float, below: float, most: int) -> Refined:
+        """Some ideals that a pipeline under a threshold may be cut at: of each core only the most promising are left.
+
+        Where hardly any are left, the search goes back a few cores under a higher threshold.
+
+        Args:
+            pays: What devices pay under a threshold.
+            least: The first threshold.
+            below: The last one.
+            most: About how many ideals go from core to core.
+        """
+        levels, taken, reached = [self._split(self._row(), GRADUAL)], 0.0, least
+        while True:
+            level = levels[-1]
+            found, _spare, spent = self._possible(level, pays(reached), reached, math.inf, most)
+            taken += CORE + spent
+            if found is None:
+                return Refined(None, taken, reached)
+            enough = min(SCARCE * most, HARDLY * len(level.words)) if found.left_out else 2.0
+            if len(found.words) < enough and reached < below:
+                reached = min(below, reached + (below - least) / RISES)
+                del levels[max(1, len(levels) - BACK) :]
+            elif found.left_out and len(found.words):
+                levels.append(self._split(found, GRADUAL))
+            else:
+                return Refined(found.words, taken, reached)
 
     def _expected(self, asked: list[_Asked], level: _Level) -> float:
         """The steps that a core may take, by what the one before it took for its pairs."""
@@ -205,9 +237,9 @@ class Refining:
         numbers = np.arange(len(rows))
         return _Level(chosen, pack(rows), allowed, None, numbers)
 
-    def _split(self, level: _Level) -> _Level:
+    def _split(self, level: _Level, growth: float) -> _Level:
         """Let units join the core: each ideal is split in two where it need not hold a unit, but may."""
-        enough, words = max(FIRST, GROWTH * len(level.words)), level.words
+        enough, words = max(FIRST, growth * len(level.words)), level.words
         chosen, origin, joining = (
             level.chosen.copy(),
             np.arange(len(words)),
@@ -224,9 +256,12 @@ class Refining:
         return _Level(chosen, words, level.allowed[:, origin], level.arcs, level.parent[origin])
 
     def _possible(
-        self, level: _Level, pays: Payment, below: float, steps: float
+        self, level: _Level, pays: Payment, below: float, steps: float, most: int | None = None
     ) -> tuple[_Level | None, Floats, float]:
-        """The ideals between which pipelines of the core stay under the threshold, what is to spare, the steps."""
+        """The ideals between which pipelines of the core stay under the threshold, what is to spare, the steps.
+
+        About ``most`` of them, those with the most to spare, if that is given.
+        """
         core, weight, rest = self._core(level.chosen)
         words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
@@ -261,6 +296,8 @@ class Refining:
             return None, np.zeros(0), begun + arcs.steps
         more = taken + left - spare.total
         allowed = more >= -self._slack
+        if most is not None:
+            allowed &= self._promising(more, most)
         some: Bools = np.logical_or.reduce(allowed, axis=0)
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
         possible = _Level(
@@ -271,6 +308,18 @@ class Refining:
             np.arange(int(some.sum())),
         )
         return possible, more[:, some].max(axis=0, initial=NOTHING), begun + arcs.steps
+
+    def _promising(self, more: Floats, most: int) -> Bools:
+        """Where the most can be taken along: about as many ideals and states for each number of devices."""
+        used = self.states.used.sum(axis=1)
+        chosen, few = np.zeros(more.shape, dtype=bool), max(1, most // int(used.max()))
+        chosen[0, 0] = chosen[:, -1] = True
+        for count in range(1, int(used.max())):
+            layer = np.flatnonzero(used == count)
+            best = np.argsort(-more[layer], axis=None, kind="stable")[:few]
+            states, ideals = np.unravel_index(best, (len(layer), more.shape[1]))
+            chosen[layer[states], ideals] = True
+        return chosen
 
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do."""

@@ -151,6 +151,12 @@ class Search:
         self.account.spent += refined.steps
         return refined
 
+    def promising(self, least: float, below: float, most: int) -> Refined:
+        """Some of the ideals at which a pipeline under a threshold may be cut, found in the same way."""
+        refined = self._refining.promising(self._payment, least, below, most)
+        self.account.spent += refined.steps
+        return refined
+
     def _payment(self, below: float) -> Payment:
         first = np.array([group.devices[0] for group in self.classes])
         return Payment(self.measure(below).room, self.prices.load[first], self.prices.byte[first])
