@@ -50,9 +50,9 @@ LITTLE = 1.5 * STEPS_A_SECOND
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 RECOMBINING = 0.4
-"""Seconds in which answers are recombined where the first attempt to refine leaves a gap, and devices differ."""
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; half before narrowing."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
-"""Steps in which promising ideals are looked at where they are alike, or where there is much time: a part of it."""
+"""Steps of narrowing, where devices are alike or there is much time: a part of it."""
 PROMISING, VAIN = 1000, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
 ROOMS_SHARE = 0.3
@@ -161,10 +161,11 @@ def _refined_and_decided(
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
     gap.refine(goal, ALONE * steps if is_alone else min(QUICK * steps, AT_FIRST), limit, lowers=True)
-    if gap.is_wide and (steps > MUCH or len(search.classes) == 1):
-        gap.narrow(max(NARROWING, LONGER * steps))
-    elif gap.is_wide:
-        gap.recombine(RECOMBINING)
+    if gap.is_wide:
+        narrows = steps > MUCH or len(search.classes) == 1
+        gap.recombine(RECOMBINING / 2 if narrows else RECOMBINING)
+        if narrows:
+            gap.narrow(max(NARROWING, LONGER * steps))
     if steps > MUCH and not gap.is_closed:
         gap.refine(gap.goal, min(QUICK * steps, AGAIN), limit, lowers=False)
     if not gap.is_closed:

@@ -29,8 +29,9 @@ Costs = dict[int, Floats]
 ALIKE = 1 - 1e-12
 LIGHT = 8
 """Units of this part of the mean weight, or less, are all alike light."""
-CROSSING = 3.0
-"""How many times a second of what crosses matters as much as a second of a unit: it is there, wherever the cut is."""
+CROSSING, FREE = 2.0, 2
+"""How many times a second of what crosses matters as much as a second of a unit, as it is there wherever the cut is;
+and over how many cuts any value goes."""
 
 
 @attrs.frozen(eq=False)
@@ -178,8 +179,9 @@ def held_by(units: Units) -> Bools:
 def mattering(units: Units, classes: tuple[DeviceClass, ...], load: Floats, weight: Floats, held: Bools) -> Floats:
     """How much each unit matters to where pipelines are cut, ``(m,)``: its own weight, and what it sends.
 
-    A value that is used early and late crosses all that is between, so it counts once for each cut that may be there,
-    though its maker weighs nothing: a mask. ``load`` is what each class pays for a second, ``weight`` what units cost.
+    A value that is used early and late crosses all that is between, so it counts once for each cut that may be there
+    beyond the first two, though its maker weighs nothing: a mask. Values that span fewer are like their neighbours.
+    ``load`` is what each class pays for a second, ``weight`` what units cost.
     """
     devices = sum(len(group.devices) for group in classes)
     prices = [pays * (group.leaving + group.entering) for pays, group in zip(load, classes, strict=True)]
@@ -187,7 +189,7 @@ def mattering(units: Units, classes: tuple[DeviceClass, ...], load: Floats, weig
     after = (held @ weight)[units.uses[:, 1]]  # what needs each user
     far = np.maximum.reduceat(after, begins) - np.minimum.reduceat(after, begins) if len(begins) else np.zeros(0)
     sent, total = np.zeros(units.size), float(weight.sum()) or 1.0
-    np.maximum.at(sent, units.source, np.mean(prices, axis=0) * devices * far / total)
+    np.maximum.at(sent, units.source, np.mean(prices, axis=0) * np.maximum(devices * far / total - FREE, 0))
     matters: Floats = weight + (float(weight.mean()) or 1.0) / LIGHT + CROSSING * sent
     return matters
 
