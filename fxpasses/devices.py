@@ -147,6 +147,8 @@ class Device:
         backend: The backend that compiles this device's parts.
         supports: Says whether the device can run a node: called as ``supports(submodules, node)``; None means all.
         flops_by_dtype: Peak rates of types that are faster or slower than ``flops``: ``{"bfloat16": 990e12}``.
+        is_fake: Whether it stands for hardware that is not here, though it runs on ``torch_device``: what kernels need
+            for themselves is then not counted, as nothing is known of them.
 
     Raises:
         InputError: a size or a rate that makes no sense.
@@ -164,10 +166,16 @@ class Device:
     flops_by_dtype: Mapping[str, float] = attrs.field(
         factory=dict, kw_only=True, converter=_rates, validator=_known_rates, hash=False
     )
+    is_fake: bool = attrs.field(default=False, kw_only=True, validator=attrs.validators.instance_of(bool))
 
     def peak_flops(self, dtype: str) -> float:
         """Peak floating-point operations per second in a type, as ``torch`` calls it: ``"float32"``."""
         return self.flops_by_dtype.get(dtype, self.flops)
+
+    @property
+    def has_known_kernels(self) -> bool:
+        """Whether its kernels are those of this machine's CPU, of which it is known what they need for themselves."""
+        return not self.is_fake and self.torch_device.partition(":")[0] == "cpu"
 
     @property
     def memory(self) -> float:
@@ -436,6 +444,8 @@ def fake_devices(
 ) -> tuple[Device, ...]:
     """Make ``count`` devices for planning without hardware; a sequence gives each its own memory or speed.
 
+    They run on ``torch_device``, and stand for others: what kernels there need for themselves is not counted.
+
     >>> [device.name for device in fake_devices(2)]
     ['device0', 'device1']
 
@@ -459,6 +469,7 @@ def fake_devices(
             torch_device=torch_device,
             flops=each(flops, index),
             bandwidth=bandwidth,
+            is_fake=True,
         )
         for index in range(count)
     )

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import LoweredModule
+from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
 
 
 class AllocatedByDevice(TorchDispatchMode):
@@ -93,8 +94,11 @@ class AllocatedByDevice(TorchDispatchMode):
                 return self.home[leaf.untyped_storage().data_ptr()]
         return None
 
-    def _count(self) -> None:
+    def _count(self, device: str | None = None, scratch: int = 0) -> None:
+        """``scratch`` is what a kernel had for itself; that it is right is tried against the allocator elsewhere."""
         now = dict.fromkeys(self.peak, 0)
+        if device is not None:
+            now[device] += scratch
         for _, size, where in self.alive.values():
             if where is not None:
                 now[where] += size
@@ -113,7 +117,7 @@ class AllocatedByDevice(TorchDispatchMode):
             if storage.data_ptr() not in self.home and storage._cdata not in self.alive:
                 owner = owners[index] if index < len(owners) else where
                 self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), owner)
-        self._count()
+        self._count(where, scratch_bytes(function, args, result))
         return result
 
     @property

@@ -98,7 +98,7 @@ def place_by_device(
     if contiguity is not None:
         _check_option("contiguity", contiguity, get_args(Contiguity))
     _check_option("replicate", replicate, _REPLICATE)
-    figures, step = GraphFigures.of(graph_module, sends_state=sends_state), None
+    figures, step = GraphFigures.of(graph_module, sends_state=sends_state, devices=topology.devices), None
     everywhere = refuse_impossible(figures, topology, supports)
     if training is not None:
         plain = figures

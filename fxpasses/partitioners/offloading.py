@@ -70,7 +70,7 @@ def place_with_offloading(
     Raises:
         InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
     """
-    figures, options = GraphFigures.of(graph_module), dict(options or {})
+    figures, options = GraphFigures.of(graph_module, devices=topology.devices), dict(options or {})
     failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
     free = _without_budgets(graph_module, topology, objective, options) if objective in _TIMES else None
@@ -159,7 +159,7 @@ def offload_where_too_small(
     Raises:
         InfeasibleError: a device is too small even for the parameters of two of its smallest parts at a time.
     """
-    figures = figures or GraphFigures.of(graph_module)
+    figures = figures or GraphFigures.of(graph_module, devices=placement.topology.devices)
     offloaded: tuple[str, ...] = ()
     for device in placement.topology.devices:
         uses = ParameterUses.of(graph_module, placement.assignment, placement.device_of, figures.effects)

@@ -38,7 +38,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """A device as plain data; what it supports is a function, and no data."""
-    return _without_infinity(attrs.asdict(device, filter=lambda attribute, _value: attribute.name != "supports"))
+    left_out = {"supports"} if device.is_fake else {"supports", "is_fake"}
+    return _without_infinity(attrs.asdict(device, filter=lambda attribute, _value: attribute.name not in left_out))
 
 
 def _without_infinity(facts: Mapping[str, Any]) -> dict[str, Any]:

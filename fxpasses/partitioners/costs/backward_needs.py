@@ -45,6 +45,8 @@ class BackwardNeeds:
         stays: What is kept besides, gradients, and what the backward makes for itself.
         beside: For each node the most bytes at one time during its backward, less all that stays before or after it.
             There may be fewer: what a backward reads is gone before the last of what it makes is there.
+        inside_on_cpu: As ``inside``, with what kernels on the CPU need for themselves.
+        beside_on_cpu: As ``beside``, likewise.
         trained: For each parameter with a gradient the node whose backward makes it, the last one of several.
     """
 
@@ -55,3 +57,5 @@ class BackwardNeeds:
     stays: Sequence[Stay] = ()
     beside: Mapping[Node, int] = attrs.field(factory=dict)
     trained: Mapping[Node, Node] = attrs.field(factory=dict)
+    inside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
+    beside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)

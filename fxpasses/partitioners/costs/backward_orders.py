@@ -92,4 +92,6 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         [moved(stay) for stay in needs.stays],
         keyed(needs.beside),
         {node_of[node]: node_of[maker] for node, maker in needs.trained.items()},
+        keyed(needs.inside_on_cpu),
+        keyed(needs.beside_on_cpu),
     )

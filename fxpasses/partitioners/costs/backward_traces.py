@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import attrs
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -60,7 +61,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         except CANNOT_RUN:
             return _of_each_value(forward)
         forward.forget_those_without_gradient()
-        return _needs(forward, backward.stays, backward.beside(), backward.trained())
+        needs = _needs(forward, backward.stays, backward.beside(backward.peaks), backward.trained())
+        return attrs.evolve(needs, beside_on_cpu=backward.beside(backward.peaks_on_cpu))
 
 
 def _needs(
@@ -68,7 +70,9 @@ def _needs(
 ) -> BackwardNeeds:
     saved = {node: tuple(owners) for node, owners in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
-    return BackwardNeeds(saved, extra, forward.differentiable, forward.inside, stays, beside, trained)
+    return BackwardNeeds(
+        saved, extra, forward.differentiable, forward.inside, stays, beside, trained, forward.inside_on_cpu, beside
+    )
 
 
 def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
@@ -94,7 +98,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         super().__init__()
         self.forward = forward
         self.stays: list[Stay] = []
-        self.most: dict[Node, int] = {}
+        self.peaks: dict[Node, int] = {}
+        self.peaks_on_cpu: dict[Node, int] = {}
         self._staying: dict[int, Stay] = {}  # by storage
         self._begin: Literal["forward", "given", "backward"] = "forward"
         self._node: Node | None = None
@@ -121,7 +126,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
                 stay.last = stay.made_by
 
-    def beside(self) -> dict[Node, int]:
+    def beside(self, peaks: Mapping[Node, int]) -> dict[Node, int]:
         """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed."""
         when = {node: at for at, node in enumerate(reversed(self.forward.graph.nodes))}
         change = [0] * (len(when) + 2)
@@ -129,7 +134,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             change[when[stay.made_by] if stay.begin == "backward" else 0] += stay.size
             change[1 + (len(when) if stay.last is None else when[stay.last])] -= stay.size
         staying = list(itertools.accumulate(change))
-        return {node: most - staying[when[node]] for node, most in self.most.items() if most != staying[when[node]]}
+        return {node: most - staying[when[node]] for node, most in peaks.items() if most != staying[when[node]]}
 
     def trained(self) -> dict[Node, Node]:
         """For each parameter the node whose backward made the gradient that it has in the end."""
@@ -157,9 +162,11 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
-    def ran(self, operands: Any) -> None:
+    def ran(self, operands: Any, scratch: int) -> None:
         """After each operator: who read what."""
         node = self._current
+        if scratch:
+            self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), self.held + scratch)
         for storage in storages_in(operands):
             if (read := self._staying.get(storage._cdata)) is not None:
                 read.readers[node] = None
@@ -169,7 +176,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._staying[key] = Stay(size, node, self._begin)
         self.stays.append(self._staying[key])
         self._before = node
-        self.most[node] = max(self.most.get(node, 0), self.held)
+        for peaks in (self.peaks, self.peaks_on_cpu):
+            peaks[node] = max(peaks.get(node, 0), self.held)
 
     def goes(self, key: int) -> None:
         self._staying.pop(key).last = self._before

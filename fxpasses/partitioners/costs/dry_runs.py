@@ -23,7 +23,8 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.composite_operators import is_composite
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
-from fxpasses.partitioners.tensor_sizes import concrete_size
+from fxpasses.partitioners.costs.kernel_scratch import may_need_scratch
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
 
@@ -41,11 +42,19 @@ class DryRun:
         made: Bytes of its result that are not memory of its operands.
         inside: The most bytes that it needs at one time beside its operands and its result.
         kept: Of these, what autocast keeps to its end: parameters in another type.
+        scratch: How many more it needs on the CPU, where kernels need something for themselves.
     """
 
     made: int = 0
     inside: int = 0
     kept: int = 0
+    scratch: int = 0
+
+    @classmethod
+    def of(cls, followed: FollowedStorages, made: int, kept: int = 0) -> DryRun:
+        """What was followed."""
+        inside, most = max(0, followed.peak - made), max(0, followed.most - made)
+        return cls(made, inside, kept, most - inside)
 
 
 @attrs.frozen
@@ -116,7 +125,7 @@ def run_body(node: Node) -> DryRun | None:
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
-            return DryRun(made, max(0, followed.peak - made))
+            return DryRun.of(followed, made)
 
 
 def _operand(node: Node, owner: GraphModule | None) -> Any:
@@ -159,6 +168,8 @@ def _gathers(source: Any, index: Any) -> bool:
 
 def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
+        if may_need_scratch(node.target, tensors_in(list(map(value_of, node.all_input_nodes))), value_of(node)):
+            return True
         return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_torchs = node.op == "call_method" or getattr(torch, name, None) is node.target
@@ -190,7 +201,7 @@ def _ran(
             made = followed.held_by(result)
             followed.forget_gone()
             kept = max(0, followed.held - made) if autocast is not None and autocast.cached else 0
-            return DryRun(made, max(0, followed.peak - made), kept)
+            return DryRun.of(followed, made, kept)
 
 
 @contextmanager

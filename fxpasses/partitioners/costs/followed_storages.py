@@ -11,7 +11,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.partitioners.costs.kernel_results import as_large_as_real, scratch_bytes
+from fxpasses.partitioners.costs.kernel_results import as_large_as_real
+from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in"]
@@ -41,6 +42,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
     Attributes:
         held: Bytes of what was made and is there.
         peak: The most of them at one time.
+        most: The same with what kernels on the CPU need for themselves.
     """
 
     supports_higher_order_operators = True
@@ -49,7 +51,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.known: set[int] = set()
-        self.held = self.peak = 0
+        self.held = self.peak = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.higher_order.cond:
@@ -64,8 +66,9 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         for storage in made:
             if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
-        self.peak = max(self.peak, self.held + scratch_bytes(func, args))
-        self.ran(args)
+        scratch = scratch_bytes(func, args, result)
+        self.peak, self.most = max(self.peak, self.held), max(self.most, self.held + scratch)
+        self.ran(args, scratch)
         return result
 
     def _both_branches(self, _predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
@@ -91,7 +94,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
     def restart(self) -> None:
         """Forget what there is: from now on only what is made later counts."""
         self.alive.clear()
-        self.held = self.peak = 0
+        self.held = self.peak = self.most = 0
 
     def held_by(self, result: Any) -> int:
         """Bytes of what was made and is in the result."""
@@ -104,8 +107,8 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
     def goes(self, key: int) -> None:
         """A storage was found to be gone: it was still there when the last operator that made one had run."""
 
-    def ran(self, operands: Any) -> None:
-        """An operator has run."""
+    def ran(self, operands: Any, scratch: int) -> None:
+        """An operator has run, and its kernel had so many bytes for itself."""
 
 
 def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:

@@ -33,6 +33,7 @@ class ForwardTrace(Interpreter):
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.followed = FollowedStorages()
         self.inside: dict[Node, int] = {}
+        self.inside_on_cpu: dict[Node, int] = {}
         self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it
         self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
         self.saved: dict[Node, dict[Node, None]] = {}
@@ -65,6 +66,8 @@ class ForwardTrace(Interpreter):
         kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
         if self.followed.peak > kept:
             self.inside[n] = self.followed.peak - kept
+        if self.followed.most > kept:
+            self.inside_on_cpu[n] = self.followed.most - kept
         self._note_functions(n, tensors)
         return result
 

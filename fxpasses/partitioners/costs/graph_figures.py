@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -69,6 +69,7 @@ class GraphFigures:
         sends_state: Whether a parameter or a buffer that several devices use is sent to the others in each run; else
             each device has its own.
         beside_state: What the device that such a parameter lives on keeps besides if it is trained, as a share of it.
+        with_scratch: Whether some device has kernels of which it is known what they need for themselves.
     """
 
     graph_module: GraphModule
@@ -84,10 +85,16 @@ class GraphFigures:
     trained: Mapping[Node, None] = attrs.field(factory=dict)
     sends_state: bool = True
     beside_state: float = 0.0
+    with_scratch: bool = True
 
     @classmethod
     def of(
-        cls, graph_module: GraphModule, effects: EffectAnalysis | None = None, *, sends_state: bool = True
+        cls,
+        graph_module: GraphModule,
+        effects: EffectAnalysis | None = None,
+        *,
+        sends_state: bool = True,
+        devices: Iterable[Device] | None = None,
     ) -> GraphFigures:
         """Measure a graph in one walk over its nodes and edges.
 
@@ -95,6 +102,7 @@ class GraphFigures:
             graph_module: The graph.
             effects: What its nodes read, write and alias, if it is known already.
             sends_state: Whether a parameter that several devices use is sent to the others in each run.
+            devices: Where it may run; without them it is this machine's CPU.
 
         Raises:
             InputError: it is no graph.
@@ -137,6 +145,7 @@ class GraphFigures:
             living,
             inputs,
             sends_state=sends_state,
+            with_scratch=devices is None or any(device.has_known_kernels for device in devices),
         )
 
     @cached_property
@@ -172,7 +181,10 @@ class GraphFigures:
     @cached_property
     def inside(self) -> NDArray[np.int64]:
         """Bytes that each node needs for itself while it runs."""
-        needed = [workspace_bytes(node, around) for node, around in zip(self.nodes, self.autocasts, strict=True)]
+        needed = [
+            workspace_bytes(node, around, with_scratch=self.with_scratch)
+            for node, around in zip(self.nodes, self.autocasts, strict=True)
+        ]
         return np.array(needed, dtype=np.int64)
 
     @cached_property

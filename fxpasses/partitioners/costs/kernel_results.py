@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
 
-__all__ = ["as_large_as_real", "result_bytes", "scratch_bytes"]
+__all__ = ["as_large_as_real", "result_bytes"]
 
-_PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
-_GATES, _BLOCK = 4, 32  # of an LSTM; oneDNN lays the weights of each gate out in whole blocks
 aten = torch.ops.aten
 
 
@@ -26,11 +25,6 @@ def as_large_as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """The result of an operator on tensors without data, with results as large as those of its kernel."""
     enlarged = _ENLARGED.get(func)
     return result if enlarged is None else enlarged(args, result)
-
-
-def scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    """What a kernel needs for itself while it runs, and asks for where nobody sees it."""
-    return _lstm_scratch_bytes(args) if func is aten.mkldnn_rnn_layer.default else 0
 
 
 def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
@@ -93,43 +87,3 @@ _ENLARGED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTyp
         aten._embedding_bag_forward_only.default: _embedding_bag,
     }
 )
-
-
-def lstm_workspace_bytes(given: Tensor, *, hidden: int) -> int:
-    """At least what oneDNN keeps of one layer of an LSTM in one direction: gates, states and their gradients.
-
-    The input is ``(steps, batch, width)`` whatever the module is given, as torch turns it before.
-
-    It is exact for most layers, and 1.1 times as much for narrow ones; in half the precision 1.5 times.
-
-    Source: oneDNN, ``src/cpu/rnn/rnn_utils.hpp``: ``set_workspace_sizes`` and ``get_good_ld``.
-    """
-    steps, batch, _ = given.shape
-    states = 2 * (steps + 1) * batch
-    wide, narrow = _row(max(given.shape[2], hidden)), _row(hidden)
-    sizes = (steps * batch * _row(4 * hidden), *3 * [states * wide], *2 * [states * narrow], steps * batch * narrow)
-    return sum(-(-size // _PAGE) * _PAGE for size in sizes)
-
-
-def _lstm_scratch_bytes(args: tuple[Any, ...]) -> int:
-    """About what oneDNN needs to run one layer of an LSTM in one direction, without a backward.
-
-    Both weights in its own layout, the gates of all steps, rows of states (of all steps, where the input is wider), and
-    the input with its steps first. The layout is exact; rows and pages are fitted to what was allocated, with a margin:
-    docs/lowering.md says how near that is for models which were not looked at.
-    """
-    given, weight, hidden = args[0], args[1], args[10]
-    if torch.is_grad_enabled():  # as large as what is kept for the backward, and counted there
-        return 0
-    steps, batch, width = given.shape
-    weights = _GATES * -(-hidden // _BLOCK) * _BLOCK * (width + hidden) * weight.element_size()
-    gates = steps * batch * _row(_GATES * hidden) * (2 if 1 in (steps, batch) else 1)
-    rows, pages = (2.2 - hidden / width) * (steps + 1) if width > hidden else 13, 8 if width > hidden else 5
-    states = rows * batch * _row(max(width, hidden)) + pages * _PAGE
-    return int(weights + gates + states + (0 if given.is_contiguous() else given.nbytes))
-
-
-def _row(width: int) -> int:
-    """Bytes of a row: whole cache lines, and no multiple of 256 elements, which would share places in the cache."""
-    padded = -(-width // _LINE) * _LINE
-    return _BYTES * (padded + _LINE if padded % 256 == 0 else padded)

@@ -67,7 +67,7 @@ def follow_memory(
     devices = {device.name: device for device in device_of.values()}
     storages = DeviceStorages.of(graph_module, homes_in_memory(graph_module, effects), home)
     residence = Residence.of(assignment, home, effects)
-    values, inside = _values(graph_module, storages, residence), _inside(residence)
+    values, inside = _values(graph_module, storages, residence), _inside(residence, devices)
     _keep_inputs(values, devices, residence.end)
     held = _held(graph_module, effects, storages)
     state = _held(graph_module, effects, storages, parameters=False)
@@ -137,13 +137,14 @@ def _values(graph_module: GraphModule, storages: DeviceStorages, residence: Resi
     return lives
 
 
-def _inside(residence: Residence) -> dict[str, list[Life]]:
+def _inside(residence: Residence, devices: Mapping[str, Device]) -> dict[str, list[Life]]:
     """For each device what operators need for themselves, and what autocast keeps of it."""
     lives: dict[str, list[Life]] = {}
     casts: set[object] = set()
     for node, at in residence.position.items():
-        there, autocast = lives.setdefault(residence.device_of[node], []), autocast_around(node, residence.effects)
-        size = workspace_bytes(node, autocast)
+        device, autocast = devices[residence.device_of[node]], autocast_around(node, residence.effects)
+        there = lives.setdefault(device.name, [])
+        size = workspace_bytes(node, autocast, with_scratch=device.has_known_kernels)
         if kept := kept_cast_bytes(node, autocast):
             size -= kept
             sharing, until = residence.autocast(node)

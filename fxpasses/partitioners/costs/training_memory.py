@@ -73,7 +73,8 @@ def follow_training(
     forward = follow_memory(graph_module, assignment, device_of, effects)
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     gradients = CrossingGradients.of(assignment, home, needs.differentiable)
-    step = _Step(graph_module, forward, needs, home, gradients, effects)
+    known = frozenset(device.name for device in device_of.values() if device.has_known_kernels)
+    step = _Step(graph_module, forward, needs, home, gradients, effects, known)
     trained = {name: tuple(step.trained(name).values()) for name in forward.held}
     stepped = {name: tuple(step.trained(name, at_home=True).values()) for name in forward.held}
     return TrainingCourse(
@@ -98,6 +99,7 @@ class _Step:
     home: Mapping[Node, str]
     gradients: CrossingGradients
     effects: EffectAnalysis
+    known: frozenset[str]  # devices of which it is known what kernels need for themselves
     places: Mapping[Stay, Mapping[Node, Lying]] = attrs.field(init=False)
 
     @places.default
@@ -158,14 +160,15 @@ class _Step:
         return self.end if life.stop >= forward else life.stop
 
     def _workspaces(self, device: str) -> Iterator[StepLife]:
-        for node, size in self.needs.inside.items():
+        is_known, needs = device in self.known, self.needs
+        for node, size in (needs.inside_on_cpu if is_known else needs.inside).items():
             if self.home.get(node) == device:
                 yield self._life(self.position[node], self.position[node], size, node, "activations")
         freed: dict[Node | None, int] = {}
         for stay, places in self.places.items():
             if stay.last in places:
                 freed[stay.last] = freed.get(stay.last, 0) + stay.size
-        for node, size in self.needs.beside.items():
+        for node, size in (needs.beside_on_cpu if is_known else needs.beside).items():
             if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
                 size = max(size, -freed.get(node, 0))
                 yield self._life(self.backward(node), self.backward(node), size, node, "activations")

@@ -22,20 +22,25 @@ __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast
 _LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
 
 
-def workspace_bytes(node: Node, autocast: Autocast | None = None) -> int:
+def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratch: bool = True) -> int:
     """The most bytes that a node needs at one time beside its inputs and its result.
 
     Args:
         node: A node whose inputs have recorded values. Only operators that torch takes apart when they run, and
             operators with a body, are asked; all others say 0. Symbolic sizes count at their hint.
         autocast: What it runs under; it then has copies of its operands in another type.
+        with_scratch: Whether what kernels on the CPU need for themselves counts.
     """
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return _around_bodies(node, autocast)
+        return _around_bodies(node, autocast, with_scratch)
     ran = dry_run(node, autocast)
     if ran is None:
         return 0
-    return ran.inside + max(0, ran.made - sum(map(memory_bytes, tensors_in(value_of(node)))))
+    return (
+        ran.inside
+        + (ran.scratch if with_scratch else 0)
+        + max(0, ran.made - sum(map(memory_bytes, tensors_in(value_of(node)))))
+    )
 
 
 def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
@@ -90,16 +95,17 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _around_bodies(node: Node, autocast: Autocast | None) -> int:
+def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
     owner = node.graph.owning_module
     if getattr(node.target, "_name", "") == "wrap_with_autocast":
         autocast = Autocast.of(node.args[: BODY_AT["wrap_with_autocast"]])
         if autocast.cached and (ran := run_body(node)) is not None:
-            return ran.inside
+            return ran.inside + (ran.scratch if with_scratch else 0)
         autocast = attrs.evolve(autocast, cached=False)
     held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
-    most = max((_most_alive(body, autocast) for body in held if isinstance(body, GraphModule)), default=0)
+    bodies = [body for body in held if isinstance(body, GraphModule)]
+    most = max((_most_alive(body, autocast, with_scratch) for body in bodies), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
         return most
     return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
@@ -109,7 +115,7 @@ def _attributes(node: Node) -> list[Node]:
     return [used for used in node.all_input_nodes if used.op == "get_attr"]
 
 
-def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
+def _most_alive(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> int:
     """The most bytes that a body makes and has at one time."""
     effects = analyze_effects(body)
     given = {s for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for s in effects.storages(node)}
@@ -125,6 +131,6 @@ def _most_alive(body: GraphModule, autocast: Autocast | None) -> int:
     most = 0
     for node in body.graph.nodes:
         alive.update((storage, sizes[storage]) for storage in effects.storages(node) if storage in sizes)
-        most = max(most, sum(alive.values()) + workspace_bytes(node, autocast))
+        most = max(most, sum(alive.values()) + workspace_bytes(node, autocast, with_scratch=with_scratch))
         alive = {storage: size for storage, size in alive.items() if last[storage] is not node}
     return most

@@ -85,7 +85,7 @@ def placement_problem(
         MissingMetadataError: a node has neither a cost nor a value.
     """
     topology = Topology.of(devices, links)
-    figures = figures or GraphFigures.of(graph_module)
+    figures = figures or GraphFigures.of(graph_module, devices=topology.devices)
     users = state_nodes(figures)
     homes = [(key, key.first_user) for key in users] if state_with_first_user else list(with_first_user(figures, users))
     if contiguity == "convex":  # parts may wait for each other: of another one, each home may tear a part

@@ -29,12 +29,15 @@ class Attention(nn.Module):
 
 
 def test_an_operator_tells_what_it_makes_inside() -> None:
-    """The mask becomes floats, and the statistics of the softmax are kept."""
+    """The mask becomes floats, the statistics of the softmax are kept, and each thread has a block of attention."""
     module = exported(Attention(), torch.randn(2, 3, 8, 4), torch.ones(2, 1, 8, 8, dtype=torch.bool))
     node = called(module, "scaled_dot_product_attention")
 
-    assert DryRun(made=2 * 3 * 8 * 4 * 4, inside=2 * 8 * 8 * 4 + 2 * 3 * 8 * 4) == dry_run(node)
-    assert 2 * 8 * 8 * 4 + 2 * 3 * 8 * 4 == workspace_bytes(node)
+    block = torch.get_num_threads() * (8 * 8 + 2 * 8 + 8 * 4) * 4
+    made, inside = 2 * 3 * 8 * 4 * 4, 2 * 8 * 8 * 4 + 2 * 3 * 8 * 4
+    assert DryRun(made=made, inside=inside, scratch=block) == dry_run(node)
+    assert inside + block == workspace_bytes(node)
+    assert inside == workspace_bytes(node, with_scratch=False)
 
 
 def test_operators_that_torch_does_not_take_apart_are_not_asked() -> None:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses.partitioners.costs.followed_storages import FollowedStorages
-from fxpasses.partitioners.costs.kernel_results import lstm_workspace_bytes
+from fxpasses.partitioners.costs.lstm_bytes import lstm_workspace_bytes
 
 
 class _Workspaces(TorchDispatchMode):

@@ -1,0 +1,205 @@
+"""What kernels on the CPU need for themselves, against what torch's allocator was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from allocations import allocated_peak
+from torch import Tensor, nn
+
+from fxpasses import Device, Plan, fake_devices, lower
+from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.tensor_sizes import tensors_in
+from fxpasses.programs import capture
+
+aten = torch.ops.aten
+
+
+def beside_its_result(run: Callable[[], Any]) -> int:
+    """What was allocated beside what came out."""
+    with torch.no_grad():
+        made = sum(tensor.nbytes for tensor in tensors_in(run()))
+        return allocated_peak(run) - made
+
+
+def assert_near(func: Any, args: Sequence[Any], more: float = 1.1, tables: int = 512) -> None:
+    """Never less than the kernel asks for, and hardly more, beside its operands and its result.
+
+    ``tables`` are bytes of what kernels have whatever the sizes are.
+    """
+    with torch.no_grad():
+        result = func(*args)
+    predicted, real = scratch_bytes(func, args, result), beside_its_result(lambda: func(*args))
+    around = sum(tensor.nbytes for tensor in tensors_in([args, result]))
+    assert real <= predicted + tables
+    assert around + predicted <= more * (around + real) + tables
+
+
+CONVOLUTIONS = {
+    "image": ((2, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}),
+    "layer": ((4, 32, 16, 16), 64, 3, {"padding": 1}),
+    "odd channels": ((2, 12, 14, 14), 10, 3, {"padding": 1}),
+    "one channel out": ((8, 24, 16, 16), 1, 3, {"padding": 1}),
+    "fewer places": ((2, 32, 16, 16), 64, 3, {"padding": 1, "stride": 2}),
+    "shortcut": ((2, 32, 16, 16), 64, 1, {"stride": 2}),
+    "pointwise": ((16, 32, 8, 8), 32, 1, {}),
+    "depthwise": ((2, 32, 16, 16), 32, 3, {"padding": 1, "groups": 32}),
+    "groups": ((2, 32, 16, 16), 32, 3, {"padding": 1, "groups": 2}),
+    "narrow groups": ((2, 24, 16, 16), 24, 3, {"padding": 1, "groups": 6}),
+    "dilated": ((2, 32, 16, 16), 32, 3, {"padding": 2, "dilation": 2}),
+    "one small sample": ((1, 8, 12, 12), 8, 3, {"padding": 1}),
+    "sequence": ((4, 16, 40), 32, 5, {"padding": 2}),
+    "volume": ((2, 16, 8, 8, 8), 32, 3, {"padding": 1}),
+}
+
+
+def convolution(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    shape, channels, kernel, options = CONVOLUTIONS[name]
+    dims = len(shape) - 2
+    settings = (options.get(key, usual) for key, usual in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    groups = options.get("groups", 1)
+    weight = torch.randn(channels, shape[1] // groups, *[kernel] * dims, dtype=dtype)
+    spread = ([each] * dims for each in settings)
+    return (torch.randn(shape, dtype=dtype), weight, None, *spread, False, [0] * dims, groups)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def _threads(request: pytest.FixtureRequest) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", list(CONVOLUTIONS))
+def test_a_convolution_lays_out_its_operands(name: str, dtype: torch.dtype) -> None:
+    assert_near(aten.convolution.default, convolution(name, dtype), more=1.3 if name == "narrow groups" else 1.1)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("mask", [[True, True, False], [False, True, False]], ids=["both", "weight"])
+@pytest.mark.parametrize("name", ["layer", "fewer places", "pointwise", "depthwise", "groups", "dilated"])
+def test_so_does_its_backward(name: str, mask: list[bool]) -> None:
+    given, weight, _bias, *settings = convolution(name)
+    gradient = torch.ones_like(aten.convolution.default(given, weight, None, *settings))
+
+    args = (gradient, given, weight, [weight.shape[0]], *settings, mask)
+    assert_near(aten.convolution_backward.default, args, more=1.15, tables=32_000)
+
+
+def test_a_kernel_that_is_larger_than_its_input_sums_in_each_thread() -> None:
+    given, weight = torch.randn(2, 64, 2, 2), torch.randn(64, 64, 3, 3)
+    args = (torch.ones(2, 64, 2, 2), given, weight, [64], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+
+    assert scratch_bytes(aten.convolution_backward.default, args, (given, weight, None)) >= 4 * weight.nbytes
+    assert_near(aten.convolution_backward.default, args)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(20, 50), (200, 200), (800, 800), (1, 700)])
+def test_attention_has_a_block_for_each_thread(queries: int, keys: int, dtype: torch.dtype) -> None:
+    """The layout of each block is exact."""
+    query, key = torch.randn(2, 4, queries, 32, dtype=dtype), torch.randn(2, 4, keys, 32, dtype=dtype)
+    func = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    result = func(query, key, key)
+
+    assert beside_its_result(lambda: func(query, key, key)) == scratch_bytes(func, (query, key, key), result)
+
+
+x, half, whole = torch.randn(64, 64), torch.randn(64, 64).bfloat16(), torch.randint(1, 9, (64, 64))
+MIXED = {
+    "a value and a mask": (aten.mul.Tensor, (x, x > 0)),
+    "two floats": (aten.add.Tensor, (half, x)),
+    "numbers become floats": (aten.div.Tensor, (whole, whole)),
+    "a root of numbers": (aten.sqrt.default, (whole,)),
+    "a comparison": (aten.eq.Tensor, (x, whole)),
+    "a row": (aten.add.Tensor, (x, whole[0])),
+    "what decides": (aten.where.self, (x > 0, x, x)),
+    "what decides, and two floats": (aten.where.self, (x > 0, x, half)),
+    "a mask": (aten.masked_fill.Scalar, (x, x > 0, 0.0)),
+    "one type": (aten.add.Tensor, (x, x)),
+    "how many": (aten.sum.default, (x > 0,)),
+    "a mean in half": (aten.mean.dim, (half, [1])),
+    "whether any": (aten.any.dim, (whole, 1)),
+}
+
+
+@pytest.mark.parametrize("name", list(MIXED))
+def test_operands_are_converted_to_the_type_that_is_computed_in(name: str) -> None:
+    assert_near(*MIXED[name])
+
+
+LAID_OUT = {
+    "softmax": (aten._softmax.default, (torch.randn(48, 80).t(), -1, False)),
+    "layer norm": (aten.native_layer_norm.default, (torch.randn(48, 40).t(), [48], None, None, 1e-5)),
+    "pooling": (aten.avg_pool2d.default, (torch.randn(1, 2, 40, 40).transpose(2, 3), [2, 2])),
+    "dense": (aten._softmax.default, (x, -1, False)),
+}
+
+
+@pytest.mark.parametrize("name", list(LAID_OUT))
+def test_what_is_not_dense_is_copied(name: str) -> None:
+    """Transposing takes a block of 14,400 bytes more, which is not counted."""
+    func, args = LAID_OUT[name]
+    with torch.no_grad():
+        result = func(*args)
+    predicted, real = scratch_bytes(func, args, result), beside_its_result(lambda: func(*args))
+
+    assert predicted <= real <= predicted + 14_400
+    assert (predicted > 0) != args[0].is_contiguous()
+
+
+def test_of_other_devices_nothing_is_known() -> None:
+    args = convolution("layer")
+    on_meta = tuple(each.to("meta") if isinstance(each, Tensor) else each for each in args)
+
+    assert 0 == scratch_bytes(aten.convolution.default, on_meta, on_meta[0].new_empty(4, 64, 16, 16))
+    assert 0 == scratch_bytes(aten.mul.Tensor, (x.to("meta"), whole.to("meta")), x.to("meta"))
+
+
+class UNet(nn.Module):
+    """Convolutions down and up, with a skip (Ronneberger et al. 2015)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mid = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(32, 16, 3, padding=1)
+        self.out = nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x).relu()
+        deep = self.mid(nn.functional.max_pool2d(skip, 2)).relu()
+        return self.out(self.last(torch.cat([self.up(deep), skip], 1)).relu())
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_convolutional_net_takes_what_is_predicted(batch: int, decomposed: bool) -> None:
+    """It took 1.4 times as much, as only what operators make was counted."""
+    model, x = UNet().eval(), torch.randn(batch, 3, 64, 64)
+    program = capture(model, (x,))
+    lowered = lower(program.run_decompositions() if decomposed else program, devices=[Device("only")])
+
+    with torch.no_grad():
+        real = allocated_peak(lambda: lowered(x)) + x.nbytes + sum(each.nbytes for each in model.parameters())
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.02 * real
+
+
+def test_devices_that_stand_for_others_have_kernels_of_which_nothing_is_known() -> None:
+    """Planning for an accelerator is not about oneDNN; plans remember which devices those are."""
+    model, x = UNet().eval(), torch.randn(4, 3, 64, 64)
+    here, fake = (lower(model, (x,), devices=devices) for devices in ([Device("only")], fake_devices(1)))
+
+    assert fake.report.devices[0].peak_bytes < 0.9 * here.report.devices[0].peak_bytes
+    again = Plan.from_json(fake.plan.to_json())
+    assert again.devices[0].is_fake
+    assert again.simulate(capture(model, (x,))).timeline.peak("device0") == fake.report.devices[0].peak_bytes
