@@ -197,7 +197,8 @@ def convolution_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int
         for_input, in_blocks = convolution.backward_in_blocks(block, threads)
         for_weight = for_weight if convolution.is_small or convolution.is_dilated else in_blocks
     made = convolution.given_bytes if mask[0] else 0
-    return max(for_input if mask[0] else 0, made + for_weight if mask[1] else 0) - made - convolution.weight_bytes
+    most = max(for_input if mask[0] else 0, made + for_weight if mask[1] else 0)
+    return max(0, most - made - (convolution.weight_bytes if mask[1] else 0))
 
 
 def _chosen(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> Any:
@@ -205,11 +206,10 @@ def _chosen(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> Any:
 
 
 def _is_in_onednn(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
-    chosen = _chosen(given, weight, settings)
-    slow = (_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d)
-    return chosen == _BACKENDS.Mkldnn or (
-        settings[3] and chosen not in slow
-    )  # torch has no name for the transposed one
+    chosen, is_transposed = _chosen(given, weight, settings), settings[3]
+    if is_transposed:  # torch has no name for that one
+        return chosen not in (_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d)
+    return bool(chosen == _BACKENDS.Mkldnn)
 
 
 def _unfolded(convolution: _Convolution, given: Tensor, weight: Tensor, settings: Sequence[Any]) -> int:

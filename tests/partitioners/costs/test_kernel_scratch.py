@@ -82,14 +82,14 @@ def test_a_convolution_lays_out_its_operands(name: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("mask", [[True, True, False], [False, True, False]], ids=["both", "weight"])
+@pytest.mark.parametrize("mask", [[True, True, False], [True, False, False], [False, True, False]])
 @pytest.mark.parametrize("name", ["layer", "fewer places", "pointwise", "depthwise", "groups", "dilated"])
 def test_so_does_its_backward(name: str, mask: list[bool]) -> None:
     given, weight, _bias, *settings = convolution(name)
     gradient = torch.ones_like(aten.convolution.default(given, weight, None, *settings))
 
     args = (gradient, given, weight, [weight.shape[0]], *settings, mask)
-    assert_near(aten.convolution_backward.default, args, more=1.15, tables=32_000)
+    assert_near(aten.convolution_backward.default, args, more=1.15, tables=33_000)
 
 
 def test_a_kernel_that_is_larger_than_its_input_sums_in_each_thread() -> None:
