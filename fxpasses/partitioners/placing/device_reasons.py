@@ -58,13 +58,15 @@ def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Suppo
         everywhere &= len(seconds) == len(memory)
         need, largest = figures.bytes_needed(index), max(memory[name] for name in seconds)
         if need > largest:
-            raise _too_large(node, need, largest, in_training=bool(figures.trained))
+            raise _too_large(node, need, largest, int(figures.inside[index]), in_training=bool(figures.trained))
     return everywhere
 
 
-def _too_large(node: Node, need: int, largest: float, *, in_training: bool) -> InfeasibleError:
+def _too_large(node: Node, need: int, largest: float, inside: int, *, in_training: bool) -> InfeasibleError:
     line = user_line(node)
     what = "its parameters, what the optimizer keeps, and what it saves" if in_training else "what it reads and makes"
+    if inside:
+        what += f" ({format_bytes(inside)} of it only while it runs)"
     return InfeasibleError(
         f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for {what}, "
         f"but the largest device that can run it has {format_bytes(largest)}"

@@ -10,10 +10,11 @@ import torch
 from allocations import allocated_peak
 from torch import Tensor, nn
 
-from fxpasses import Device, Plan, fake_devices, lower
+from fxpasses import Device, InfeasibleError, Plan, fake_devices, lower
 from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.programs import capture
+from fxpasses.units import KiB
 
 aten = torch.ops.aten
 
@@ -192,6 +193,16 @@ def test_a_convolutional_net_takes_what_is_predicted(batch: int, decomposed: boo
         real = allocated_peak(lambda: lowered(x)) + x.nbytes + sum(each.nbytes for each in model.parameters())
 
     assert real <= lowered.report.devices[0].peak_bytes <= 1.02 * real
+
+
+def test_an_error_tells_what_is_needed_only_while_an_operator_runs() -> None:
+    with pytest.raises(InfeasibleError) as failure:
+        lower(UNet().eval(), (torch.randn(1, 3, 64, 64),), devices=[Device("small", 600 * KiB)])
+
+    assert str(failure.value).startswith(
+        "conv2d (aten.conv2d.default) needs 738 KiB on one device for what it reads and makes (432 KiB of it only while it "
+        "runs), but the largest device that can run it has 600 KiB; it comes from "
+    )
 
 
 def test_devices_that_stand_for_others_have_kernels_of_which_nothing_is_known() -> None:
