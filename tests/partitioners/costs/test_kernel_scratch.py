@@ -200,8 +200,8 @@ def test_an_error_tells_what_is_needed_only_while_an_operator_runs() -> None:
         lower(UNet().eval(), (torch.randn(1, 3, 64, 64),), devices=[Device("small", 600 * KiB)])
 
     assert str(failure.value).startswith(
-        "conv2d (aten.conv2d.default) needs 738 KiB on one device for what it reads and makes (432 KiB of it only while "
-        "it runs), but the largest device that can run it has 600 KiB; it comes from "
+        "conv2d (aten.conv2d.default) needs 738 KiB on one device for what it reads and makes (432 KiB of it only "
+        "while it runs), but the largest device that can run it has 600 KiB; it comes from "
     )
 
 
