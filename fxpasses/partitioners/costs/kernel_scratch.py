@@ -18,7 +18,7 @@ from fxpasses.partitioners.costs.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
-from fxpasses.partitioners.costs.lstm_bytes import lstm_scratch_bytes
+from fxpasses.partitioners.costs.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
@@ -128,6 +128,7 @@ _CONDITIONS: Mapping[Any, int] = MappingProxyType(
 _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
+        aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,
         aten.convolution.default: convolution_scratch_bytes,
         aten.convolution_backward.default: convolution_backward_scratch_bytes,
         aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_bytes,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["lstm_scratch_bytes", "lstm_workspace_bytes"]
+__all__ = ["lstm_backward_scratch_bytes", "lstm_scratch_bytes", "lstm_workspace_bytes"]
 
 _PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
+_TABLES = 26_000
 _GATES, _BLOCK = 4, 32  # the weights of each gate are laid out in whole blocks
 
 
@@ -46,6 +47,25 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     rows, pages = (2.2 - hidden / width) * (steps + 1) if width > hidden else 13, 8 if width > hidden else 5
     states = rows * batch * _row(max(width, hidden)) + pages * _PAGE
     return int(weights + gates + states + (0 if given.is_contiguous() else given.nbytes))
+
+
+def lstm_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
+    """What oneDNN needs for the backward of one layer of an LSTM in one direction, beside all gradients.
+
+    Both weights by the rows of what goes in, unless they are so, and by those of the gates; the gradients of the gates
+    of all steps; those of the output, which may not be dense, and of states and biases.
+    """
+    given, hidden = args[0], args[2].shape[1]
+    steps, batch, width = given.shape
+    gates = _GATES * hidden
+    weights = sum(each * _row(gates) + _laid_out(each, gates) for each in (width, hidden))
+    few = 3 * batch * hidden * _BYTES + 3 * gates * _BYTES + _TABLES
+    return int(weights + steps * batch * (_row(gates) + hidden * _BYTES) + few)
+
+
+def _laid_out(width: int, rows: int) -> int:
+    """Bytes of a copy with rows as oneDNN likes them; none where they are so."""
+    return 0 if _row(width) == width * _BYTES else rows * _row(width)
 
 
 def _row(width: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from allocations import allocated_peak
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import Device, InfeasibleError, Plan, fake_devices, lower
 from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
@@ -112,6 +113,33 @@ def test_attention_has_a_block_for_each_thread(queries: int, keys: int, dtype: t
     result = func(query, key, key)
 
     assert beside_its_result(lambda: func(query, key, key)) == scratch_bytes(func, (query, key, key), result)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden"), [(20, 4, 32, 64), (50, 4, 256, 256), (60, 2, 28, 28), (5, 16, 128, 64)]
+)
+def test_the_backward_of_an_lstm_lays_out_its_weights(steps: int, batch: int, width: int, hidden: int) -> None:
+    layer, given = nn.LSTM(width, hidden), torch.randn(steps, batch, width, requires_grad=True)
+    func = aten.mkldnn_rnn_layer_backward.default
+    seen: list[tuple[Any, ...]] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if function is func:
+                seen.append((args, result))
+            return result
+
+    with Seen():
+        layer(given)[0].sum().backward()
+    if not seen:
+        pytest.skip("this build of torch computes an LSTM without oneDNN")
+    args, result = seen[0]
+
+    made = sum(tensor.nbytes for tensor in tensors_in(result))
+    real = allocated_peak(lambda: func(*args)) - made
+    assert real <= scratch_bytes(func, args, result) <= 1.1 * real + 26_000
 
 
 x, half, whole = torch.randn(64, 64), torch.randn(64, 64).bfloat16(), torch.randint(1, 9, (64, 64))

@@ -184,8 +184,8 @@ def used_state(module: GraphModule) -> list[Tensor]:
     return [value for name in state if isinstance(value := find_attribute(module, str(name)).value, Tensor)]
 
 
-HIDDEN = {"long memory": 1.1, "in place": 1.5}
-"""Models whose backward has kernels that ask for more than is known: how much more there is than dispatchers see."""
+HIDDEN = {"in place": 1.5}
+"""Models so small that tables of kernels matter: how much more there is than dispatchers see."""
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
@@ -214,7 +214,7 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -
             step()
         most, more = allocated.peak, HIDDEN[name]
     else:
-        most, more = allocated_peak(step), 1.02
+        most, more = allocated_peak(step), 1.05 if name == "long memory" else 1.02
 
     real = most + sum(held.values())
     assert real <= memory.peak <= more * real
