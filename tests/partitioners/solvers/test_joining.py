@@ -20,13 +20,15 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
 
-def problem_of(edges: list[tuple[int, int]], sends: dict[int, float] | None = None, size: int = 0) -> PlacementProblem:
+def problem_of(
+    edges: list[tuple[int, int]], sends: dict[int, float] | None = None, size: int = 0, devices: int = 2
+) -> PlacementProblem:
     graph: Any = nx.DiGraph()
     graph.add_nodes_from(range(size))
     graph.add_edges_from(edges)
     for node in graph:
         graph.nodes[node].update(seconds=1.0, output_seconds=(sends or {}).get(node, 0.1))
-    return PlacementProblem(graph, fake_devices(2))
+    return PlacementProblem(graph, fake_devices(devices))
 
 
 def units_of(problem: PlacementProblem) -> Units:
@@ -76,7 +78,7 @@ def test_a_unit_that_splits_more_joins_first_if_it_matters_as_many_times_more(ti
 def test_a_mask_that_many_use_matters_by_what_it_sends() -> None:
     """It is as light as the others, but crosses every cut between its first user and the last one."""
     edges = [(node, node + 1) for node in range(1, 9)] + [(0, node) for node in (2, 5, 9)]
-    problem = problem_of(edges, sends={0: 5.0})
+    problem = problem_of(edges, sends={0: 5.0}, devices=6)
     tables, units = tables_of(problem), units_of(problem)
     classes = device_classes(problem, tables, units)
     mask = int(units.unit_of[tables.nodes.index(0)])

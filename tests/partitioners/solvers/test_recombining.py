@@ -191,7 +191,7 @@ def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
 
 
 def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of what is left, once; not in a second. A part of all is looked for among promising ideals before."""
+    """Half of what is left, once; not in a second. A part of all goes into short draws and promising ideals before."""
     asked = list[float]()
 
     def recorded(search: Search, best: Answer, _bound: float, seconds: float) -> Answer:
@@ -212,6 +212,7 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
     assert not narrowed
     solve_placement(attrs.evolve(problem, time_budget=20.0))
 
-    assert len(asked) == 2
-    assert 8 < asked[1] < 10.2
+    assert asked[:2] == [certifying.RECOMBINING, certifying.RECOMBINING / 2]
+    assert len(asked) == 3
+    assert 8 < asked[2] < 10.2
     assert [1.9 * STEPS_A_SECOND < steps < 2.1 * STEPS_A_SECOND for steps in narrowed] == [True]
