@@ -101,6 +101,11 @@ def _number(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> 
         raise InputError(f"A device's logical_id is a whole number, not {value!r}.")
 
 
+def _yes_or_no(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"A device's {attribute.name} is True or False, not {value!r}.")
+
+
 def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
     """Types may be given as ``torch.bfloat16`` too."""
     if not isinstance(given, Mapping):
@@ -166,7 +171,7 @@ class Device:
     flops_by_dtype: Mapping[str, float] = attrs.field(
         factory=dict, kw_only=True, converter=_rates, validator=_known_rates, hash=False
     )
-    is_fake: bool = attrs.field(default=False, kw_only=True, validator=attrs.validators.instance_of(bool))
+    is_fake: bool = attrs.field(default=False, kw_only=True, validator=_yes_or_no)
 
     def peak_flops(self, dtype: str) -> float:
         """Peak floating-point operations per second in a type, as ``torch`` calls it: ``"float32"``."""

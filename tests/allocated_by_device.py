@@ -29,6 +29,7 @@ class AllocatedByDevice(TorchDispatchMode):
         self.before: tuple[Tensor, ...] = args
         self.of_function: dict[Any, str] = {}
         self.alive: dict[int, tuple[StorageWeakRef, int, str | None]] = {}
+        self.known = {device.name for device in lowered.plan.devices if device.has_known_kernels}
         self.home: dict[int, str] = {}  # of what is there before, by address
         self.held: dict[str, dict[int, int]] = {}
         for part, name in lowered.submodule_of.items():
@@ -97,7 +98,7 @@ class AllocatedByDevice(TorchDispatchMode):
     def _count(self, device: str | None = None, scratch: int = 0) -> None:
         """``scratch`` is what a kernel had for itself; that it is right is tried against the allocator elsewhere."""
         now = dict.fromkeys(self.peak, 0)
-        if device is not None:
+        if device in self.known:
             now[device] += scratch
         for _, size, where in self.alive.values():
             if where is not None:

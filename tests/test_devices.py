@@ -94,6 +94,7 @@ def test_a_negative_memory_is_refused() -> None:
         (lambda: Device(0), "A device's name is a text that is not empty, not 0."),  # type: ignore[arg-type]
         (lambda: Device("a", flops=True), "A device's flops must be a positive number, not True."),
         (lambda: Device("a", 1, "x"), "A device's logical_id is a whole number, not 'x'."),  # type: ignore[arg-type]
+        (lambda: Device("a", is_fake="yes"), "A device's is_fake is True or False, not 'yes'."),  # type: ignore[arg-type]
         (
             lambda: Device("a", torch_device=None),  # type: ignore[arg-type]
             "A device's torch_device is what torch.device takes, like 'cpu' or 'cuda:0', not None.",

@@ -209,8 +209,7 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
         (
             edited(devices=[{"name": "left", "flop": 1e9}]),
             "In this plan devices[0] has an entry 'flop'; there are name, available_mem_bytes, logical_id, "
-            "torch_device, flops, bandwidth, overhead, backend, flops_by_dtype, is_fake; "
-            "did you mean 'flops'?",
+            "torch_device, flops, bandwidth, overhead, backend, flops_by_dtype, is_fake; did you mean 'flops'?",
         ),
         (
             edited(devices=[{"name": "left", "available_mem_bytes": -1}]),

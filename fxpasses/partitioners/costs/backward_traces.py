@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import attrs
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -61,17 +60,28 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         except CANNOT_RUN:
             return _of_each_value(forward)
         forward.forget_those_without_gradient()
-        needs = _needs(forward, backward.stays, backward.beside(backward.peaks), backward.trained())
-        return attrs.evolve(needs, beside_on_cpu=backward.beside(backward.peaks_on_cpu))
+        return _needs(forward, backward.stays, backward.beside(), backward.trained())
 
 
 def _needs(
-    forward: ForwardTrace, stays: Sequence[Stay], beside: Mapping[Node, int], trained: Mapping[Node, Node]
+    forward: ForwardTrace,
+    stays: Sequence[Stay],
+    beside: tuple[Mapping[Node, int], Mapping[Node, int]],
+    trained: Mapping[Node, Node],
 ) -> BackwardNeeds:
+    """``beside`` is what a backward needs besides, without and with what kernels on the CPU need for themselves."""
     saved = {node: tuple(owners) for node, owners in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(
-        saved, extra, forward.differentiable, forward.inside, stays, beside, trained, forward.inside_on_cpu, beside
+        saved,
+        extra,
+        forward.differentiable,
+        forward.inside,
+        stays,
+        beside[0],
+        trained,
+        inside_on_cpu=forward.inside_on_cpu,
+        beside_on_cpu=beside[1],
     )
 
 
@@ -88,7 +98,7 @@ def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
             stays.append(Stay(size, last_user, last=last, readers=users, passed={node: size}))
             if node.op == "get_attr":
                 trained[node] = last_user
-    return _needs(forward, stays, {}, trained)
+    return _needs(forward, stays, ({}, {}), trained)
 
 
 class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
@@ -126,15 +136,23 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
                 stay.last = stay.made_by
 
-    def beside(self, peaks: Mapping[Node, int]) -> dict[Node, int]:
-        """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed."""
+    def beside(self) -> tuple[dict[Node, int], dict[Node, int]]:
+        """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed.
+
+        Without and with what kernels on the CPU need for themselves.
+        """
         when = {node: at for at, node in enumerate(reversed(self.forward.graph.nodes))}
         change = [0] * (len(when) + 2)
         for stay in self.stays:
             change[when[stay.made_by] if stay.begin == "backward" else 0] += stay.size
             change[1 + (len(when) if stay.last is None else when[stay.last])] -= stay.size
         staying = list(itertools.accumulate(change))
-        return {node: most - staying[when[node]] for node, most in peaks.items() if most != staying[when[node]]}
+        there = {node: staying[at] for node, at in when.items()}
+        without, on_cpu = (
+            {node: most - there[node] for node, most in peaks.items() if most != there[node]}
+            for peaks in (self.peaks, self.peaks_on_cpu)
+        )
+        return without, on_cpu
 
     def trained(self) -> dict[Node, Node]:
         """For each parameter the node whose backward made the gradient that it has in the end."""

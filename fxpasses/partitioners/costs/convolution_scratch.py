@@ -9,7 +9,7 @@ Source: oneDNN's developer guide, "Understanding Memory Formats"; sizes agree wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -172,55 +172,60 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
         Bytes; 0 on other devices than the CPU, of whose kernels nothing is known.
     """
     given, weight, _bias, *settings = args
-    if given.device.type != "cpu" or 0 in result.shape:
-        return 0
-    convolution, threads, block = _Convolution.of(given, weight, settings, result), torch.get_num_threads(), _block()
-    if not _is_in_onednn(given, weight, settings):
-        return _unfolded(convolution, given, weight, settings)
-    if _has_channels_last(given, weight):
-        return convolution.in_order(threads)
-    return convolution.in_blocks(block, threads) if convolution.fills(block) else convolution.in_columns(threads)
+    return _scratch_bytes(given, weight, settings, result, _in_onednn)
 
 
 def convolution_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     """The same of its backward, beside the gradients: ``args`` are those of ``aten.convolution_backward``."""
     gradient, given, weight, _biases, *settings, mask = args
-    if given.device.type != "cpu" or 0 in gradient.shape:
+
+    def in_onednn(convolution: _Convolution) -> int:
+        return _backward_in_onednn(convolution, for_given=mask[0], for_weight=mask[1])
+
+    return _scratch_bytes(given, weight, settings, gradient, in_onednn)
+
+
+def _scratch_bytes(
+    given: Tensor,
+    weight: Tensor,
+    settings: Sequence[Any],
+    result: Tensor,
+    in_onednn: Callable[[_Convolution], int],
+) -> int:
+    """By the kernel that torch takes; ``in_onednn`` says what oneDNN's needs where channels come first."""
+    if given.device.type != "cpu" or 0 in result.shape:
         return 0
-    convolution, threads, block = _Convolution.of(given, weight, settings, gradient), torch.get_num_threads(), _block()
-    if not _is_in_onednn(given, weight, settings):
-        return _unfolded(convolution, given, weight, settings)
-    if _has_channels_last(given, weight):
-        return convolution.in_order(threads)
-    for_input, for_weight = convolution.backward_in_columns(threads)
-    if convolution.fills(block):
-        for_input, in_blocks = convolution.backward_in_blocks(block, threads)
-        for_weight = for_weight if convolution.is_small or convolution.is_dilated else in_blocks
-    made = convolution.given_bytes if mask[0] else 0
-    most = max(for_input if mask[0] else 0, made + for_weight if mask[1] else 0)
-    return max(0, most - made - (convolution.weight_bytes if mask[1] else 0))
-
-
-def _chosen(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> Any:
-    return torch._C._select_conv_backend(given, weight, None, *settings)
-
-
-def _is_in_onednn(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
-    chosen, is_transposed = _chosen(given, weight, settings), settings[3]
-    if is_transposed:  # torch has no name for that one
-        return chosen not in (_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d)
-    return bool(chosen == _BACKENDS.Mkldnn)
-
-
-def _unfolded(convolution: _Convolution, given: Tensor, weight: Tensor, settings: Sequence[Any]) -> int:
-    chosen = _chosen(given, weight, settings)
-    is_plain = chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d)
-    if is_plain and convolution.is_pointwise and not convolution.is_strided and convolution.groups == 1:
-        return 0  # the input is the columns
-    if is_plain or convolution.is_transposed:
+    chosen = torch._C._select_conv_backend(given, weight, None, *settings)
+    convolution = _Convolution.of(given, weight, settings, result)
+    if chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d):
+        is_unfolded = convolution.is_pointwise and not convolution.is_strided and convolution.groups == 1
+        return 0 if is_unfolded else convolution.unfolded(convolution.given[0])
+    if chosen in (_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d):
         return convolution.unfolded(convolution.given[0])
-    is_dilated = chosen in (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
-    return convolution.unfolded(1) if is_dilated else 0
+    if chosen in (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d):
+        return convolution.unfolded(1)
+    if chosen != _BACKENDS.Mkldnn and not convolution.is_transposed:  # torch has no name for the transposed one
+        return 0
+    if _has_channels_last(given, weight):
+        return convolution.in_order(torch.get_num_threads())
+    return in_onednn(convolution)
+
+
+def _in_onednn(convolution: _Convolution) -> int:
+    block, threads = _block(), torch.get_num_threads()
+    return convolution.in_blocks(block, threads) if convolution.fills(block) else convolution.in_columns(threads)
+
+
+def _backward_in_onednn(convolution: _Convolution, *, for_given: bool, for_weight: bool) -> int:
+    """One gradient after the other: that of the input is there while that of the weight is made."""
+    block, threads = _block(), torch.get_num_threads()
+    first, second = convolution.backward_in_columns(threads)
+    if convolution.fills(block):
+        first, in_blocks = convolution.backward_in_blocks(block, threads)
+        second = second if convolution.is_small or convolution.is_dilated else in_blocks
+    given = convolution.given_bytes if for_given else 0
+    most = max(first if for_given else 0, given + second if for_weight else 0)
+    return max(0, most - given - (convolution.weight_bytes if for_weight else 0))
 
 
 def _has_channels_last(*operands: Tensor) -> bool:

@@ -168,7 +168,7 @@ def _tried(
     assignment = choice.applied(devices)
     names = {str(part): found.runs.device_of[str(part)] for part in assignment.order}
     twin, written = with_replicas(figures.graph_module, assignment, names)
-    measured, step = _measured_again(figures, twin, request.training)
+    measured, step = _measured_again(twin, request, sends_state=figures.sends_state)
     runs = Runs(written, names)
     seen = check_budgets(measured, request.topology, runs, step, always=True)
     if seen.over:
@@ -195,11 +195,10 @@ def _crossing(figures: GraphFigures, request: Request, runs: Runs) -> int:
 
 
 def _measured_again(
-    known: GraphFigures, twin: GraphModule, step: TrainingStep | None
+    twin: GraphModule, request: Request, *, sends_state: bool
 ) -> tuple[GraphFigures, TrainingStep | None]:
-    figures = GraphFigures.of(twin, sends_state=known.sends_state)
-    figures = attrs.evolve(figures, with_scratch=known.with_scratch)
-    return (figures, None) if step is None else training_figures(figures, step.training)
+    figures = GraphFigures.of(twin, sends_state=sends_state, devices=request.topology.devices)
+    return (figures, None) if request.training is None else training_figures(figures, request.training.training)
 
 
 def _seconds(figures: GraphFigures, request: Request, runs: Runs) -> float:

@@ -171,10 +171,12 @@ def captured(model: nn.Module, args: tuple[Tensor, ...]) -> GraphModule:
     return module
 
 
-def predicted(module: GraphModule, training: Training, halves: bool = False) -> dict[str, DeviceMemory]:
+def predicted(
+    module: GraphModule, training: Training, halves: bool = False, *, is_fake: bool = False
+) -> dict[str, DeviceMemory]:
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     part_of = {node: "right" if halves and 2 * at >= len(nodes) else "left" for at, node in enumerate(nodes)}
-    device_of = {name: Device(name) for name in dict.fromkeys(part_of.values())}
+    device_of = {name: Device(name, is_fake=is_fake) for name in dict.fromkeys(part_of.values())}
     return predict_training_memory(module, Assignment.of(module, part_of), device_of, training)
 
 
@@ -184,19 +186,20 @@ def used_state(module: GraphModule) -> list[Tensor]:
     return [value for name in state if isinstance(value := find_attribute(module, str(name)).value, Tensor)]
 
 
-HIDDEN = {"in place": 1.5}
-"""Models so small that tables of kernels matter: how much more there is than dispatchers see."""
+TABLES = {"in place": 32_000}
+"""Bytes of kernels' tables, which are not all known, for models that are no larger than a few of them."""
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
 @pytest.mark.filterwarnings("ignore:Using a target size")  # a loss that repeats a row
+@pytest.mark.parametrize("is_fake", [False, True], ids=["by the allocator", "by operators"])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -> None:
+def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, is_fake: bool) -> None:
     """Saved activations, gradients of values and of parameters; never less, and at most a tenth more."""
     torch.manual_seed(0)
     model, args = MODELS[name]()
     module = captured(model, args)
-    (memory,) = predicted(module, Training(0)).values()
+    (memory,) = predicted(module, Training(0), is_fake=is_fake).values()
     held = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in (*args, *used_state(module))
@@ -209,15 +212,15 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str) -
         for parameter in module.parameters():
             parameter.grad = None
 
-    if name in HIDDEN:
+    if is_fake:
         with AllocatedBytes(set(held)) as allocated:
             step()
-        most, more = allocated.peak, HIDDEN[name]
+        most, tables = allocated.peak, 0
     else:
-        most, more = allocated_peak(step), 1.05 if name == "long memory" else 1.02
+        most, tables = allocated_peak(step), TABLES.get(name, 0)
 
-    real = most + sum(held.values())
-    assert real <= memory.peak <= more * real
+    real, more = most + sum(held.values()), 1.1 if name == "long memory" else 1.02
+    assert real - tables <= memory.peak <= more * real + tables
 
 
 @pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)

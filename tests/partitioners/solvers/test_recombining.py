@@ -214,5 +214,5 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
 
     assert asked[:2] == [certifying.RECOMBINING, certifying.RECOMBINING / 2]
     assert len(asked) == 3
-    assert 8 < asked[2] < 10.2
+    assert 8 < asked[2] < 10
     assert [1.9 * STEPS_A_SECOND < steps < 2.1 * STEPS_A_SECOND for steps in narrowed] == [True]
