@@ -136,11 +136,13 @@ def test_each_pipeline_is_drawn_some_time() -> None:
 
 def test_a_decoder_beside_its_encoder_gets_better() -> None:
     """Than what is found along orders and around their cuts; twice the same; its figures are true."""
-    search = search_of(encoder_decoder(4, [1.0] * 6))
+    search, other = (search_of(encoder_decoder(4, [1.0] * 6)) for _ in range(2))
     first = pipelines._first_answer(search, 0.0)
+    second = pipelines._first_answer(other, 0.0)
     assert first is not None
+    assert second is not None
 
-    found, again = (recombined(search, first, 0.0, 0.2) for _ in range(2))
+    found, again = recombined(search, first, 0.0, 0.2), recombined(other, second, 0.0, 0.2)
 
     assert found.rank[0] < 0.996 * first.rank[0]
     assert found.rank == evaluate(search.tables, found.device_of).rank("throughput")

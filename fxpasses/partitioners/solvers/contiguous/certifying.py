@@ -46,11 +46,13 @@ ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 AT_FIRST, AGAIN = STEPS_A_SECOND, 5 * STEPS_A_SECOND
 """The most steps of the first attempts to refine; there is one where steps are few."""
 LITTLE = 1.5 * STEPS_A_SECOND
-"""Steps within which problems with many states are only refined."""
+"""Steps within which problems with many states are refined once, with all of them."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING = 0.4
+RECOMBINING = 0.8
 """Seconds in which answers are recombined where the first attempt to refine leaves a gap; half before narrowing."""
+PART = 0.25
+"""The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
 """Steps of narrowing, where devices are alike or there is much time: a part of it."""
 PROMISING, VAIN = 1000, 3
@@ -159,15 +161,13 @@ def _refined_and_decided(
     """
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search, steps)
-    gap.refine(goal, ALONE * steps if is_alone else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search)
+    gap.refine(goal, ALONE * steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
     if gap.is_wide:
-        narrows = steps > MUCH or len(search.classes) == 1
-        gap.recombine(RECOMBINING / 2 if narrows else RECOMBINING)
-        if narrows:
-            gap.narrow(max(NARROWING, LONGER * steps))
+        _improve(gap, steps)
     if steps > MUCH and not gap.is_closed:
-        gap.refine(gap.goal, min(QUICK * steps, AGAIN), limit, lowers=False)
+        left = steps - (search.account.spent - begun)
+        gap.refine(gap.goal, QUICK * left if is_alone else min(QUICK * steps, AGAIN), limit, lowers=is_alone)
     if not gap.is_closed:
         left = steps - (search.account.spent - begun)
         gap.best, gap.proven = _decided(search, gap.proven, gap.goal, (DECIDING * left, limit), gap.best)
@@ -180,6 +180,17 @@ def _refined_and_decided(
         if gap.goal < goal:
             _close(gap, steps - (search.account.spent - begun), limit)
     return gap.best, gap.proven
+
+
+def _improve(gap: _Gap, steps: float) -> None:
+    """Look for something better: by annealings, and where states are few among the most promising ideals, too."""
+    if _only_refined(gap.search):
+        gap.recombine(max(RECOMBINING, PART * steps / STEPS_A_SECOND))
+    elif steps > MUCH or len(gap.search.classes) == 1:
+        gap.recombine(RECOMBINING / 2)
+        gap.narrow(max(NARROWING, LONGER * steps))
+    else:
+        gap.recombine(RECOMBINING)
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:
@@ -224,7 +235,7 @@ def _decided(
     steps, limit = budget
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     proven = max(proven, search.least)
-    if _only_refined(search, steps):
+    if _only_refined(search):
         return best, proven
     is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES
     for near, share in ATTEMPTS if steps > MUCH else ATTEMPTS[-1:]:
@@ -246,9 +257,9 @@ def _decided(
     return best, proven
 
 
-def _only_refined(search: Search, steps: float) -> bool:
-    """Whether no other question about many ideals has an answer in so few steps."""
-    return States.count(search.classes) > SOME_STATES and steps < LITTLE
+def _only_refined(search: Search) -> bool:
+    """Whether no other question about many ideals has an answer in a reasonable time."""
+    return States.count(search.classes) > SOME_STATES
 
 
 def _thresholds(bound: float, goal: float) -> Iterator[float]:

@@ -13,6 +13,8 @@ narrow window of ideals when the threshold is near the fractional bound.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -31,8 +33,13 @@ __all__ = ["Measure", "Outcome", "PipelineSearch"]
 SLACK = 1e-9
 MAX_BLOCK = 256
 CELLS = 1_000_000
-CALL = 1000
-"""Steps that one call costs beside the cells that it looks at."""
+CALL, CELL = 1000, 0.3
+"""Steps that one call costs, and each cell that it looks at."""
+MANY_PAIRS = 30e6
+"""Pairs of ideals, with their states, from which on it is worth to load compiled code."""
+
+Lower = Callable[[Floats, Ints, Floats, int, Floats, bool], None]
+"""From loads, the rows of some ideals with their values, and the column of the first of the best values."""
 
 
 @attrs.frozen(eq=False)
@@ -119,8 +126,9 @@ class PipelineSearch:
             return None
         spans = Spans.of(self.units, family, self.classes, self.credit)
         table = self._table(spans, low, high)
+        lower = self._lowering(table)
         for first, last in self._blocks(family):
-            self._extend(spans, table, first, last, below)
+            self._extend(spans, table, first, last, below, lower)
             if table.steps > steps:
                 break
         return FilledTable(spans, self.states, table, below, self.fewest, self.in_turn)
@@ -158,7 +166,20 @@ class PipelineSearch:
     def _reach(self, total: float) -> float:
         return float(self.measure.room.max()) + SLACK * total
 
-    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float) -> None:
+    def _lowering(self, table: Table) -> Lower:
+        """How best values are lowered: compiled, unless that would be loaded for little; the numbers are the same."""
+        if "numba" not in sys.modules and self._pairs(table) < MANY_PAIRS:
+            return _lower
+        from fxpasses.partitioners.solvers.contiguous.table_runs import lower  # numba is heavy
+
+        return lower
+
+    def _pairs(self, table: Table) -> float:
+        """How many pairs of ideals are looked at, each move between states for itself, at most."""
+        size, moves = (table.stop - table.start).astype(np.float64), self.states.moves
+        return float(sum(size[state] * size[there] / 2 for state, after in enumerate(moves) for _kind, there in after))
+
+    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float, lower: Lower) -> None:
         """Let one more device run from each ideal of a block to each ideal that it can reach."""
         states = [
             state
@@ -183,7 +204,7 @@ class PipelineSearch:
                 loads = spans.loads(slice(first, last), slice(first + 1, end), below)
                 table.steps += (last - first) * (end - first) * 6.0 * (len(self.classes) + 2 * spans.is_tight)
             rows = alive + own_first - first
-            self._relax(table, loads, state, rows, value[alive], (first + 1, end))
+            self._relax(table, loads, state, rows, value[alive], (first + 1, end), lower)
 
     def _leave_out(self, table: Table, state: int, skip: int, first: int, last: int) -> None:
         first, last = max(first, int(table.start[skip])), min(last, int(table.stop[skip]))
@@ -193,20 +214,27 @@ class PipelineSearch:
             np.copyto(other, own, where=own < other)
 
     def _relax(
-        self, table: Table, loads: list[Floats], state: int, rows: Ints, value: Floats, columns: tuple[int, int]
+        self,
+        table: Table,
+        loads: list[Floats],
+        state: int,
+        rows: Ints,
+        value: Floats,
+        columns: tuple[int, int],
+        lower: Lower,
     ) -> None:
         for kind, there in self.states.moves[state]:
             first = max(columns[0] + int(rows[0]), int(table.start[there]))
             last = min(columns[1], int(table.stop[there]))
-            if first >= last:
-                continue
-            own = loads[kind][:, first - columns[0] : last - columns[0]]
-            own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
-            found = self._combined(own, value[:, None]).min(axis=0)
-            target = table.best[there][first - table.start[there] : last - table.start[there]]
-            np.copyto(target, found, where=found < target)
-            table.steps += own.size + CALL
+            if first < last:
+                best = table.best[there][first - table.start[there] : last - table.start[there]]
+                lower(loads[kind], rows, value, first - columns[0], best, self.in_turn)
+                table.steps += CELL * len(rows) * len(best) + CALL
 
-    def _combined(self, load: Floats, so_far: Floats) -> Floats:
-        both: Floats = np.add(load, so_far) if self.in_turn else np.maximum(load, so_far)
-        return both
+
+def _lower(load: Floats, rows: Ints, value: Floats, first: int, best: Floats, in_turn: bool) -> None:
+    """Lower the best values to those by way of some rows; ``nan`` stays."""
+    own = load[:, first : first + len(best)]
+    own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
+    found = (np.add if in_turn else np.maximum)(own, value[:, None]).min(axis=0)
+    np.copyto(best, found, where=found < best)

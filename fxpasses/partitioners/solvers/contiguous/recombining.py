@@ -46,8 +46,6 @@ BEST = 16
 """From how many of the best answers these start."""
 KEPT = 40
 """Answers whose cuts are looked at, the best ones."""
-FURTHER = 0.002
-"""How much better the next one is asked for, where there are many states."""
 BESIDE = 20
 """With how many cuts of about as much weight each cut is put together."""
 NEAR = 200
@@ -62,15 +60,10 @@ class PipelineAnnealer:
         self._annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
         self._draw = np.random.default_rng([search.problem.seed, int(search.account.spent)])  # others each time
 
-    def drawn(self, best: Answer, *, quickly: bool = False) -> list[Answer]:
-        """Pipelines that are not much worse than an answer, drawn at random; the answer itself where there are none.
-
-        ``quickly`` means that the devices keep their order where there are many states; annealing changes it, too.
-        """
+    def drawn(self, best: Answer) -> list[Answer]:
+        """Pipelines that are not much worse than an answer, drawn at random; the answer itself where there are none."""
         search = self.search
         words = ideals_along(search.units, search.prices.weight, PARTS, search.problem.seed)
-        if search.has_many_states and quickly:
-            search = attrs.evolve(search, order=self._order(best))
         found = search.drawn(words, best.goal(search) * WORSE, DRAWN, self._draw)
         return [Answer.of(search, pipeline) for pipeline in found] or [best]
 
@@ -101,7 +94,7 @@ def recombined(search: Search, best: Answer, bound: float, seconds: float) -> An
     begun, most = search.account.spent, seconds * STEPS_A_SECOND
     each = min(STEPS_A_UNIT * search.units.size, seconds * STEPS_PER_SECOND / DRAWN)
     annealer, found = PipelineAnnealer(search), {best.rank: best}
-    starts, count = annealer.drawn(best, quickly=True), DRAWN
+    starts, count = annealer.drawn(best), DRAWN
     while best.rank[0] > bound and search.account.spent - begun < most:
         longer = 1 if count == DRAWN else AGAIN
         for turn in range(count):
@@ -110,28 +103,15 @@ def recombined(search: Search, best: Answer, bound: float, seconds: float) -> An
             if answer is not None:
                 found.setdefault(answer.rank, answer)
         search.account.spent += count * (longer * each * STEPS_A_SECOND / STEPS_PER_SECOND + ANSWERING)
-        starts = sorted(found.values(), key=Answer.by_rank)[:KEPT]
-        starts, last = [*_along(search, _together(search, starts), starts[0]), *starts][:BEST], best
-        found.update((answer.rank, answer) for answer in starts)
-        best, count = starts[0], TOGETHER
+        starts, last = sorted(found.values(), key=Answer.by_rank)[:KEPT], best
+        pipeline = search.run(_together(search, starts), starts[0].goal(search) * BETTER).pipeline
+        if pipeline is not None:
+            starts.insert(0, Answer.of(search, pipeline))
+            found[starts[0].rank] = starts[0]
+        starts, best, count = starts[:BEST], starts[0], TOGETHER
         if best.rank >= last.rank and search.account.spent - begun < most:
             starts, count = annealer.drawn(best), DRAWN
     return best
-
-
-def _along(search: Search, words: Words, best: Answer) -> list[Answer]:
-    """Better answers that cut at some ideals, the best first.
-
-    Whether there is one takes much less than which is the best. That is not asked where there are many states, but for
-    ever better ones.
-    """
-    found, goal = list[Answer](), best.goal(search)
-    while (some := search.decide(words, goal * BETTER).pipeline) is not None:
-        if not search.has_many_states:
-            return [Answer.of(search, search.run(words, goal * BETTER).pipeline or some)]
-        found.insert(0, Answer.of(search, some))
-        goal = found[0].goal(search) * (1 - FURTHER)
-    return found
 
 
 def _together(search: Search, answers: list[Answer]) -> Words:

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
-from fxpasses.partitioners.solvers.contiguous.arc_tables import ArcTables
 from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, mattering, widest_first
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.joining import Joining
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Arcs, Payment, Question, Spare
+from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Question, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -49,14 +48,12 @@ ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of so many ideals of a core that are left where it does not help to go on."""
-RESERVE, AGAIN = 0.1, 6
+RESERVE, AGAIN = 0.1, 14
 """What is left once the threshold is lowered: a share of all steps, or so many times what the first core took."""
 REACH = 0.4
 """The share of that which one core may take."""
 KEPT = 0.6
 """Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
-LISTED = 1.3
-"""States that an ideal may be in, in the mean, from which on pairs are listed."""
 PREPARING = 5
 """Steps that it takes to prepare an ideal, for each unit."""
 SLACK = 1e-9
@@ -278,7 +275,7 @@ class Refining:
         allowed = level.allowed[:, order]
         begun = self._preparing(level)
         steps -= begun
-        arcs, spent = self._arcs(question, allowed, steps)
+        arcs, spent = ArcLists.of(question, steps)
         if arcs is None:
             return None, np.zeros(0), begun + spent
         spare = Spare(
@@ -324,13 +321,6 @@ class Refining:
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do."""
         return Core.of(self.units, self.classes, chosen), self.weight[chosen], self.weight[~chosen]
-
-    @staticmethod
-    def _arcs(question: Question, allowed: Bools, steps: float) -> tuple[Arcs | None, float]:
-        """As lists where many states go along the same pairs; with the steps that it took."""
-        if allowed.sum() > LISTED * allowed.shape[1]:
-            return ArcLists.of(question, steps)
-        return ArcTables(question), 0.0
 
     @property
     def _slack(self) -> float:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 IDEALS_A_SECOND = 60_000
-STEPS_A_SECOND = 600e6
+STEPS_A_SECOND = 300e6
 FIRST_SECONDS = 0.2
 """What the first answer may take beside the budget; the searches after it do not pay for that."""
 MAX_STATES = 8192

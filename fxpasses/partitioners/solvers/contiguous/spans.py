@@ -25,8 +25,6 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 __all__ = ["Spans"]
 
 Bools = NDArray[np.bool_]
-BEYOND = 4.0
-"""How many times all seconds a unit counts that only the first ideal of a pair holds."""
 
 
 @attrs.frozen(eq=False)
@@ -163,54 +161,11 @@ class Spans:
             return nested
         return nested & (passing if group.passed else ~passing)
 
-    def left(self, rows: Ints, columns: Ints, below: float) -> list[Floats]:
-        """The seconds that a device of each class has left under a threshold, for each pair; below 0 if not nested.
-
-        Bytes are not looked at. All is one product of matrices, where loads ask for each pair whether it is nested.
-        """
-        inside, found = self.family.inside, []
-        held = inside[:, rows]
-        units = np.flatnonzero(held.any(axis=1) & ~self._held_by_all(columns))
-        missing = ~cells_of(inside, units, columns)
-        never = BEYOND * (below + max(float(weight[-1]) for weight in self.weight))
-        products: dict[tuple[bytes, ...], Floats] = {}
-        for kind, group in enumerate(self.classes):
-            if group.charges not in products:
-                left, right = self.transfers.passed_on(kind, rows, columns)
-                factors = np.concatenate([held[units].T * -never, *left], axis=1)
-                products[group.charges] = factors @ np.concatenate([missing, *right]).astype(np.float64)
-            rest = (
-                products[group.charges] + (below + self.weight[kind][rows] - self.transfers.starts[kind][rows])[:, None]
-            )
-            rest -= (self.weight[kind][columns] + self.transfers.ends[kind][columns])[None, :]
-            if (banned := self.banned[kind]) is not None:
-                rest[banned[columns][None, :] != banned[rows][:, None]] = -never
-            found.append(rest)
-        return found
-
-    def seconds(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs) -> list[Floats]:
-        """The load of one device of each class for some nested pairs, ``(n,)``; ``inf`` where it cannot run a unit.
-
-        Bytes are not looked at, nor which values pass a class by.
-        """
-        found = []
-        saved: dict[tuple[bytes, ...], Floats] = {}
-        for kind, group in enumerate(self.classes):
-            if group.charges not in saved:
-                saved[group.charges] = pairs.of(self.transfers.saved(kind, rows, columns))
-            load = (self.weight[kind][columns] + self.transfers.ends[kind][columns])[pairs.last]
-            load -= pairs.by_first(self.weight[kind][rows] - self.transfers.starts[kind][rows])
-            load -= saved[group.charges]
-            if (banned := self.banned[kind]) is not None:
-                load[banned[columns][pairs.last] != pairs.by_first(banned[rows])] = np.inf
-            found.append(load)
-        return found
-
-    def sizes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs, *, is_exact: bool = False) -> Floats:
-        """The bytes of some nested pairs, ``(n,)``; unless exact, small ones may be too large, but fit everywhere."""
+    def sizes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs) -> Floats:
+        """The bytes of some nested pairs, ``(n,)``; small ones may be too large, but fit everywhere."""
         memory = [group.memory for group in self.classes]
         ends = self._numbers(rows), self._numbers(columns)
-        return self.bytes.of_pairs(*ends, pairs, -1.0 if is_exact else min(memory), max(memory))
+        return self.bytes.of_pairs(*ends, pairs, min(memory), max(memory))
 
     def _held_by_all(self, columns: slice | Ints) -> Bools:
         """The units that all of some ideals hold."""

@@ -14,7 +14,7 @@ units join the core, only pairs that come from these are looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -27,11 +27,11 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["NOTHING", "ROUNDING", "Arcs", "Payment", "Question", "Spare", "ends_of"]
+    from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
+
+__all__ = ["NOTHING", "Payment", "Question", "Spare", "ends_of"]
 
 Bools = NDArray[np.bool_]
-ROUNDING = 1e-12
-"""The share of the threshold that a load may be above it, as the order of its sum has it."""
 NOTHING = -np.inf
 """What is taken along where no pipeline comes, and left where a device cannot run what is there."""
 
@@ -73,27 +73,6 @@ class Question:
         return float(self.pays.room.max()) + self.slack
 
 
-class Arcs(Protocol):
-    """The pairs of ideals between which a device can run, as the dynamic programs go along them.
-
-    ``layer`` are the states of one number of devices. Both say whether they came to an end within some steps.
-    """
-
-    steps: float
-
-    def forth(self, most: Floats, layer: list[int], allowed: Bools, steps: float) -> bool:
-        """Let one more device run from the ideals of each state of a layer."""
-
-    def back(self, most: Floats, layer: list[int], taken: Floats, enough: float, steps: float) -> bool:
-        """Let one device run from the ideals of a layer's states to those from which the others go on.
-
-        A pair is left where both sides and the device take ``enough``.
-        """
-
-    def between(self, some: Bools) -> csr_array[np.int8]:
-        """Between which of some ideals a device can run and pipelines go on; known after all layers went back."""
-
-
 @attrs.frozen(eq=False)
 class Spare:
     """The ideals of a core and the devices.
@@ -108,7 +87,7 @@ class Spare:
         slack: What sums of weights may be off by.
     """
 
-    arcs: Arcs
+    arcs: ArcLists
     states: States
     room: Floats
     needed: Floats
@@ -129,7 +108,7 @@ class Spare:
                 most[state] = np.where(allowed[state] & (own >= self.needed - self.slack), own, NOTHING)
                 for kind, there in self.states.moves[state]:  # a device without a unit of the core
                     np.maximum(most[there], most[state] + self.room[kind], out=most[there])
-            if not self.arcs.forth(most, layer, allowed, steps):
+            if not self.arcs.forth(most, layer, steps):
                 return None
         return most
 
@@ -156,9 +135,8 @@ class Spare:
             yield np.flatnonzero(used == count).tolist()
 
 
-def ends_of(ideals: Bools) -> list[list[int]]:
+def ends_of(ideals: Bools) -> list[tuple[int, int]]:
     """The first ideal of each state and the one after its last; the same where it has none."""
     first = ideals.argmax(axis=1)
     last = ideals.shape[1] - ideals[:, ::-1].argmax(axis=1)
-    ends: list[list[int]] = np.stack([first, np.where(ideals.any(axis=1), last, first)], axis=1).tolist()
-    return ends
+    return list(zip(first.tolist(), np.where(ideals.any(axis=1), last, first).tolist(), strict=True))

@@ -77,12 +77,6 @@ class Transfers:
 
     def saved(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
         """What is not charged of the values open at either ideal, for each pair, ``(rows, columns)``."""
-        left, right = self.passed_on(kind, rows, columns)
-        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
-        return saved
-
-    def passed_on(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> tuple[list[Floats], list[Bools]]:
-        """The same as products ``(rows, ·) (·, columns)``."""
         group, values = self.classes[kind], self.values
         leaving, entering = group.leaving, group.entering
         opened = self.open[:, rows]
@@ -99,7 +93,8 @@ class Transfers:
             self._forced(group, self.forced, rows, columns, left, right)
         if self.flows_back:
             self._going_back(group, rows, columns, left, right)
-        return left, right
+        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+        return saved
 
     def _forced(
         self,

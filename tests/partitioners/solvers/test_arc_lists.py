@@ -1,0 +1,154 @@
+"""Pairs of ideals as compiled code lists them, beside all pairs looked at one by one: which, and what is to spare."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+import pytest
+from fuzz import examples
+from numpy.typing import NDArray
+from random_placements import random_problem
+from scipy.sparse import csr_array
+
+from fxpasses.partitioners import PlacementProblem
+from fxpasses.partitioners.solvers.contiguous import arc_lists
+from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
+from fxpasses.partitioners.solvers.contiguous.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Question
+from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
+
+RANDOM_GRAPHS = examples(120)
+
+
+def sending_problem(seed: int) -> PlacementProblem:
+    """Values cost about as much as units; devices differ in what they run, in bytes, and in what crosses."""
+    draw = random.Random(seed)
+    problem = random_problem(seed, training=seed % 4 == 0, objective="throughput")
+    graph = problem.graph.copy()
+    for _node, facts in graph.nodes(data=True):
+        seconds = draw.uniform(0.5, 3.0)
+        if isinstance(facts["seconds"], dict):
+            seconds = {name: seconds * draw.choice([1.0, 2.0]) for name in facts["seconds"]}
+        facts |= {"seconds": seconds, "output_seconds": draw.choice([0.3, 1.0, 2.0])}
+    return attrs.evolve(problem, graph=graph)
+
+
+def with_values_back(units: Units, draw: np.random.Generator) -> Units:
+    """The same where units that come later make some of the values: these are sent back."""
+    source = units.source.copy()
+    changed = draw.random(len(source)) < 0.3
+    source[changed] = draw.integers(source[changed], units.size)
+    return attrs.evolve(units, source=source)
+
+
+@attrs.frozen
+class Asked:
+    """A question about all ideals of some units."""
+
+    units: Units
+    question: Question
+
+    @classmethod
+    def of(cls, seed: int, *, is_coarse: bool) -> Asked:
+        """Of a random problem; with some pairs of a coarser core and the parent of each ideal if ``is_coarse``."""
+        draw = np.random.default_rng(seed)
+        problem = sending_problem(seed)
+        tables = tables_of(problem)
+        units = with_values_back(reduce_problem(problem, tables), draw)
+        devices, words = device_classes(problem, tables, units), all_ideals(units, 100_000)
+        assert words is not None
+        family, classes = CutFamily.of(words, draw.random(units.size)), len(devices)
+        spans = Spans.of(units, family, devices)
+        byte = np.where([math.isfinite(group.memory) for group in spans.classes], draw.choice([0.0, 1e-3, 1.0]), 0.0)
+        pays = Payment(np.full(classes, np.inf), draw.uniform(0.5, 1.5, classes), byte)
+        count = max(1, family.count // 3)
+        table = np.triu(draw.random((count, count)) < 0.5, 1).astype(np.int8)
+        known = (csr_array(table), draw.integers(0, count, family.count)) if is_coarse else (None, np.arange(0))
+        below = draw.choice([0.3, 0.7, 3.0]) * max(float(weight[-1]) for weight in spans.weight)
+        return cls(units, Question(spans, States.of(devices), pays, float(below), 0.0, *known))
+
+    def arcs(self) -> dict[tuple[int, int], list[float]]:
+        """Between which ideals a device of some class can run, with what each class has to spare."""
+        spans, pays, below, found = self.question.spans, self.question.pays, self.question.below, {}
+        for first, last in self.nested():
+            own = spans.family.inside[:, last] & ~spans.family.inside[:, first]
+            size, spare = self.bytes_of(own), []
+            for kind, group in enumerate(spans.classes):
+                left = below - self.load_of(group, own)
+                fits = not spans.is_tight or size <= group.memory
+                can = left >= -1e-9 * below and fits and not (group.banned & own).any()
+                worth = pays.byte[kind] * (group.memory - size) if spans.is_tight and pays.byte[kind] else 0.0
+                spare.append(left * pays.load[kind] + worth if can else NOTHING)
+            if max(spare) > NOTHING:
+                found[first, last] = spare
+        return found
+
+    def nested(self) -> Iterator[tuple[int, int]]:
+        """Pairs of ideals of which the second holds the first, where the coarser core allows them."""
+        inside, coarse, parent = self.question.spans.family.inside, self.question.coarse, self.question.parent
+        near = None if coarse is None else coarse.toarray() + np.eye(coarse.shape[0])
+        for first, last in itertools.combinations(range(inside.shape[1]), 2):
+            is_near = near is None or near[parent[first], parent[last]]
+            if is_near and not (inside[:, first] & ~inside[:, last]).any():
+                yield first, last
+
+    def load_of(self, group: DeviceClass, own: NDArray[np.bool_]) -> float:
+        """The seconds of some units on a device, and of what leaves and enters it."""
+        users = [self.units.uses[self.units.uses[:, 0] == value, 1] for value in range(len(self.units.source))]
+        load = float(group.weight[own].sum())
+        for value, maker in enumerate(self.units.source.tolist()):
+            load += group.leaving[value] * (own[maker] and not own[users[value]].all())
+            load += group.entering[value] * (not own[maker] and own[users[value]].any())
+        return load
+
+    def bytes_of(self, own: NDArray[np.bool_]) -> float:
+        """What some units keep, each shared key once, and the most that is alive."""
+        units = self.units
+        keys = np.unique(units.shares[own[units.shares[:, 1]], 0])
+        return float(units.kept[own].sum() + units.shared[keys].sum() + units.live[own].max(initial=0))
+
+
+@pytest.mark.parametrize("is_coarse", [False, True], ids=["all", "of a coarser core"])
+@pytest.mark.parametrize("together", [1, 250_000])
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_pairs_are_those_that_a_device_can_run(
+    seed: int, together: int, is_coarse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where values are sent back, where bytes are short or paid for, and where few pairs are found at a time."""
+    monkeypatch.setattr(arc_lists, "TOGETHER", together)
+    asked = Asked.of(seed, is_coarse=is_coarse)
+
+    arcs, _steps = ArcLists.of(asked.question, math.inf)
+
+    assert arcs is not None
+    first = np.repeat(np.arange(len(arcs.begins) - 1), np.diff(arcs.begins))
+    found = dict(zip(zip(first.tolist(), arcs.last.tolist(), strict=True), arcs.spare.T, strict=True))
+    expected = asked.arcs()
+    assert found.keys() == expected.keys()
+    for pair, spare in expected.items():
+        np.testing.assert_allclose(found[pair], spare, rtol=1e-9, atol=1e-9)
+
+
+def test_pairs_are_given_up_where_they_take_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found a few at a time, the steps are asked about between two times; so is what is kept."""
+    question = Asked.of(1, is_coarse=False).question
+    monkeypatch.setattr(arc_lists, "TOGETHER", 1)
+    _arcs, steps = ArcLists.of(question, math.inf)
+
+    arcs, few = ArcLists.of(question, steps / 2)
+    monkeypatch.setattr(arc_lists, "MOST", 1)
+    none, _few = ArcLists.of(question, math.inf)
+
+    assert arcs is None
+    assert steps / 2 < few < steps
+    assert none is None
