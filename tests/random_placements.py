@@ -49,6 +49,19 @@ def random_problem(seed: int, *, training: bool | None = None, **options: Any) -
     return PlacementProblem(graph, devices, links, **(extra | options))
 
 
+def sending_problem(seed: int, work: float = 3.0) -> PlacementProblem:
+    """What crosses matters as much as what is computed, or more; links are alike, devices are not always."""
+    draw = random.Random(seed)
+    problem = random_problem(seed, training=seed % 4 == 0, objective="throughput")
+    graph = problem.graph.copy()
+    for _node, facts in graph.nodes(data=True):
+        seconds = draw.uniform(work / 6, work)
+        if isinstance(facts["seconds"], dict):
+            seconds = {name: seconds * draw.choice([1.0, 2.0]) for name in facts["seconds"]}
+        facts |= {"seconds": seconds, "output_bytes": 0, "output_seconds": draw.choice([0.3, 1.0, 2.0])}
+    return attrs.evolve(problem, graph=graph, time_budget=10.0)
+
+
 def _facts(draw: random.Random, names: list[str]) -> dict[str, Any]:
     same = draw.choice([0, 0.0, 1, 2.5, 4])
     each = {name: draw.choice([0.0, 1.0, 3.0]) for name in names if draw.random() < 0.95}

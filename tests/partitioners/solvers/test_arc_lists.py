@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterator
 
 import attrs
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 from fuzz import examples
 from numpy.typing import NDArray
-from random_placements import random_problem
+from random_placements import sending_problem
 from scipy.sparse import csr_array
 
-from fxpasses.partitioners import PlacementProblem
 from fxpasses.partitioners.solvers.contiguous import arc_lists
 from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
@@ -30,25 +28,18 @@ from fxpasses.partitioners.solvers.reduced.tables import tables_of
 RANDOM_GRAPHS = examples(120)
 
 
-def sending_problem(seed: int) -> PlacementProblem:
-    """Values cost about as much as units; devices differ in what they run, in bytes, and in what crosses."""
-    draw = random.Random(seed)
-    problem = random_problem(seed, training=seed % 4 == 0, objective="throughput")
-    graph = problem.graph.copy()
-    for _node, facts in graph.nodes(data=True):
-        seconds = draw.uniform(0.5, 3.0)
-        if isinstance(facts["seconds"], dict):
-            seconds = {name: seconds * draw.choice([1.0, 2.0]) for name in facts["seconds"]}
-        facts |= {"seconds": seconds, "output_seconds": draw.choice([0.3, 1.0, 2.0])}
-    return attrs.evolve(problem, graph=graph)
-
-
 def with_values_back(units: Units, draw: np.random.Generator) -> Units:
     """The same where units that come later make some of the values: these are sent back."""
     source = units.source.copy()
     changed = draw.random(len(source)) < 0.3
     source[changed] = draw.integers(source[changed], units.size)
     return attrs.evolve(units, source=source)
+
+
+def charging(group: DeviceClass, draw: np.random.Generator) -> DeviceClass:
+    """The same with other links: some classes of devices send, or receive, in twice the time."""
+    leaving, entering = draw.choice([1.0, 2.0], 2)
+    return attrs.evolve(group, leaving=leaving * group.leaving, entering=entering * group.entering)
 
 
 @attrs.frozen
@@ -65,11 +56,14 @@ class Asked:
         problem = sending_problem(seed)
         tables = tables_of(problem)
         units = with_values_back(reduce_problem(problem, tables), draw)
-        devices, words = device_classes(problem, tables, units), all_ideals(units, 100_000)
+        devices = tuple(charging(group, draw) for group in device_classes(problem, tables, units))
+        words = all_ideals(units, 100_000)
         assert words is not None
         family, classes = CutFamily.of(words, draw.random(units.size)), len(devices)
         spans = Spans.of(units, family, devices)
-        byte = np.where([math.isfinite(group.memory) for group in spans.classes], draw.choice([0.0, 1e-3, 1.0]), 0.0)
+        byte = np.where(
+            [math.isfinite(group.memory) for group in spans.classes], draw.choice([0.0, 1e-3, 1.0], classes), 0.0
+        )
         pays = Payment(np.full(classes, np.inf), draw.uniform(0.5, 1.5, classes), byte)
         count = max(1, family.count // 3)
         table = np.triu(draw.random((count, count)) < 0.5, 1).astype(np.int8)

@@ -130,14 +130,15 @@ def test_compiled_answers_do_not_depend_on_the_process() -> None:
 
 
 def test_numba_is_loaded_for_searches_only() -> None:
-    """Neither `import fxpasses` nor a free placement that the integer program proves loads it."""
+    """Not for `import fxpasses`, nor for a free placement that the integer program proves, nor for a small pipeline."""
     code = (
         "import sys, networkx as nx, fxpasses\n"
         "from fxpasses.devices import Device\n"
         "from fxpasses.partitioners import PlacementProblem, solve_placement\n"
         "graph = nx.path_graph(9, create_using=nx.DiGraph)\n"
         "nx.set_node_attributes(graph, 1.0, 'seconds')\n"
-        "solve_placement(PlacementProblem(graph, [Device('a'), Device('b')], contiguity='free'))\n"
+        "for contiguity in ('free', 'pipeline'):\n"
+        "    solve_placement(PlacementProblem(graph, [Device('a'), Device('b')], contiguity=contiguity))\n"
         "print('numba' in sys.modules)\n"
     )
 

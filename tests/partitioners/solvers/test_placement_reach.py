@@ -132,6 +132,14 @@ def test_the_first_answer_cuts_a_grid_of_cells_along_staircases(memory: float | 
     assert solution.is_optimal
 
 
+def test_the_smallest_peak_on_devices_that_are_all_different_has_a_certificate() -> None:
+    """For bytes nothing is refined, so with a few seconds all ideals are looked at, however many sets of devices."""
+    speeds, memory = DEVICES["8 different, tight"]
+    posed = mixed(recurrent(5, 20), speeds, memory=memory)
+
+    assert solve_placement(attrs.evolve(posed, objective="memory", time_budget=5.0)).is_optimal
+
+
 def test_more_cuts_are_tried_where_the_default_proves_nothing() -> None:
     """A recurrent net on eight speeds; ``time_budget=40`` proves this optimum, the first answer is 0.4 % above it."""
     solution = solve_placement(mixed(recurrent(7, 12), (1, 0.9, 0.8, 0.75, 0.65, 0.6, 0.5, 0.4)))

@@ -46,7 +46,7 @@ ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 AT_FIRST, AGAIN = STEPS_A_SECOND, 5 * STEPS_A_SECOND
 """The most steps of the first attempts to refine; there is one where steps are few."""
 LITTLE = 1.5 * STEPS_A_SECOND
-"""Steps within which problems with many states are refined once, with all of them."""
+"""Steps within which problems with many states are refined once, with all of them, or not proven."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 RECOMBINING = 0.8
@@ -161,17 +161,18 @@ def _refined_and_decided(
     """
     (steps, limit), begun = budget, search.account.spent
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), _only_refined(search)
+    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), search.has_many_states
     gap.refine(goal, ALONE * steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
     if gap.is_wide:
         _improve(gap, steps)
     if steps > MUCH and not gap.is_closed:
         left = steps - (search.account.spent - begun)
         gap.refine(gap.goal, QUICK * left if is_alone else min(QUICK * steps, AGAIN), limit, lowers=is_alone)
-    if not gap.is_closed:
+    if not gap.is_closed and not is_alone:
         left = steps - (search.account.spent - begun)
         gap.best, gap.proven = _decided(search, gap.proven, gap.goal, (DECIDING * left, limit), gap.best)
         gap.goal = gap.goal if gap.best is None else min(gap.goal, gap.best.by_value() * BETTER)
+    if not gap.is_closed:
         _close(gap, steps - (search.account.spent - begun), limit)
     left = steps - (search.account.spent - begun)
     if not gap.is_closed and left > MUCH:
@@ -184,7 +185,7 @@ def _refined_and_decided(
 
 def _improve(gap: _Gap, steps: float) -> None:
     """Look for something better: by annealings, and where states are few among the most promising ideals, too."""
-    if _only_refined(gap.search):
+    if gap.search.has_many_states:
         gap.recombine(max(RECOMBINING, PART * steps / STEPS_A_SECOND))
     elif steps > MUCH or len(gap.search.classes) == 1:
         gap.recombine(RECOMBINING / 2)
@@ -235,7 +236,7 @@ def _decided(
     steps, limit = budget
     search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
     proven = max(proven, search.least)
-    if _only_refined(search):
+    if States.count(search.classes) > SOME_STATES and steps < LITTLE:  # nothing has an answer in so few
         return best, proven
     is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES
     for near, share in ATTEMPTS if steps > MUCH else ATTEMPTS[-1:]:
@@ -255,11 +256,6 @@ def _decided(
         if words is None or outcome.finished:
             return best, proven if words is None else goal
     return best, proven
-
-
-def _only_refined(search: Search) -> bool:
-    """Whether no other question about many ideals has an answer in a reasonable time."""
-    return States.count(search.classes) > SOME_STATES
 
 
 def _thresholds(bound: float, goal: float) -> Iterator[float]:
