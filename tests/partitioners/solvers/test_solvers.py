@@ -18,7 +18,7 @@ from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.solvers import solving
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, crossed, prefixes, unpack
+from fxpasses.partitioners.solvers.contiguous.cutting import Window, all_ideals, crossed, prefixes, unpack
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -386,6 +386,29 @@ def test_ideals_are_all_and_only_the_sets_that_hold_their_predecessors() -> None
         tuple(np.flatnonzero(row).tolist()) for row in unpack(found, units.size)
     }
     assert all_ideals(units, 5) is None
+    assert all_ideals(units, 6, looks=16) is not None  # 2, 3, 5 and 6 are looked at
+    assert all_ideals(units, 6, looks=15) is None
+
+
+def test_ideals_in_a_window_are_those_of_such_a_weight() -> None:
+    """Of the 12,870 ideals of a grid of 8 x 8 cells; most that are found on the way are of no interest in the end."""
+    graph = nx.DiGraph(sorted(nx.grid_2d_graph(8, 8).edges))
+    for index, (_node, facts) in enumerate(graph.nodes(data=True)):
+        facts.update(seconds=1.0 + index % 3, output_seconds=0.1)
+    problem = PlacementProblem(graph, devices(2))
+    units = reduce_problem(problem, tables_of(problem))
+    weight = units.seconds.min(axis=1)
+    window = Window(weight, np.array([0.0, 60.5]), np.array([9.5, 62.5]))
+
+    every, found = all_ideals(units, 20_000), all_ideals(units, 20_000, window)
+
+    assert every is not None
+    assert found is not None
+    weights = unpack(every, units.size) @ weight
+    inside = every[(weights <= 9.5) | ((weights >= 60.5) & (weights <= 62.5))]
+    assert len(every) == 12_870
+    assert 500 < len(inside) < len(every) / 4
+    assert {row.tobytes() for row in found} == {row.tobytes() for row in inside}
 
 
 def test_linear_orders_are_topological_and_their_prefixes_ideals() -> None:

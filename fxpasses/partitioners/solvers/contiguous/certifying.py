@@ -10,11 +10,12 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
+from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
     FEW_STATES,
-    LONG,
+    IDEALS_A_SECOND,
     MAX_STATES,
     SOME_STATES,
     STEPS_A_SECOND,
@@ -23,10 +24,8 @@ from fxpasses.partitioners.solvers.contiguous.searching import (
 )
 from fxpasses.partitioners.solvers.contiguous.states import States
 
-__all__ = ["MAX_UNITS", "every_ideal", "smallest", "within"]
+__all__ = ["every_ideal", "smallest", "within"]
 
-MAX_UNITS = 8000
-"""Units up to which all ideals are asked for."""
 FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
 NEXT = 0.4
@@ -39,6 +38,8 @@ SHARE, AFTERWARDS = 0.5, 0.8
 """How much of what is left then goes into each threshold, and once that did not reach; all where steps are few."""
 ALONE = 1.25
 """The same where little time and many states leave nothing else to try: it may take a little more than there is."""
+LOOKS = 1000
+"""How often each ideal may be looked at while they are found, more where few are asked for."""
 MANY = 5000
 """Ideals from which on it is asked whether anything is better, not what is best."""
 ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
@@ -71,14 +72,17 @@ def smallest(
     The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
     all was looked at and nothing found.
     """
-    (steps, limit), proven = search.account.limits(budget), 0.0
+    (steps, limit), proven, count = search.account.limits(budget), 0.0, 0
     if bound > 0 and math.isfinite(goal) and search.can_refine and every_ideal(search, goal, FEW) is None:
         return _refined_and_decided(search, bound, goal, (steps, limit), known)
-    for below in _thresholds(bound, goal):
-        words = every_ideal(search, below, limit)
+    at_once = is_long(search.units)  # the ideals of a long graph take longer to prepare than to go along
+    for below in (goal,) if at_once else _thresholds(bound, goal):
+        words = every_ideal(search, below, min(limit, search.affordable(steps)))
         if words is None or len(words) > MANY:
             return _decided(search, proven, goal, (steps, limit), known)
-        outcome = search.run(words, below, steps=steps)
+        if len(words) == count and below < goal:  # no more of them by a higher threshold: then at once by the goal
+            continue
+        count, outcome = len(words), search.run(words, below, steps=steps)
         steps -= outcome.steps
         if outcome.pipeline is not None:
             return Answer.of(search, outcome.pipeline), outcome.pipeline.value * BETTER
@@ -184,7 +188,12 @@ def _refined_and_decided(
 
 
 def _improve(gap: _Gap, steps: float) -> None:
-    """Look for something better: by annealings, and where states are few among the most promising ideals, too."""
+    """Look for something better: by annealings, and where states are few among the most promising ideals, too.
+
+    Not in long graphs, where one try of either takes longer than all else.
+    """
+    if is_long(gap.search.units):
+        return
     if gap.search.has_many_states:
         gap.recombine(max(RECOMBINING, PART * steps / STEPS_A_SECOND))
     elif steps > MUCH or len(gap.search.classes) == 1:
@@ -238,14 +247,15 @@ def _decided(
     proven = max(proven, search.least)
     if States.count(search.classes) > SOME_STATES and steps < LITTLE:  # nothing has an answer in so few
         return best, proven
-    is_near = search.units.size <= LONG and States.count(search.classes) <= FEW_STATES
+    is_near = not is_long(search.units) and States.count(search.classes) <= FEW_STATES
     for near, share in ATTEMPTS if steps > MUCH else ATTEMPTS[-1:]:
         if best is not None and is_near:
             few = min(steps, max(STEPS_A_SECOND / 2, near * steps))
             best, finished = improved_far(search, best, few)
             steps -= 0.0 if finished else few  # everything takes more than what is near
             goal = min(goal, best.by_value() * BETTER)
-        while (words := every_ideal(search, goal, limit)) is not None:
+        most = min(limit, search.affordable(share * steps))
+        while (words := every_ideal(search, goal, most)) is not None:
             outcome = search.decide(words, goal, share * steps)
             steps -= outcome.steps
             if outcome.pipeline is None:
@@ -253,8 +263,10 @@ def _decided(
             found = Answer.of(search, outcome.pipeline)
             best = min(found, improved(search, found), key=Answer.by_value)
             goal = best.by_value() * BETTER
-        if words is None or outcome.finished:
-            return best, proven if words is None else goal
+        if words is not None and outcome.finished:
+            return best, goal
+        if words is None and most == limit:
+            break
     return best, proven
 
 
@@ -283,4 +295,5 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     low, high = low[order], np.maximum.accumulate(high[order])
     begins = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
     ends = np.append(begins[1:] - 1, len(low) - 1)
-    return all_ideals(search.in_order, limit, Window(measure.weight, low[begins], high[ends]))
+    window = Window(measure.weight, low[begins], high[ends])
+    return all_ideals(search.in_order, limit, window, LOOKS * max(limit, IDEALS_A_SECOND))

@@ -7,6 +7,7 @@ pipeline can run. A family is all ideals, or the prefixes of linear orders, or w
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 Words = NDArray[np.uint64]
+ROOM = 4
+"""How many times as many ideals as there are have room before those of no interest are cleared away."""
 
 
 def pack(inside: NDArray[np.bool_]) -> Words:
@@ -111,37 +114,48 @@ class Window:
         return (self.low[place] <= most) & (least <= self.high[place])
 
 
-def all_ideals(units: Units, limit: int, window: Window | None = None) -> Words | None:
-    """Every ideal (whose weight lies in the window), or None if there are more than ``limit``.
+def all_ideals(units: Units, limit: int, window: Window | None = None, looks: float = math.inf) -> Words | None:
+    """Every ideal (whose weight lies in the window), or None if there are too many.
 
-    Units are added in topological order to all ideals at once. Time O(ideals × units / 64) words.
+    Units are added in topological order to all ideals at once. Time O(ideals × units).
+
+    Args:
+        units: The units.
+        limit: How many ideals there may be.
+        window: Which are of interest.
+        looks: How often one may be looked at, for each unit that is added.
     """
-    found = np.zeros((1024, -(-units.size // 64) or 1), dtype=np.uint64)
-    count = 1
+    bits = np.zeros((-(-units.size // 64) or 1, 1024), dtype=np.uint64)
+    columns, filled = np.zeros(1, dtype=np.int64), 1  # others are of no interest any more
     least, most = np.zeros(1), np.full(1, np.inf)
     above = None if window is None else window.weight.sum() - weights_above(units, window.weight)
     for unit, predecessors in enumerate(units.predecessors):
-        ready = np.ones(count, dtype=bool)
-        for word, mask in masks(predecessors).items():
-            ready &= found[:count, word] & mask == mask
-        larger = found[:count][ready]
-        larger[:, unit // 64] |= np.uint64(1 << unit % 64)
+        word = unit // 64
+        if filled + len(columns) > bits.shape[1]:
+            wider = np.zeros((len(bits), ROOM * len(columns)), dtype=np.uint64)
+            wider[: word + 1, : len(columns)] = bits[: word + 1, columns]
+            bits, columns, filled = wider, np.arange(len(columns)), len(columns)
+        ready = np.ones(len(columns), dtype=bool)
+        for place, mask in masks(predecessors).items():
+            ready &= bits[place, columns] & mask == mask
+        grown = columns[ready]
         if window is not None and above is not None:
             heavier, open_end = least[ready] + window.weight[unit], most[ready]
             most = np.minimum(most, above[unit])
-            least, most = np.concatenate([least, heavier]), np.concatenate([most, open_end])
-            chosen = window.meets(least, most)
-            everything = np.concatenate([found[:count], larger])[chosen]
-            least, most = least[chosen], most[chosen]
-            found, count = everything, len(everything)
-        else:
-            while count + len(larger) > len(found):
-                found = np.concatenate([found, np.zeros_like(found)])
-            found[count : count + len(larger)] = larger
-            count += len(larger)
-        if count > limit:
+            stays, larger = window.meets(least, most), window.meets(heavier, open_end)
+            columns, grown = columns[stays], grown[larger]
+            least = np.concatenate([least[stays], heavier[larger]])
+            most = np.concatenate([most[stays], open_end[larger]])
+        end = filled + len(grown)
+        bits[: word + 1, filled:end] = bits[: word + 1, grown]
+        bits[word, filled:end] |= np.uint64(1 << unit % 64)
+        columns, filled = np.concatenate([columns, np.arange(filled, end)]), end
+        looks -= len(columns)
+        if len(columns) > limit or looks < 0:
             return None
-    return np.ascontiguousarray(found[:count])
+    if window is not None:
+        columns = columns[window.meets(least, least)]
+    return np.ascontiguousarray(bits[:, columns].T)
 
 
 def masks(units: Sequence[int]) -> dict[int, np.uint64]:

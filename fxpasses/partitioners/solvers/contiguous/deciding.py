@@ -19,6 +19,7 @@ from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.contiguous.weighing import weighed
@@ -31,9 +32,10 @@ SLACK = 1e-9
 ROUNDING = 1e-12
 BLOCK = 128
 COLUMNS = 8192
-PAIR, CLASS, CHARGED, TIGHT, BACK = 6, 0.4, 2, 8, 1.2
+PAIR, CLASS, CHARGED, TIGHT, BACK, IN_LONG = 6, 0.4, 2, 8, 1.2, 12
 """Steps that one pair of ideals costs, more for each class of devices, for each further way to charge values, and where
-bytes are counted, too; how many times as many it costs where values flow back."""
+bytes are counted, too; how many times as many it costs where values flow back, and in a long graph, where the ideals of
+a block have other values open each."""
 
 Bools = NDArray[np.bool_]
 
@@ -189,13 +191,15 @@ class Decision:
         taken = 0.0
         charges = len({group.charges for group in self.classes})
         pair = PAIR + CLASS * len(self.classes) + CHARGED * (charges - 1) + TIGHT * spans.is_tight
-        pair *= BACK if spans.transfers.flows_back else 1
+        pair *= (BACK if spans.transfers.flows_back else 1) * (IN_LONG if is_long(self.units) else 1)
         reach = float(self.measures[0].room.max()) + SLACK * float(family.position[-1])
         for block in blocks_of(family, rows, BLOCK):
             if taken > steps:
                 break
             columns = larger(family, block, open_to, reach)
             for first in range(0, len(columns), COLUMNS):
+                if taken > steps:
+                    break
                 part = columns[first : first + COLUMNS]
                 taken += float(len(block) * len(part)) * pair
                 self._reach(spans, block, part, layer, member, ideals, below)

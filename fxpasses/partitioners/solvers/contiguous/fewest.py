@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.solvers.contiguous.searching import LONG
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.swapping import links_differ
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -38,7 +38,7 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
         PlacementError: none was found, and the budget was too small to prove that none exists.
     """
     device_of, order, bound = solve_pipeline(problem, tables, units)
-    if len(order) == 1 or units.size > LONG or not links_differ(tables):
+    if len(order) == 1 or is_long(units) or not links_differ(tables):
         return device_of, order, bound
     most = int(SETS * (0.5 + problem.time_budget) / (units.size * len(order)))
     sets = list(itertools.islice(distinct_sets(tables, units, len(order)), max(1, min(most, MOST_SETS))))

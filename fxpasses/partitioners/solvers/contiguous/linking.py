@@ -21,8 +21,9 @@ from fxpasses.partitioners.solvers.contiguous.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near, prefixes
 from fxpasses.partitioners.solvers.contiguous.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.link_answers import annealed, proven_small
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.searching import BETTER, LONG, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, Answer, Search
 
 __all__ = ["by_links"]
 
@@ -38,7 +39,7 @@ CALL = 20e6
 
 def by_links(search: Search, best: Answer, bound: float) -> tuple[Answer, float]:
     """An answer that is at least as good, and what no pipeline can be below. Spends about the budget, twice."""
-    if search.units.size > LONG:
+    if is_long(search.units):
         return annealed(search, best, bound), bound
     steps, _limit = search.account.limits(search.problem.time_budget)
     found, proven = _between(search, best, bound)

@@ -13,9 +13,10 @@ from fxpasses.partitioners.solvers.contiguous.cutting import Words, crossed, pre
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["BASIC", "ideals_along", "linear_orders", "long_orders", "orders_between"]
+__all__ = ["BASIC", "MANY", "ideals_along", "linear_orders", "long_orders", "orders_between"]
 
 MANY = 20_000
+"""Units of which fewer orders are looked at, and only one of them finely."""
 SOME, BASIC = 6, 4
 """Orders whose prefixes are looked at together, and of these the first, which are put together with each other."""
 

@@ -19,6 +19,7 @@ from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, A
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, by_weight, ideals_near, pack
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.orders import ideals_along
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
@@ -71,7 +72,7 @@ class PipelineAnnealer:
     def takes(search: Search) -> bool:
         """Whether the budget reaches for one, and memory for its tables."""
         pairs = search.units.size * len(search.tables.memory) ** 2
-        return search.problem.time_budget >= LOADING and pairs <= MATRIX
+        return search.problem.time_budget >= LOADING and not is_long(search.units) and pairs <= MATRIX
 
     def annealed(self, start: Answer, cooling: Cooling) -> Answer | None:
         """The best on the way from an answer, or None where nothing kept the budgets."""

@@ -23,6 +23,7 @@ from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, matter
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.joining import Joining
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Question, Spare
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -54,8 +55,8 @@ REACH = 0.4
 """The share of that which one core may take."""
 KEPT = 0.6
 """Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
-PREPARING = 5
-"""Steps that it takes to prepare an ideal, for each unit."""
+PREPARING, PREPARING_LONG = 5, 20
+"""Steps that it takes to prepare an ideal, for each unit, and in long graphs, where these do not stay in the cache."""
 SLACK = 1e-9
 
 
@@ -216,7 +217,8 @@ class Refining:
         return self._preparing(level) + asked[-1].pair * level.work if asked else 0.0
 
     def _preparing(self, level: _Level) -> float:
-        return PREPARING * float(len(level.words)) * self.units.size
+        each = PREPARING_LONG if is_long(self.units) else PREPARING
+        return each * float(len(level.words)) * self.units.size
 
     def _lower(self, spare: float, load: Floats, below: float, least: float) -> float:
         """The threshold at which the devices could take so much less along, or halfway to the least."""

@@ -16,6 +16,7 @@ from fxpasses.partitioners.solvers.contiguous.deciding import Decision
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.refining import Refined, Refining
 from fxpasses.partitioners.solvers.contiguous.spare import Payment
 from fxpasses.partitioners.solvers.contiguous.states import States
@@ -30,7 +31,7 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Int
 __all__ = [
     "BETTER",
     "FEW_STATES",
-    "LONG",
+    "IDEALS_A_SECOND",
     "Account",
     "Answer",
     "Search",
@@ -46,14 +47,16 @@ SOME_STATES = 200
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
 BEAM_STOPS = 300
-LONG = 2000
-"""Units from which on few linear orders are cut, coarsely first."""
+MUCH_TIME = 4.0
+"""Seconds from which on ideals of long graphs are found from a coarse problem on."""
 LINK_SECONDS = 1e-7
 """How long it takes to find out what a unit sends over a link."""
 DRAWING = 0.5e6
 """Steps that it takes to draw a pipeline."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
+OVER = 2
+"""How many times the steps that are left this may take: nothing else proves an answer to a long graph."""
 BETTER = 1 - 1e-9
 
 
@@ -140,7 +143,9 @@ class Search:
     def can_refine(self) -> bool:
         """Whether ideals can be found from a coarse problem on: for links and states of one kind only."""
         is_simple = self.given is None and self.order is None and self.problem.objective == "throughput"
-        return is_simple and States.count(self.classes) <= FEW_STATES and self.units.size <= 2 * LONG
+        has_time = self.problem.time_budget >= MUCH_TIME and self.units.size <= MAX_UNITS
+        is_quick = not is_long(self.units) or has_time
+        return is_simple and is_quick and States.count(self.classes) <= FEW_STATES
 
     def refined(self, below: float, steps: float, limit: int, least: float = math.inf) -> Refined:
         """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on.
@@ -201,13 +206,21 @@ class Search:
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
         search = Decision(self.units, self.classes, self.states(), self._measures(below), fine, self.credit)
-        return self._counted(search.run(words, below, steps), words)
+        left = OVER * steps - self._preparing(words)
+        return self._counted(search.run(words, below, min(steps, left)), words)
 
     def _counted(self, outcome: Outcome, words: Words) -> Outcome:
         """The outcome with the steps that it takes to prepare the ideals."""
-        steps = outcome.steps + PREPARING * len(words) * self.units.size
+        steps = outcome.steps + self._preparing(words)
         self.account.spent += steps
         return attrs.evolve(outcome, steps=steps)
+
+    def _preparing(self, words: Words) -> float:
+        return PREPARING * len(words) * self.units.size
+
+    def affordable(self, steps: float) -> int:
+        """How many ideals are prepared in some steps, or in a few more than that."""
+        return int(OVER * steps / PREPARING / self.units.size)
 
     def states(self) -> States:
         """The numbers of devices of each class, or the first ones in order."""

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.solvers.contiguous.certifying import MAX_UNITS, every_ideal, smallest
+from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
@@ -17,15 +17,18 @@ from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linking import by_links
+from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.orders import (
     BASIC,
+    MANY,
     ideals_along,
     linear_orders,
     long_orders,
     orders_between,
 )
 from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
-from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, LONG, STEPS_A_SECOND, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, STEPS_A_SECOND, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.spreading import spread
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swapped
 from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
@@ -59,6 +62,8 @@ MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
 STOPS = 1000
 REFINING = 8
+LESS = 0.99
+"""How much less the load has to become for cuts to be moved once more by as much."""
 
 
 def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
@@ -85,19 +90,19 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
     """The answer for units that are left when all that can be joined is joined."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     bound = load_bound(units, tables.memory, problem.objective)
-    if problem.objective == "throughput" and units.size <= LONG:
+    if problem.objective == "throughput" and not is_long(units):
         bound = heavy_bound(units, search.kinds, bound)
     if problem.objective == "devices":
         best, bound = _fewest(search)
     else:
         ordered = search.ordered(bound)
         first = _first_answer(ordered, bound)
-        if first is not None and ordered.order is not None and units.size <= LONG:
+        if first is not None and ordered.order is not None and not is_long(units):
             first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
         best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
         bound = max(bound, proven)
         left = ALL_STEPS * min(1.0, problem.time_budget) - search.account.spent
-        if search.has_many_states and best.rank[0] > bound and left > 0 and units.size <= LONG:
+        if search.has_many_states and best.rank[0] > bound and left > 0 and not is_long(units):
             best = _crossed(search, best, FURTHER, left)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
@@ -109,8 +114,10 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
 
 def _first_answer(search: Search, bound: float) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
-    if search.units.size > LONG:
-        return _long_answer(search, bound) or tight_answer(search)
+    if is_long(search.units):
+        best = _long_answer(search, bound) or tight_answer(search)
+        search.account.spent = 0.0  # it takes what it takes, and the budget is for more than that
+        return best
     best, steps, orders = None, FIRST_STEPS, _many_orders(search)
     for count in LADDER:
         if best is None:
@@ -158,7 +165,7 @@ def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
 
 
 def _long_answer(search: Search, bound: float) -> Answer | None:
-    """Cut some orders coarsely, then the best of them ever finer around the cuts that were found."""
+    """Cut some orders coarsely, then ever finer around the cuts that were found; of very many units only the best."""
     weight = search.prices.weight
     found = []
     for order in long_orders(search.units, search.problem.seed):
@@ -167,22 +174,24 @@ def _long_answer(search: Search, bound: float) -> Answer | None:
         answer = next(_answers(coarse, prefixes([range(coarse.units.size)]), bound), None)
         if answer is not None:
             found.append((answer, order, stops[_stops(answer)]))
-    if not found:
-        return None
-    best, order, cuts = min(found, key=lambda each: each[0].rank)
-    return _refined(search, best, order, cuts)
+    found.sort(key=lambda each: each[0].rank)
+    fine = [_refined(search, *each, bound) for each in (found[:1] if search.units.size > MANY else found)]
+    return min(fine, key=Answer.by_rank, default=None)
 
 
-def _refined(search: Search, best: Answer, order: Ints, cuts: Ints) -> Answer:
+def _refined(search: Search, best: Answer, order: Ints, cuts: Ints, bound: float) -> Answer:
     weight, share = search.prices.weight, 1.0 / STOPS
     while share * search.units.size > 1:
-        share /= REFINING
-        stops = stops_near(order, cuts, weight, share, REFINING)
-        fine = search.contracted(order, stops)
-        pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search)).pipeline
-        found = best if pipeline is None else Answer.of(fine, pipeline)
-        if found.rank < best.rank:
-            best, cuts = found, stops[_stops(found)]
+        share, before = share / REFINING, math.inf
+        while best.rank[0] < before * LESS:
+            before = best.rank[0]
+            there = np.concatenate([cuts, spread(search, best, order, cuts, bound)])
+            stops = stops_near(order, there, weight, share, REFINING)
+            fine = search.contracted(order, stops)
+            pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search)).pipeline
+            found = best if pipeline is None else Answer.of(fine, pipeline)
+            if found.rank < best.rank:
+                best, cuts = found, stops[_stops(found)]
     near = search.contracted(order, stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING))
     pipeline = near.run(prefixes([range(near.units.size)]), best.goal(search) * (1 + 1e-9)).pipeline
     return best if pipeline is None else min(best, improved(near, Answer.of(near, pipeline)), key=Answer.by_rank)
@@ -267,7 +276,7 @@ def _fewest(search: Search) -> tuple[Answer, float]:
     most = len(search.tables.memory) if best is None else int(best.rank[0])
     for count in range(bound, most + 1):
         below = best.rank[1] * BETTER if best is not None and count == most else math.inf
-        words = every_ideal(search, below, limit, count)
+        words = every_ideal(search, below, min(limit, search.affordable(steps)), count)
         if words is None:
             break
         states = States.of(search.classes, count)

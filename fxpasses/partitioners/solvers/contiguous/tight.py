@@ -12,8 +12,9 @@ from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.filling import Filling, Runs
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits
 from fxpasses.partitioners.solvers.contiguous.improving import improved
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.orders import long_orders
-from fxpasses.partitioners.solvers.contiguous.searching import LONG, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 
 __all__ = ["tight_answer", "why_not"]
 
@@ -31,12 +32,12 @@ def tight_answer(search: Search) -> Answer | None:
     Raises:
         InfeasibleError: proven that none exists, where nobody asks for more than that.
     """
-    is_long, search = search.units.size > LONG, _short(search)
+    given, search = search.units, _short(search)
     filling = Filling(search.units, search.tables.memory, search.problem.seed)
     runs = filling.found(0.0)
     if runs is None and _decided(search)[0] is not False:
         runs = filling.found(SECONDS + MORE_SECONDS * search.problem.time_budget)
-    elif runs is None and not is_long and search.problem.explain == "never":
+    elif runs is None and not is_long(given) and search.problem.explain == "never":
         raise none_fits(proven=True)
     if runs is None:
         return None
@@ -48,7 +49,7 @@ def tight_answer(search: Search) -> Answer | None:
 
 def _short(search: Search) -> Search:
     """Long graphs are cut at some places along one order."""
-    if search.units.size <= LONG:
+    if not is_long(search.units):
         return search
     order = long_orders(search.units, search.problem.seed)[0]
     weight = search.units.kept.astype(np.float64)
@@ -58,7 +59,7 @@ def _short(search: Search) -> Search:
 def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | None, float]:
     """Whether there is a pipeline with so many bytes more, if that is quickly told; and the steps that are left."""
     steps = STEPS + MORE_STEPS * search.problem.time_budget
-    fits = Fits.of(search.units, search.classes) if search.units.size <= LONG else None
+    fits = Fits.of(search.units, search.classes) if not is_long(search.units) else None
     decided, spent = (None, 0.0) if fits is None else fits.decide(more, steps)
     return decided, fits, steps - spent
 

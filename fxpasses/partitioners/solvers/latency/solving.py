@@ -11,8 +11,9 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.dynamic_program import PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.searching import FEW_STATES, LONG, Search
+from fxpasses.partitioners.solvers.contiguous.searching import FEW_STATES, Search
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
@@ -154,7 +155,7 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
     units = reduce_problem(similar, tables)
     search = Search.of(similar, tables, units, prices_of(units, tables.memory, "throughput"))
-    if States.count(search.classes) > FEW_STATES or units.size > LONG:
+    if States.count(search.classes) > FEW_STATES or is_long(units):
         return None
     words = prefixes(linear_orders(units, ORDERS, problem.seed))
     dynamic = PipelineSearch(units, search.classes, search.states(), search.measure(math.inf), in_turn=True)

@@ -20,6 +20,7 @@ __all__ = ["CostTables", "Figures", "Floats", "Ints", "evaluate", "tables_of"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+PLAIN = frozenset({float, np.float64})
 MOST_BYTES = 2.0**53
 """Bytes up to which floats are exact."""
 
@@ -152,6 +153,9 @@ def _seconds(problem: PlacementProblem, position: Mapping[Node, int]) -> Floats:
 
 
 def _seconds_by_name(node: Node, given: Mapping[str, Any], index: Mapping[str, int]) -> list[float]:
+    found: list[Any] = [given.get(name) for name in index]
+    if len(given) == len(index) and PLAIN.issuperset(map(type, found)) and min(found) >= 0 <= sum(found):
+        return found  # what nearly all are, looked at together; a sum with nan is not at least 0
     for name in given:
         if name not in index:
             raise PlacementError(f"Node {node!r} has seconds for the device {name!r}; there are {', '.join(index)}.")

@@ -1,0 +1,82 @@
+"""All cuts of a coarse answer moved at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from fxpasses.devices import Device
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
+from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
+from fxpasses.partitioners.solvers.contiguous.spreading import spread
+from fxpasses.partitioners.solvers.proofs.bounds import prices_of
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import Ints, tables_of
+
+
+def line(count: int, devices: dict[str, tuple[float, int | None]], **options: Any) -> PlacementProblem:
+    """Units of one second and ten bytes, one after the other, on devices of a speed and a memory."""
+    graph = nx.path_graph(count, create_using=nx.DiGraph)
+    for _node, facts in graph.nodes(data=True):
+        seconds = {name: 1.0 / speed for name, (speed, _memory) in devices.items()}
+        facts.update(seconds=seconds, kept_bytes=10, output_seconds=0.25)
+    return PlacementProblem(graph, [Device(name, memory) for name, (_speed, memory) in devices.items()], **options)
+
+
+def spread_cuts(problem: PlacementProblem, cuts: list[int]) -> list[int]:
+    """Where devices stop by ``spread`` that stop at some places in an answer."""
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    begins = [0, *cuts[:-1]]
+    runs = [(device, tuple(range(a, b))) for device, (a, b) in enumerate(zip(begins, cuts, strict=True))]
+    answer = Answer.of(search, Pipeline(tuple(runs), math.inf))
+    order: Ints = np.arange(units.size)
+    assert len(prefixes([order.tolist()])) == units.size + 1
+    return spread(search, answer, order, np.array(cuts), 0.0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "expected"),
+    [
+        ({"a": (1.0, None), "b": (1.0, None), "c": (1.0, None)}, {}, [10, 20, 30]),
+        ({"a": (1.0, None), "b": (4.0, None), "c": (1.0, None)}, {}, [5, 25, 30]),
+        ({"a": (1.0, 60), "b": (1.0, None), "c": (1.0, None)}, {}, [6, 18, 30]),
+        ({"a": (9.0, None), "b": (1.0, None), "c": (1.0, None)}, {"objective": "memory"}, [10, 20, 30]),
+        ({"a": (1.0, 200), "b": (1.0, 200), "c": (1.0, 200)}, {"objective": "devices"}, [20, 30]),
+    ],
+    ids=["alike", "a fast one", "a small one", "bytes alone count", "as few as hold it"],
+)
+def test_each_device_takes_what_it_can(
+    devices: dict[str, tuple[float, int | None]], options: dict[str, Any], expected: list[int]
+) -> None:
+    """Whatever the answer was: its last device has nearly everything."""
+    assert spread_cuts(line(30, devices, **options), [2, 4, 30]) == expected
+
+
+def test_a_device_stops_before_what_it_cannot_run() -> None:
+    problem = line(30, {"a": (1.0, None), "b": (1.0, None), "c": (1.0, None)}, forbidden={6: ["a"]})
+
+    assert spread_cuts(problem, [2, 4, 30]) == [6, 18, 30]
+
+
+def test_room_that_each_of_many_devices_has_left_adds_up() -> None:
+    """3,000 units on 64 devices, of which the first half are twice as fast and keep 52 units each at most.
+
+    So each of the others has 41.75 on average, of a second each. A grid of 1,000 places has three units for each place:
+    what devices lose there adds up to cuts that lie far from the best ones.
+    """
+    devices = {f"d{index}": (2.0, 525) if index < 32 else (1.0, 450) for index in range(64)}
+    problem = line(3000, devices, time_budget=0.01)
+    for node, facts in problem.graph.nodes(data=True):
+        facts["seconds"] = {name: (0.6 + node * 7919 % 101 / 125) / speed for name, (speed, _memory) in devices.items()}
+
+    solution = solve_placement(problem)
+
+    assert 41.0 <= solution.objective_value <= 1.03 * 41.75
