@@ -233,3 +233,26 @@ def test_little_more_than_what_one_placement_needs_is_enough_for_each_objective(
         found = place_by_device(graph_module, devices, objective=objective, contiguity="free", time_budget=0.1)
         memory = predict_memory(graph_module, found.assignment, found.device_of)
         assert all(memory[device.name].peak <= device.memory for device in devices if device.name in memory)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_devices_are_filled_alike_in_numpy_and_compiled(seed: int) -> None:
+    """Shared keys, live bytes, devices that may not run a unit; what was taken before is left as it is."""
+    draw = np.random.default_rng(seed)
+    problem = random_problem(seed, objective="throughput")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    memory = draw.integers(20, 200, len(tables.memory)).astype(np.float64)
+    filling = Filling(units, memory)
+    order = list(range(units.size))
+    before = np.zeros((units.size, 20), dtype=bool, order="F")
+    for column in range(20):
+        before[: draw.integers(units.size), column] = True
+    device = draw.integers(len(memory), size=20)
+
+    given, plain = before.copy(), filling.filled(before, device, order, compiled=False)
+    found = filling.filled(before, device, order, compiled=True)
+
+    assert (found == plain).all()
+    assert (before == given).all()
+    assert (found >= before).all()

@@ -287,7 +287,7 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
         or search.units.size > MAX_UNITS
     ):
         return None
-    states = search.states() if most is None else States.of(search.classes, most)
+    states = search.states if most is None else States.of(search.classes, most)
     measure = search.measure(below)
     total = float(measure.weight.sum())
     low, high = measure.window(states, total)

@@ -9,7 +9,8 @@ whoever runs less leaves more to the rest. The states that have the most room le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import attrs
@@ -33,6 +34,8 @@ STEP_SECONDS, ROW_SECONDS = 10e-6, 6e-9
 """About how long it takes to offer a unit to devices, and to each of them."""
 HALVINGS = 12
 CLOSE = 0.01
+MUCH = 10_000
+"""Units times devices from which on it is worth to load compiled code."""
 
 
 @attrs.frozen(eq=False)
@@ -146,7 +149,8 @@ class Filling:
         used = states.used[source]
         used[np.arange(len(source)), device] = True
         before = states.inside[:, source]
-        inside = np.concatenate([self._filled(before, device, order) for order in orders], axis=1)
+        compiled = self.compiles
+        inside = np.concatenate([self.filled(before, device, order, compiled=compiled) for order in orders], axis=1)
         source, used = np.concatenate([source] * len(orders)), np.concatenate([used] * len(orders))
         fresh = np.flatnonzero((inside != states.inside[:, source]).any(axis=0))
         codes = np.random.default_rng(0).integers(2**62, size=len(inside) + used.shape[1])
@@ -161,8 +165,35 @@ class Filling:
             first[:, device] &= used[:, other]
         return first
 
-    def _filled(self, before: Bools, device: Ints, order: list[int]) -> Bools:
-        """Let one device for each column take along an order what is ready and fits, ``(m, columns)``."""
+    @property
+    def compiles(self) -> bool:
+        """Whether devices are filled by compiled code: where it is loaded, or there is much to fill."""
+        return "numba" in sys.modules or self.units.size * len(self.memory) >= MUCH
+
+    def filled(self, before: Bools, device: Ints, order: list[int], *, compiled: bool) -> Bools:
+        """Let one device for each column take along an order what is ready and fits, ``(m, columns)``.
+
+        What is taken is the same, compiled or not.
+        """
+        if not compiled:
+            return self._in_numpy(before, device, order)
+        from fxpasses.partitioners.solvers.contiguous.filling_runs import fill  # numba is heavy
+
+        inside, units = before.T.copy(order="C"), self.units
+        fill(
+            inside,
+            self.memory[device],
+            np.ascontiguousarray(self._allowed[:, device].T),
+            np.array(order, dtype=np.int64),
+            self._predecessors,
+            (units.kept, units.live),
+            self._keys,
+            units.shared,
+            np.full(len(units.shared), -1, dtype=np.int64),
+        )
+        return inside.T
+
+    def _in_numpy(self, before: Bools, device: Ints, order: list[int]) -> Bools:
         units, inside = self.units, before.copy()
         room, has_bans = self.memory[device], not self._allowed.all()
         size, live = np.zeros(len(device)), np.zeros(len(device))
@@ -209,6 +240,14 @@ class Filling:
         return np.isfinite(self.units.seconds)
 
     @cached_property
+    def _predecessors(self) -> tuple[Ints, Ints]:
+        return _rows(self.units.predecessors)
+
+    @cached_property
+    def _keys(self) -> tuple[Ints, Ints]:
+        return _rows(self.units.keys)
+
+    @cached_property
     def _alike(self) -> list[tuple[int, int]]:
         """Pairs of a device and one before it that is alike."""
         pairs = ((device, other) for device in range(len(self.memory)) for other in range(device))
@@ -228,3 +267,10 @@ class Filling:
                 inside, used = inside & ~before[0].inside[:, state], used & ~before[0].used[state]
             runs.append((int(np.argmax(used)), tuple(np.flatnonzero(inside).tolist())))
         return tuple(reversed(runs))
+
+
+def _rows(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Where each list begins and ends, and all of them in a row."""
+    lengths = [len(each) for each in lists]
+    everything = np.array([number for each in lists for number in each], dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), everything

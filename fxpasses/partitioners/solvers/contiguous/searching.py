@@ -174,7 +174,7 @@ class Search:
     @cached_property
     def _refining(self) -> Refining:
         load = self.prices.load[[group.devices[0] for group in self.classes]]
-        return Refining(self.in_order, self.classes, self.states(), self.prices.weight, load)
+        return Refining(self.in_order, self.classes, self.states, self.prices.weight, load)
 
     @property
     def kinds(self) -> list[tuple[Floats, Floats, Floats]]:
@@ -183,12 +183,12 @@ class Search:
 
     def run(self, words: Words, below: float, states: States | None = None, steps: float = math.inf) -> Outcome:
         """The best pipeline under a threshold that cuts at some ideals."""
-        search = self._dynamic_program(below, self.states() if states is None else states)
+        search = self._dynamic_program(below, self.states if states is None else states)
         return self._counted(search.run(words, below, steps), words)
 
     def drawn(self, words: Words, below: float, count: int, draw: np.random.Generator) -> list[Pipeline]:
         """Some pipelines under a threshold that cut at some ideals, drawn at random; none where there are none."""
-        filled = self._dynamic_program(below, self.states()).filled(words, below)
+        filled = self._dynamic_program(below, self.states).filled(words, below)
         if filled is None:
             return []
         self._counted(Outcome(None, True, filled.table.steps + DRAWING * count), words)
@@ -205,7 +205,7 @@ class Search:
             fine[:] = True
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
-        search = Decision(self.units, self.classes, self.states(), self._measures(below), fine, self.credit)
+        search = Decision(self.units, self.classes, self.states, self._measures(below), fine, self.credit)
         left = OVER * steps - self._preparing(words)
         return self._counted(search.run(words, below, min(steps, left)), words)
 
@@ -222,6 +222,7 @@ class Search:
         """How many ideals are prepared in some steps, or in a few more than that."""
         return int(OVER * steps / PREPARING / self.units.size)
 
+    @cached_property
     def states(self) -> States:
         """The numbers of devices of each class, or the first ones in order."""
         if self.given is not None:

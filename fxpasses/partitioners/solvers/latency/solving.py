@@ -158,6 +158,6 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     if States.count(search.classes) > FEW_STATES or is_long(units):
         return None
     words = prefixes(linear_orders(units, ORDERS, problem.seed))
-    dynamic = PipelineSearch(units, search.classes, search.states(), search.measure(math.inf), in_turn=True)
+    dynamic = PipelineSearch(units, search.classes, search.states, search.measure(math.inf), in_turn=True)
     found = dynamic.run(words, math.inf, MAX_STEPS)
     return None if found.pipeline is None else search.devices(found.pipeline)
