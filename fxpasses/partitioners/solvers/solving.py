@@ -20,7 +20,7 @@ from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, evaluate, tables_of
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.whole_parts.annealing import anneal_parts
@@ -229,6 +229,7 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
     names = [device.name for device in problem.devices]
     copies = None if solved.present is None else Copies(solved.device_of, solved.present)
     figures = evaluate(tables, solved.device_of) if copies is None else copies.figures(tables)
+    _check_answer(names, tables, figures)
     value = figures.value(problem.objective) if solved.value is None else solved.value
     start = {} if solved.start is None else dict(zip(tables.nodes, solved.start.tolist(), strict=True))
     return PlacementSolution(
@@ -241,6 +242,19 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         dict(zip(names, figures.kept.tolist(), strict=True)),
         replicas={} if copies is None else _replicas(tables, copies, names),
         schedule=start,
+    )
+
+
+def _check_answer(names: list[str], tables: CostTables, figures: Figures) -> None:
+    """Whatever a search went wrong in, no answer breaks a budget, and no device has what it cannot run."""
+    more = np.where(np.isfinite(figures.load), figures.kept - tables.memory, np.inf)
+    worst = int(np.argmax(more))
+    if more[worst] <= 0:
+        return
+    wrong = "has nodes that it cannot run" if np.isinf(more[worst]) else f"needs {int(more[worst])} bytes more"
+    raise PlacementError(
+        f"The search ended with a placement that breaks what was asked: {names[worst]!r} {wrong}. That is an error of "
+        "fxpasses: report it with the problem; another seed or time_budget may find a placement."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -217,6 +218,13 @@ def test_a_leaf_that_keeps_bytes_is_not_folded_where_memory_is_limited() -> None
             {"a": {"shared_bytes": {"w": 1}}, "b": {"shared_bytes": {"w": 2}}},
             "Node 'b' says that the shared key 'w' has 2 bytes; a node before it says 1. Give one size.",
         ),
+        ({"b": {"seconds": {"x": 1.0, "y": -1.0}}}, "Node 'b' has seconds=-1.0; give a number that is not negative."),
+        (
+            {"b": {"seconds": {"x": 1.0, "y": math.nan}}},
+            "Node 'b' has seconds=nan; give a number that is not negative.",
+        ),
+        ({"b": {"seconds": {"x": 1.0, "y": True}}}, "Node 'b' has seconds=True; give a number that is not negative."),
+        ({"b": {"seconds": {"x": 1.0, "z": 1.0}}}, "Node 'b' has seconds for the device 'z'; there are x, y."),
         ({"b": {"backward_of": "z"}}, "Node 'b' is backward_of 'z', which is no other node of the graph."),
         (
             {"b": {"backward_of": "a"}, "c": {"backward_of": "b"}},
@@ -234,7 +242,7 @@ def test_attributes_that_make_no_sense_are_refused(facts: dict[str, dict[str, An
         graph.nodes[node].update(own)
 
     with pytest.raises(PlacementError) as caught:
-        solve_placement(PlacementProblem(graph, [Device("x")]))
+        solve_placement(PlacementProblem(graph, [Device("x"), Device("y")]))
 
     assert message == str(caught.value)
 

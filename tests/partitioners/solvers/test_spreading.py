@@ -11,7 +11,6 @@ import pytest
 
 from fxpasses.devices import Device
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.contiguous.spreading import spread
@@ -38,7 +37,6 @@ def spread_cuts(problem: PlacementProblem, cuts: list[int]) -> list[int]:
     runs = [(device, tuple(range(a, b))) for device, (a, b) in enumerate(zip(begins, cuts, strict=True))]
     answer = Answer.of(search, Pipeline(tuple(runs), math.inf))
     order: Ints = np.arange(units.size)
-    assert len(prefixes([order.tolist()])) == units.size + 1
     return spread(search, answer, order, np.array(cuts), 0.0).tolist()
 
 

@@ -25,11 +25,12 @@ from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.span_bytes import span_bytes
+from fxpasses.partitioners.solvers import solving
 from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.filling import Filling
 from fxpasses.partitioners.solvers.contiguous.impossible import Fits
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import Ints, evaluate, tables_of
 from fxpasses.programs import capture
 from fxpasses.units import KiB
 
@@ -256,3 +257,30 @@ def test_devices_are_filled_alike_in_numpy_and_compiled(seed: int) -> None:
     assert (found == plain).all()
     assert (before == given).all()
     assert (found >= before).all()
+    assert (found & ~before).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({}, "'a' needs 12 bytes more"), ({"forbidden": {1: ["a"]}}, "'a' has nodes that it cannot run")],
+)
+def test_an_answer_that_breaks_what_was_asked_is_never_given(
+    options: dict[str, Any], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where a search goes wrong: this one puts all on the first device."""
+    graph = nx.path_graph(4, create_using=nx.DiGraph)
+    nx.set_node_attributes(graph, {node: {"seconds": 1.0, "kept_bytes": 8} for node in graph})
+    problem = PlacementProblem(graph, [Device("a", 20), Device("b", 20)], **options)
+    assert solve_placement(problem).objective_value > 0
+
+    def everything_on_the_first(*_args: object) -> tuple[Ints, tuple[int, ...], float]:
+        return np.zeros(4, dtype=np.int64), (0,), 0.0
+
+    monkeypatch.setattr(solving, "solve_pipeline", everything_on_the_first)
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(problem)
+
+    assert str(caught.value) == (
+        f"The search ended with a placement that breaks what was asked: {wrong}. That is an error of fxpasses: report "
+        "it with the problem; another seed or time_budget may find a placement."
+    )

@@ -282,7 +282,7 @@ def _thresholds(bound: float, goal: float) -> Iterator[float]:
 def every_ideal(search: Search, below: float, limit: int, most: int | None = None) -> Words | None:
     """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
     if (
-        not limit
+        limit <= 0
         or (search.order is None and search.given is None and States.count(search.classes) > MAX_STATES)
         or search.units.size > MAX_UNITS
     ):

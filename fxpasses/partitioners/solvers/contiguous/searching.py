@@ -62,7 +62,10 @@ BETTER = 1 - 1e-9
 
 @attrs.define
 class Account:
-    """The steps that all searches for one problem took so far: what a budget in seconds is turned into."""
+    """The steps that all searches for one problem took so far: what a budget in seconds is turned into.
+
+    The first answer to a long graph does not count: it takes what it takes.
+    """
 
     spent: float = 0.0
 
@@ -200,13 +203,15 @@ class Search:
 
     def decide(self, words: Words, below: float, steps: float = math.inf) -> Outcome:
         """Some pipeline under a threshold, if there is one: much less work than the best one in wide graphs."""
+        left = OVER * steps - self._preparing(words)
+        if left <= 0:
+            return Outcome(None, False, 0.0)
         fine = absorbed(self.units, self.classes)
         if self.credit is not None or not math.isfinite(below):  # only bytes count
             fine[:] = True
         elif self.given is not None:  # what comes next and before counts, too
             fine[:] = False
         search = Decision(self.units, self.classes, self.states, self._measures(below), fine, self.credit)
-        left = OVER * steps - self._preparing(words)
         return self._counted(search.run(words, below, min(steps, left)), words)
 
     def _counted(self, outcome: Outcome, words: Words) -> Outcome:

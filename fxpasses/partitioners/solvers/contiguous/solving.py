@@ -116,7 +116,7 @@ def _first_answer(search: Search, bound: float) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
     if is_long(search.units):
         best = _long_answer(search, bound) or tight_answer(search)
-        search.account.spent = 0.0  # it takes what it takes, and the budget is for more than that
+        search.account.spent = 0.0
         return best
     best, steps, orders = None, FIRST_STEPS, _many_orders(search)
     for count in LADDER:

@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PLAIN = frozenset({float, np.float64})
+"""Numbers that need no look each."""
 MOST_BYTES = 2.0**53
 """Bytes up to which floats are exact."""
 
