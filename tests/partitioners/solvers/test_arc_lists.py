@@ -1,4 +1,4 @@
-"""Pairs of ideals as compiled code lists them, beside all pairs looked at one by one: which, and what is to spare."""
+"""Pairs of ideals as compiled code lists them, beside all pairs looked at one by one: which, what each can take."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from fxpasses.partitioners.solvers.contiguous.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
 from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Question
+from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Fluid, Payment, Question
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
 RANDOM_GRAPHS = examples(120)
+Spares = dict[tuple[int, int], list[float]]
+"""What a device of each class has to spare, by pair of ideals."""
 
 
 def with_values_back(units: Units, draw: np.random.Generator) -> Units:
@@ -59,19 +61,29 @@ class Asked:
         devices = tuple(charging(group, draw) for group in device_classes(problem, tables, units))
         words = all_ideals(units, 100_000)
         assert words is not None
-        family, classes = CutFamily.of(words, draw.random(units.size)), len(devices)
+        family, classes = CutFamily.of(words, 1e-6 * draw.random(units.size)), len(devices)  # all are in reach
         spans = Spans.of(units, family, devices)
         byte = np.where(
             [math.isfinite(group.memory) for group in spans.classes], draw.choice([0.0, 1e-3, 1.0], classes), 0.0
         )
-        pays = Payment(np.full(classes, np.inf), draw.uniform(0.5, 1.5, classes), byte)
         count = max(1, family.count // 3)
         table = np.triu(draw.random((count, count)) < 0.5, 1).astype(np.int8)
         known = (csr_array(table), draw.integers(0, count, family.count)) if is_coarse else (None, np.arange(0))
         below = draw.choice([0.3, 0.7, 3.0]) * max(float(weight[-1]) for weight in spans.weight)
-        return cls(units, Question(spans, States.of(devices), pays, float(below), 0.0, *known))
+        states, total = States.of(devices), below * draw.choice([0.05, 0.5])
+        needed = np.sort(draw.uniform(0, total / 2, family.count))
+        needed[0], needed[-1] = 0.0, total
+        ready = np.minimum(needed + draw.uniform(0, total, family.count), total)
+        fluid = Fluid(needed, ready, float(total), 1e-9)
+        allowed = draw.random((family.count, len(states.moves))) < draw.choice([0.7, 1.0])
+        allowed[0, 0] = allowed[-1, -1] = True
+        room = draw.uniform(0, below, classes)
+        pays = Payment(room, draw.uniform(0.5, 1.5, classes), byte)
+        return cls(
+            units, Question(spans, states, csr_array(allowed.astype(np.int8)), pays, float(below), fluid, *known)
+        )
 
-    def arcs(self) -> dict[tuple[int, int], list[float]]:
+    def arcs(self) -> Spares:
         """Between which ideals a device of some class can run, with what each class has to spare."""
         spans, pays, below, found = self.question.spans, self.question.pays, self.question.below, {}
         for first, last in self.nested():
@@ -86,6 +98,44 @@ class Asked:
             if max(spare) > NOTHING:
                 found[first, last] = spare
         return found
+
+    def moves(self) -> Iterator[tuple[int, int, int]]:
+        """A state, the class of the next device and the state after it."""
+        for state, after in enumerate(self.question.states.moves):
+            for kind, there in after:
+                yield state, kind, there
+
+    def taken(self, arcs: Spares) -> NDArray[np.float64]:
+        """The most that devices take along up to each ideal, by the definition."""
+        fluid, room, allowed = self.question.fluid, self.question.pays.room, self.question.allowed.toarray()
+        most = np.full(allowed.shape, NOTHING)
+        most[0, 0] = 0.0
+        for ideal in range(len(most)):
+            for there in range(len(most[0])):
+                for state, kind, after in self.moves():
+                    if after == there:
+                        before = [most[first, state] + arcs[first, last][kind] for first, last in arcs if last == ideal]
+                        most[ideal, there] = max(most[ideal, there], most[ideal, state] + room[kind], *before, NOTHING)
+                own = min(most[ideal, there], fluid.ready[ideal])
+                is_fine = allowed[ideal, there] and own >= fluid.needed[ideal] - fluid.slack
+                most[ideal, there] = own if is_fine else NOTHING
+        return most
+
+    def left(self, arcs: Spares, taken: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The most that the others take along from each ideal on."""
+        fluid, room = self.question.fluid, self.question.pays.room
+        most = np.full(taken.shape, NOTHING)
+        most[-1] = 0.0
+        for ideal in reversed(range(len(most))):
+            for state in reversed(range(len(most[0]))):
+                for own, kind, there in self.moves():
+                    if own == state:
+                        after = [most[last, there] + arcs[first, last][kind] for first, last in arcs if first == ideal]
+                        most[ideal, state] = max(most[ideal, state], most[ideal, there] + room[kind], *after, NOTHING)
+                found = min(most[ideal, state], fluid.total - fluid.needed[ideal])
+                is_fine = taken[ideal, state] > NOTHING and found >= fluid.total - fluid.ready[ideal] - fluid.slack
+                most[ideal, state] = found if is_fine else NOTHING
+        return most
 
     def nested(self) -> Iterator[tuple[int, int]]:
         """Pairs of ideals of which the second holds the first, where the coarser core allows them."""
@@ -112,8 +162,19 @@ class Asked:
         return float(units.kept[own].sum() + units.shared[keys].sum() + units.live[own].max(initial=0))
 
 
+def listed(arcs: ArcLists) -> Spares:
+    """The pairs that were found, with what there is to spare."""
+    return {
+        (part.first + int(row), int(last)): spare.tolist()
+        for part in arcs.arcs
+        for row, last, spare in zip(
+            np.repeat(np.arange(len(part.begins) - 1), np.diff(part.begins)), part.last, part.spare, strict=True
+        )
+    }
+
+
 @pytest.mark.parametrize("is_coarse", [False, True], ids=["all", "of a coarser core"])
-@pytest.mark.parametrize("together", [1, 250_000])
+@pytest.mark.parametrize("together", [1, 100_000])
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_pairs_are_those_that_a_device_can_run(
     seed: int, together: int, is_coarse: bool, monkeypatch: pytest.MonkeyPatch
@@ -125,17 +186,53 @@ def test_pairs_are_those_that_a_device_can_run(
     arcs, _steps = ArcLists.of(asked.question, math.inf)
 
     assert arcs is not None
-    first = np.repeat(np.arange(len(arcs.begins) - 1), np.diff(arcs.begins))
-    found = dict(zip(zip(first.tolist(), arcs.last.tolist(), strict=True), arcs.spare.T, strict=True))
+    left = arcs.left(math.inf)
+    assert left is not None
     expected = asked.arcs()
-    assert found.keys() == expected.keys()
-    for pair, spare in expected.items():
-        np.testing.assert_allclose(found[pair], spare, rtol=1e-9, atol=1e-9)
+    taken = asked.taken(expected)
+    going_on = {
+        pair
+        for pair, spare in expected.items()
+        for state, kind, there in asked.moves()
+        if taken[pair[0], state] + spare[kind] >= asked.question.fluid.needed[pair[1]] - 1e-6
+        and asked.question.allowed[pair[1], there]
+    }
+    found = listed(arcs)
+    assert going_on <= found.keys() <= expected.keys()
+    for pair, spare in found.items():
+        np.testing.assert_allclose(spare, expected[pair], rtol=1e-9, atol=1e-9)
+    where = asked.question.allowed.nonzero()
+    np.testing.assert_allclose(arcs.taken, taken[where], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(left, asked.left(found, taken)[where], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_pairs_are_left_where_both_sides_take_enough(seed: int) -> None:
+    """They are those of which next cores are made."""
+    asked = Asked.of(seed, is_coarse=False)
+    arcs, _steps = ArcLists.of(asked.question, math.inf)
+    assert arcs is not None
+    assert arcs.left(math.inf) is not None
+    expected = listed(arcs)
+    taken = asked.taken(expected)
+    left, enough = asked.left(expected, taken), asked.question.fluid.enough
+    both = {
+        pair: max(
+            taken[pair[0], state] + spare[kind] + left[pair[1], there] - enough for state, kind, there in asked.moves()
+        )
+        for pair, spare in expected.items()
+    }
+
+    kept = arcs.between(np.ones(len(taken), dtype=bool)).nonzero()
+
+    found = set(zip(*(ends.tolist() for ends in kept), strict=True))
+    assert {pair for pair, more in both.items() if more > 1e-6} <= found
+    assert found <= {pair for pair, more in both.items() if more > -1e-6}
 
 
 def test_pairs_are_given_up_where_they_take_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found a few at a time, the steps are asked about between two times; so is what is kept."""
-    question = Asked.of(1, is_coarse=False).question
+    question = Asked.of(10, is_coarse=False).question
     monkeypatch.setattr(arc_lists, "TOGETHER", 1)
     _arcs, steps = ArcLists.of(question, math.inf)
 

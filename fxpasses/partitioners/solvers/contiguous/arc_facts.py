@@ -56,14 +56,30 @@ class Facts(NamedTuple):
     live: Floats  # (m,), those bytes; empty where no unit needs any
     load_pays: Floats  # (k,), what a second is worth
     byte_pays: Floats  # (k,), what a byte is
+    room: Floats  # (k,), what a device can take along that runs nothing else
     below: float  # the threshold on the load
     reach: float  # how much more than the first ideal of a pair the last one weighs at most
+    needed: Floats  # (f,), the weight of units left out that each ideal needs
+    ready: Floats  # (f,), that of those that it allows
+    total: float  # that of all
+    enough: float  # what both sides of a pair take along with it at least
+    slack: float
+    state_start: Ints
+    state: Indices  # the states that each ideal may be in, rising
+    state_before: Indices  # (s, k), before a device of each class; s where it has used none
+    state_after: Indices  # (s, k), after a device of each class more
+    going_to: Indices  # (n,), the states after those that go on from an ideal, by class
+    going_with: Floats  # (n,), what was taken along
+    going_stop: Ints  # (k,), where those of each class end
+    amount: Floats  # (s + 1,), what is taken along in each state, while an ideal is looked at
+    lacking: Floats  # (s + 1,), what has to be taken along behind it
 
 
 def facts_of(question: Question) -> Facts:
     """Lay out a question. Time O((units + values) × ideals)."""
     spans, pays, (parent, start, coarse) = question.spans, question.pays, _coarse(question)
     sizes, values, family, classes = spans.bytes, spans.transfers.values, spans.family, spans.classes
+    fluid, (before, after) = question.fluid, _neighbours(question)
     children = np.argsort(parent, kind="stable")
     ways = {group.charges: group for group in classes}
     numbers = {key: number for number, key in enumerate(ways)}
@@ -107,9 +123,35 @@ def facts_of(question: Question) -> Facts:
         live=np.zeros(0) if sizes.inside is None else sizes.live,
         load_pays=pays.load,
         byte_pays=pays.byte,
+        room=pays.room,
         below=question.below,
         reach=question.reach,
+        needed=fluid.needed,
+        ready=fluid.ready,
+        total=fluid.total,
+        enough=fluid.enough,
+        slack=fluid.slack,
+        state_start=question.allowed.indptr.astype(np.int64),
+        state=question.allowed.indices.astype(np.uint32),
+        state_before=before,
+        state_after=after,
+        going_to=np.zeros(after.size, dtype=np.uint32),
+        going_with=np.zeros(after.size),
+        going_stop=np.zeros(len(classes), dtype=np.int64),
+        amount=np.full(len(before) + 1, -np.inf),
+        lacking=np.full(len(before) + 1, np.inf),
     )
+
+
+def _neighbours(question: Question) -> tuple[Indices, Indices]:
+    """The state before each one's last device, if that is of a class, and after one more; else the number of states."""
+    moves = question.states.moves
+    before = np.full((len(moves), len(question.spans.classes)), len(moves), dtype=np.uint32)
+    after = before.copy()
+    for state, following in enumerate(moves):
+        for kind, there in following:
+            after[state, kind], before[there, kind] = there, state
+    return before, after
 
 
 def _coarse(question: Question) -> tuple[Ints, Ints, Indices]:

@@ -14,7 +14,7 @@ from fxpasses.partitioners.solvers.contiguous import arc_facts
 from fxpasses.partitioners.solvers.contiguous.arc_facts import Facts, Indices
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["extend", "find", "precede"]
+__all__ = ["back", "forth"]
 
 Bools = NDArray[np.bool_]
 ROUNDING = 1e-12
@@ -81,113 +81,169 @@ def _look_at(facts: Facts, first: int, last: int, number: int, spare: Floats) ->
     for kind in range(len(facts.memory)):
         load = facts.ends[last, kind] - facts.begins[first, kind] - facts.saved[facts.charge[kind]]
         can = load <= limit and facts.banned[last, kind] == facts.banned[first, kind]
-        spare[kind, number] = (facts.below - load) * facts.load_pays[kind] if can else -np.inf
+        spare[number, kind] = (facts.below - load) * facts.load_pays[kind] if can else -np.inf
         can_run |= can
     if not can_run or not facts.counts_bytes:
         return can_run
     size, can_run = _bytes(facts, first, last), False
     for kind in range(len(facts.memory)):
         if size > facts.memory[kind]:
-            spare[kind, number] = -np.inf
-        if spare[kind, number] > -np.inf:
+            spare[number, kind] = -np.inf
+        if spare[number, kind] > -np.inf:
             can_run = True
             if facts.byte_pays[kind]:
-                spare[kind, number] += facts.byte_pays[kind] * (facts.memory[kind] - size)
+                spare[number, kind] += facts.byte_pays[kind] * (facts.memory[kind] - size)
     return can_run
 
 
-@cached(compiling, arc_facts)
-def find(facts: Facts, first: int, count: Ints, last: Indices, spare: Floats) -> tuple[int, int, int]:
-    """Find pairs, from an ideal on, until there may be no room for those of the next one.
+@inlined
+def _settle_taken(facts: Facts, ideal: int, most: Floats) -> int:
+    """Settle what was taken along up to an ideal in each state; count the moves from those that go on.
 
-    Only ideals are looked at of which the coarser core allows the parents.
+    The next device may run no unit of the core.
+    """
+    least, going = facts.needed[ideal] - facts.slack, 0
+    start, stop = facts.state_start[ideal], facts.state_start[ideal + 1]
+    for entry in range(start, stop):
+        state, taken = facts.state[entry], most[entry]
+        for kind in range(len(facts.room)):
+            taken = max(taken, facts.amount[facts.state_before[state, kind]] + facts.room[kind])
+        taken = min(taken, facts.ready[ideal])
+        most[entry] = facts.amount[state] = taken if taken >= least else -np.inf
+    for kind in range(len(facts.room)):
+        for entry in range(start, stop):
+            there = facts.state_after[facts.state[entry], kind]
+            if most[entry] > -np.inf and there < len(facts.state_after):
+                facts.going_to[going], facts.going_with[going] = there, most[entry]
+                going += 1
+        facts.going_stop[kind] = going
+    for entry in range(start, stop):
+        facts.amount[facts.state[entry]] = -np.inf
+    return going
+
+
+@inlined
+def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
+    """Let a device run up to an ideal in each state that goes on; whether any takes along what has to be."""
+    entry = 0
+    for kind in range(len(facts.room)):
+        own, stop = spare[number, kind], facts.going_stop[kind]
+        if own == -np.inf:
+            entry = stop
+        while entry < stop:
+            there = facts.going_to[entry]
+            facts.amount[there] = max(facts.amount[there], facts.going_with[entry] + own)
+            entry += 1
+    least, can_go = facts.needed[last] - facts.slack, False
+    for place in range(facts.state_start[last], facts.state_start[last + 1]):
+        taken = facts.amount[facts.state[place]]
+        most[place] = max(most[place], taken)
+        can_go |= taken >= least
+    for place in range(entry):
+        facts.amount[facts.going_to[place]] = -np.inf
+    return can_go
+
+
+@cached(compiling, arc_facts)
+def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, spare: Floats) -> tuple[int, int, int]:
+    """Find pairs, from an ideal on, until there may be no room for those of the next one, and go along them.
+
+    Only ideals are looked at of which the coarser core allows the parents, from those that some devices can have run.
 
     Args:
         facts: The ideals and the devices.
         first: The first ideal.
+        most: The most that was taken along up to each ideal in each of its states, ``(e,)``; settled up to the one
+            before.
         count: How many pairs each ideal is the first of, ``(f,)``.
         last: Their last ideals, ``(n,)``.
         spare: What a device of each class has to spare, by the prices that it pays; -inf where it cannot run what is
-            between, ``(k, n)``.
+            between, ``(n, k)``.
 
     Returns:
-        The next ideal, the pairs that were looked at, and how many were found.
+        The next ideal, the pairs that were looked at, and in how many states devices went along one.
     """
-    seen, found = 0, 0
+    seen, found, moved = 0, 0, 0
     for ideal in range(first, len(facts.position)):
-        parent, begun, most = facts.parent[ideal], found, facts.position[ideal] + facts.reach
+        parent, begun, reach = facts.parent[ideal], found, facts.position[ideal] + facts.reach
         begin, stop = facts.coarse_start[parent], facts.coarse_start[parent + 1]
         room = facts.child_start[parent + 1] - facts.child_start[parent]
         for entry in range(begin, stop):
             room += facts.child_start[facts.coarse[entry] + 1] - facts.child_start[facts.coarse[entry]]
         if found + room > len(last):
-            return ideal, seen, found
-        for entry in range(begin - 1, stop):
+            return ideal, seen, moved
+        going = _settle_taken(facts, ideal, most)
+        for entry in range(begin - 1, stop if going else begin - 1):
             later = parent if entry < begin else facts.coarse[entry]
             for child in range(facts.child_start[later], facts.child_start[later + 1]):
                 other = int(facts.children[child])
-                if facts.position[other] > most:
+                if facts.position[other] > reach:
                     break
                 if other > ideal:
                     seen += 1
                     if _is_nested(facts, ideal, other) and _look_at(facts, ideal, other, found, spare):
-                        last[found] = other
-                        found += 1
+                        moved += going
+                        if _go_along(facts, other, found, spare, most):
+                            last[found] = other
+                            found += 1
         count[ideal] = found - begun
-    return len(facts.position), seen, found
+    return len(facts.position), seen, moved
+
+
+@inlined
+def _come_back(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
+    """Let a device run up to an ideal in each state of that; whether what is taken along on both sides is enough."""
+    is_enough = False
+    for entry in range(facts.state_start[last], facts.state_start[last + 1]):
+        state, left = facts.state[entry], most[entry]
+        if left == -np.inf:
+            continue
+        for kind in range(len(facts.room)):
+            found, before = left + spare[number, kind], facts.state_before[state, kind]
+            facts.amount[before] = max(facts.amount[before], found)
+            is_enough |= found >= facts.lacking[before]
+    return is_enough
+
+
+@inlined
+def _settle_left(facts: Facts, ideal: int, taken: Floats, most: Floats) -> None:
+    """Settle what can be taken along from an ideal on in each state; the next device may run no unit of the core."""
+    least, limit = facts.total - facts.ready[ideal] - facts.slack, facts.total - facts.needed[ideal]
+    for entry in range(facts.state_start[ideal + 1] - 1, facts.state_start[ideal] - 1, -1):
+        state = facts.state[entry]
+        left = min(max(most[entry], facts.amount[state]), limit)
+        most[entry] = left = left if left >= least and taken[entry] > -np.inf else -np.inf
+        for kind in range(len(facts.room)):
+            before = facts.state_before[state, kind]
+            facts.amount[before] = max(facts.amount[before], left + facts.room[kind])
 
 
 @cached(compiling, arc_facts)
-def extend(first: int, stop: int, begins: Ints, last: Indices, spare: Floats, before: Floats, after: Floats) -> int:
-    """Raise ``after`` at the last ideal of each pair to ``before`` at its first and what is to spare; count the pairs.
+def back(
+    facts: Facts, first: int, begins: Ints, last: Indices, spare: Floats, taken: Floats, most: Floats, left: Bools
+) -> int:
+    """Go back along the pairs of some ideals, the last of them first; count in how many states devices did that.
 
     Args:
-        first: The first of the first ideals.
-        stop: The one behind the last of them.
-        begins: Where the pairs of each ideal begin, and end, ``(f + 1,)``.
-        last: The last ideal of each pair.
-        spare: What is to spare there.
-        before: The most at each ideal; nothing goes on from ``-inf``.
-        after: The same one device later.
+        facts: The ideals and the devices.
+        first: The first of these ideals.
+        begins: Where the pairs of each begin, and end, ``(a + 1,)``.
+        last: The last ideal of each pair, ``(n,)``.
+        spare: What is to spare there, ``(n, k)``.
+        taken: The most that was taken along up to each ideal in each of its states, ``(e,)``.
+        most: The most from each ideal on, ``(e,)``; settled for all that come later.
+        left: Which pairs are enough with what is taken on both sides of them, ``(n,)``.
     """
-    count = 0
-    for ideal in range(first, stop):
-        most = before[ideal]
-        if most == -np.inf:
-            continue
-        count += begins[ideal + 1] - begins[ideal]
-        for pair in range(begins[ideal], begins[ideal + 1]):
-            after[last[pair]] = max(after[last[pair]], most + spare[pair])
-    return count
-
-
-@cached(compiling, arc_facts)
-def precede(
-    first: int,
-    stop: int,
-    begins: Ints,
-    last: Indices,
-    spare: Floats,
-    before: Floats,
-    after: Floats,
-    taken: Floats,
-    enough: float,
-    left: Bools,
-) -> int:
-    """Raise ``before`` at the first ideal of each pair in the same way; count the pairs.
-
-    A pair is ``left`` where it is ``enough`` with what was ``taken`` up to its first ideal.
-    """
-    count = 0
-    for ideal in range(first, stop):
-        lacking = enough - taken[ideal]
-        if lacking == np.inf:
-            continue
-        most = before[ideal]
-        count += begins[ideal + 1] - begins[ideal]
-        for pair in range(begins[ideal], begins[ideal + 1]):
-            found = after[last[pair]] + spare[pair]
-            most = max(most, found)
-            left[pair] |= found >= lacking
-        before[ideal] = most
-    return count
+    moved = 0
+    for row in range(len(begins) - 2, -1, -1):
+        ideal = first + row
+        for state in range(len(facts.amount)):
+            facts.amount[state], facts.lacking[state] = -np.inf, np.inf
+        for entry in range(facts.state_start[ideal], facts.state_start[ideal + 1]):
+            if taken[entry] > -np.inf:
+                facts.lacking[facts.state[entry]] = facts.enough - taken[entry]
+        for number in range(begins[row], begins[row + 1]):
+            left[number] = _come_back(facts, last[number], number, spare, most)
+            moved += facts.state_start[last[number] + 1] - facts.state_start[last[number]]
+        _settle_left(facts, ideal, taken, most)
+    return moved

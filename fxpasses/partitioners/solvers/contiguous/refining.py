@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
 from fxpasses.partitioners.solvers.contiguous.cores import Core, held_by, mattering, widest_first
@@ -25,13 +25,10 @@ from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.joining import Joining
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Payment, Question, Spare
+from fxpasses.partitioners.solvers.contiguous.spare import Fluid, Payment, Question
 from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 __all__ = ["Refined", "Refining"]
 
@@ -55,7 +52,7 @@ REACH = 0.4
 """The share of that which one core may take."""
 KEPT = 0.6
 """Share of the ideals that a lower threshold should leave; the second time that of this share, and so on."""
-PREPARING, PREPARING_LONG = 5, 20
+PREPARING, PREPARING_LONG = 7, 20
 """Steps that it takes to prepare an ideal, for each unit, and in long graphs, where these do not stay in the cache."""
 SLACK = 1e-9
 
@@ -82,14 +79,14 @@ class _Level:
     Args:
         chosen: The units of the core, ``(m,)``.
         words: The ideals, as bits of all units, ``(f, w)``.
-        allowed: In which states each may be, ``(states, f)``.
+        allowed: In which states each may be, ``(f, s)``.
         arcs: Between which ideals of the core before a device can run, ``(g, g)``; None: between all.
         parent: The ideal of that core that each comes from, ``(f,)``.
     """
 
     chosen: Bools
     words: Words
-    allowed: Bools
+    allowed: csr_array[np.int8]
     arcs: csr_array[np.int8] | None
     parent: Ints
 
@@ -104,7 +101,7 @@ class _Level:
         if self.arcs is None:
             return 0.0
         children = len(self.words) / self.arcs.shape[0]
-        return float(self.arcs.nnz) * children**2 * float(self.allowed.sum()) / len(self.words)
+        return float(self.arcs.nnz) * children**2 * float(self.allowed.nnz) / len(self.words)
 
 
 @attrs.frozen(eq=False)
@@ -232,7 +229,7 @@ class Refining:
         rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
         for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
             rows[count + 1 :, unit] = True
-        allowed = np.ones((len(self.states.moves), len(rows)), dtype=bool)
+        allowed = csr_array(np.ones((len(rows), len(self.states.moves)), dtype=np.int8))
         numbers = np.arange(len(rows))
         return _Level(chosen, pack(rows), allowed, None, numbers)
 
@@ -252,7 +249,7 @@ class Refining:
             larger[:, unit // 64] |= np.uint64(1 << unit % 64)
             words, origin = np.concatenate([words[need_not], larger]), np.concatenate([origin[need_not], origin[may]])
             chosen[unit] = True
-        return _Level(chosen, words, level.allowed[:, origin], level.arcs, level.parent[origin])
+        return _Level(chosen, words, level.allowed[origin], level.arcs, level.parent[origin])
 
     def _possible(
         self, level: _Level, pays: Payment, below: float, steps: float, most: int | None = None
@@ -265,72 +262,66 @@ class Refining:
         words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
         family = CutFamily.of(words[order], weight)
+        fluid = Fluid(
+            needed=rest @ (core.after @ family.inside > 0),
+            ready=rest @ (core.before @ ~family.inside == 0),
+            total=float(rest.sum()),
+            slack=SLACK * float(self.weight.sum()),
+        )
         question = Question(
             Spans.of(core.units, family, core.classes),
             self.states,
+            level.allowed[order],
             pays,
             below,
-            self._slack,
+            fluid,
             level.arcs,
             level.parent[order],
         )
-        allowed = level.allowed[:, order]
         begun = self._preparing(level)
         steps -= begun
         arcs, spent = ArcLists.of(question, steps)
         if arcs is None:
             return None, np.zeros(0), begun + spent
-        spare = Spare(
-            arcs,
-            self.states,
-            pays.room,
-            needed=rest @ (core.after @ family.inside > 0),
-            ready=rest @ (core.before @ ~family.inside == 0),
-            total=float(rest.sum()),
-            slack=self._slack,
-        )
-        taken = spare.taken(allowed, steps)
-        left = None if taken is None else spare.left(taken, steps)
-        if taken is None or left is None:
+        left = arcs.left(steps)
+        if left is None:
             return None, np.zeros(0), begun + arcs.steps
-        more = taken + left - spare.total
-        allowed = more >= -self._slack
+        more = arcs.taken + left - fluid.total
+        fine = more >= -fluid.slack
         if most is not None:
-            allowed &= self._promising(more, most)
-        some: Bools = np.logical_or.reduce(allowed, axis=0)
+            fine &= self._promising(question.allowed, more, most)
+        number = np.repeat(np.arange(family.count), np.diff(question.allowed.indptr))  # the ideal of each state of one
+        some = np.bincount(number[fine], minlength=family.count) > 0
         some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
-        possible = _Level(
-            level.chosen,
-            level.words[order[some]],
-            allowed[:, some],
-            arcs.between(some),
-            np.arange(int(some.sum())),
+        fine &= some[number]
+        begins = np.searchsorted(number[fine], np.flatnonzero(some))
+        allowed = csr_array(
+            (np.ones(int(fine.sum()), dtype=np.int8), question.allowed.indices[fine], np.append(begins, fine.sum())),
+            shape=(len(begins), len(self.states.moves)),
         )
-        return possible, more[:, some].max(axis=0, initial=NOTHING), begun + arcs.steps
+        possible = _Level(level.chosen, level.words[order[some]], allowed, arcs.between(some), np.arange(len(begins)))
+        spare = np.maximum.reduceat(more[fine], begins) if len(begins) else np.zeros(0)
+        return possible, spare, begun + arcs.steps
 
-    def _promising(self, more: Floats, most: int) -> Bools:
+    def _promising(self, allowed: csr_array[np.int8], more: Floats, most: int) -> Bools:
         """Where the most can be taken along: about as many ideals and states for each number of devices."""
         used = self.states.used.sum(axis=1)
-        chosen, few = np.zeros(more.shape, dtype=bool), max(1, most // int(used.max()))
-        chosen[0, 0] = chosen[:, -1] = True
+        ideal, state = np.repeat(np.arange(allowed.shape[0]), np.diff(allowed.indptr)), allowed.indices
+        chosen: Bools = (ideal == 0) & (state == 0) | (ideal == allowed.shape[0] - 1)
+        few = max(1, most // int(used.max()))
         for count in range(1, int(used.max())):
-            layer = np.flatnonzero(used == count)
-            best = np.argsort(-more[layer], axis=None, kind="stable")[:few]
-            states, ideals = np.unravel_index(best, (len(layer), more.shape[1]))
-            chosen[layer[states], ideals] = True
+            layer = np.flatnonzero(used[state] == count)
+            best = np.lexsort((ideal[layer], state[layer], -more[layer]))[:few]
+            chosen[layer[best]] = True
         return chosen
 
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do."""
         return Core.of(self.units, self.classes, chosen), self.weight[chosen], self.weight[~chosen]
 
-    @property
-    def _slack(self) -> float:
-        """What sums of weights may be off by."""
-        return SLACK * float(self.weight.sum())
-
 
 def _is_futile(level: _Level, found: _Level, limit: int) -> bool:
-    """Whether nearly all ideals of a core are left, and units left out may split them beyond the limit."""
+    """Whether nearly all ideals of a core are left, in nearly all states, and may be split beyond the limit."""
     is_left = MANY < len(level.words) * FUTILE < len(found.words)
-    return is_left and len(found.words) << found.left_out > limit
+    in_states = level.allowed.nnz * FUTILE < found.allowed.nnz
+    return is_left and in_states and len(found.words) << found.left_out > limit
