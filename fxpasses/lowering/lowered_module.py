@@ -19,6 +19,7 @@ from fxpasses.lowering.current_state import tensors_of
 from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
+from fxpasses.outlining.lazy_modules import LazyGraphModule
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
 from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.splitting import Split
@@ -204,7 +205,10 @@ class LoweredModule(GraphModule):
         names = {key: prefix + self.qualified_names.get(key[len(prefix) :], key[len(prefix) :]) for key in held}
         found = {key: state_dict[name] for key, name in names.items() if name in state_dict}
         if args[0].get("assign_to_params_buffers"):
-            found = _kept_tied(found, held)
+            assigned = _kept_tied(found, held)
+            missing: list[str] = args[2]
+            missing.extend(names[key] for key in assigned if key not in found)
+            found = assigned
         for name in set(names.values()):
             state_dict.pop(name, None)
         state_dict.update(found)
@@ -213,17 +217,20 @@ class LoweredModule(GraphModule):
 
 
 def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Tensors to assign: where several parts hold one parameter, they get one; torch makes each of them its own."""
-    made: dict[tuple[int, int], torch.nn.Parameter] = {}
-    assigned: dict[str, Any] = dict(found)
-    for key, value in found.items():
-        parameter = held[key]
-        if isinstance(parameter, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
-            pair = id(parameter), id(value)
-            if pair not in made:
-                made[pair] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
-            assigned[key] = made[pair]
-    return assigned
+    """Tensors to assign: one for all names of a tensor, where it is; torch makes each name, and each part, its own."""
+    last = {id(held[key]): value for key, value in found.items()}
+    made = {id(tensor): _like(tensor, last[id(tensor)]) for tensor in held.values() if id(tensor) in last}
+    return {key: made[id(tensor)] for key, tensor in held.items() if id(tensor) in made}
+
+
+def _like(tensor: torch.Tensor, value: Any) -> Any:
+    """What a checkpoint has in the place of a tensor, on its device and as a parameter where that is one."""
+    if isinstance(value, torch.Tensor) and not tensor.is_meta:
+        value = value.to(tensor.device)
+    if isinstance(tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor):
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        return value if is_parameter else torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+    return value
 
 
 def _tell_own_names(lowered: LoweredModule, keys: Any) -> None:
@@ -266,6 +273,9 @@ def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, of
 def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputContract) -> None:
     """Give a new module what ``GraphModule(root, graph)`` did not take over from its source."""
     _keep_persistence(source, lowered)
+    for part in lowered.modules():
+        if isinstance(part, LazyGraphModule):
+            part.take_own_class()
     lowered._contract = contract
     lowered._direct = DirectRun()
     if _tell_own_names not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source

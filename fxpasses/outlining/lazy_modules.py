@@ -86,9 +86,7 @@ class LazyGraphModule(_LazyGraphModule):
 
     def _real_recompile(self) -> PythonCode:
         with _COMPILING:
-            if not _is_own(type(self)):
-                name = self._class_name or "GraphModule"
-                self.__class__ = type(name, (type(self),), {"__qualname__": _OWN_CLASS, "__module__": __name__})
+            self.take_own_class()
             try:
                 python_code = GraphModule.recompile(self)
             except BaseException:
@@ -101,6 +99,12 @@ class LazyGraphModule(_LazyGraphModule):
                 # The wrapper explains errors of generated code; the module around this one has it already.
                 del type(self).__call__
         return python_code
+
+    def take_own_class(self) -> None:
+        """Get a class of its own without code: ``torch.compile`` notes the classes of what it meets, before it runs."""
+        if not _is_own(type(self)):
+            name = self._class_name or "GraphModule"
+            self.__class__ = type(name, (type(self),), {"__qualname__": _OWN_CLASS, "__module__": __name__})
 
     def _needs_recompile(self) -> bool:  # type: ignore[override]
         # The code is there before the function that is made from it.

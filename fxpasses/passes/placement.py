@@ -30,7 +30,7 @@ from fxpasses.passes.placing_parts.copies import (
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
 from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
-from fxpasses.passes.placing_parts.state_homes import bring_state_home
+from fxpasses.passes.placing_parts.state_homes import bring_state_home, follow_parts
 from fxpasses.passes.placing_parts.streams import streams_for
 
 __all__ = ["COPY_OF", "DEVICE", "LOAD_OF", "Copy", "PlaceOnDevices", "copies_of", "loads_of", "move_part"]
@@ -100,6 +100,7 @@ class PlaceOnDevices(PassBase):
         device_of = {name: with_number(device) for name, device in self.device_of.items()}
         for name, device in device_of.items():
             move_part(graph_module.get_submodule(name), device.torch_device, memo)
+        follow_parts(graph_module, device_of, memo)
         streams = streams_for(_torch_devices(device_of.values()))
         bring_state_home(graph_module, device_of, self.offloaded, memo, streams)
         insert_loads(graph_module, device_of, self.offloaded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_what_is_assigned_to_a_weight_of_two_parts_is_one_parameter() -> None:
             optimizer.step()
         losses.append(loss)
 
-    assert len(list(lowered.parameters())) == len(list(exported.parameters()))
+    assert len(list(lowered.parameters())) == len(list(model.parameters()))
     assert torch.allclose(*losses)
 
 
@@ -265,6 +266,55 @@ def test_a_pickled_tied_weight_is_one_parameter() -> None:
     again = pickled(lowered)
 
     assert [name for name, _ in lowered.named_parameters()] == [name for name, _ in again.named_parameters()]
+
+
+def without_second_name(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As checkpoints leave out the second name of what is tied."""
+    return {name: tensor for name, tensor in state.items() if name != "head.weight"}
+
+
+@pytest.mark.parametrize("written", [dict, without_second_name], ids=["both names", "one name"])
+def test_an_assigned_tied_weight_stays_one_parameter(written: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    """Complaint 25: whichever of its names a checkpoint has, operators compute with what was loaded, and train it."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    lowered = in_two(Tied(), ids)
+    state = written({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    result = lowered.load_state_dict(state, assign=True, strict=False)
+
+    assert list(model.state_dict().keys() - state.keys()) == result.missing_keys
+    assert torch.equal(model(ids), lowered(ids))
+    assert len(list(model.parameters())) == len(list(lowered.parameters()))
+    for module in (model, lowered):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(ids).pow(2).sum().backward()
+        optimizer.step()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(lowered.state_dict()[name], tensor)
+
+
+def test_a_checkpoint_is_assigned_where_the_model_runs() -> None:
+    """A checkpoint that was read into main memory does not take a parameter away from its device."""
+    lowered = lower(Tied(), (torch.randint(0, 50, (2, 5)),), devices=[Device("left")])
+    state = {name: tensor.double().to(torch.float32) for name, tensor in lowered.state_dict().items()}
+
+    lowered.load_state_dict(state, assign=True)
+
+    assert all(parameter.device.type == "cpu" and parameter.requires_grad for parameter in lowered.parameters())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in lowered.state_dict().items())
+
+
+@pytest.mark.parametrize("around", [lambda module: module, nn.Sequential], ids=["itself", "in a module"])
+def test_it_is_compiled_before_its_first_run(around: Callable[[nn.Module], nn.Module]) -> None:
+    """Parts that nobody has run have no code yet, but already the class that torch.compile notes."""
+    x = torch.randn(6, 8)
+    lowered = in_two(Training().eval(), x)
+    expected = copy.deepcopy(lowered)(x)
+    torch._dynamo.reset()
+
+    compiled = torch.compile(around(lowered), backend="eager", fullgraph=True)
+
+    assert torch.equal(expected, compiled(x))
 
 
 def test_a_pickle_gives_results_in_their_class_and_checks_inputs() -> None:

@@ -178,6 +178,53 @@ def test_a_tied_weight_on_two_kinds_of_device_stays_one_parameter_that_is_copied
     assert any(copy_.size == 50 * 32 * 4 and copy_.target == "rest" for copy_ in copies_of(lowered))
 
 
+def test_tied_weights_that_one_device_uses_move_there_under_all_their_names() -> None:
+    """Complaint 25: the name that no operator reads is no second parameter, which would stay behind untrained."""
+    model = Tied().eval()
+
+    lowered = lower(model, (torch.randint(0, 50, (2, 5)),), devices=[Device("gpu", torch_device="meta")])
+
+    assert len(list(model.parameters())) == len(list(lowered.parameters()))
+    assert list(model.state_dict()) == list(lowered.state_dict())
+    assert {"meta"} == {value.device.type for value in lowered.state_dict().values()}
+    assert lowered.get_parameter("embed.weight") is lowered.get_parameter("head.weight")
+
+
+class GivingState(torch.nn.Module):
+    """A model that returns a buffer that it writes to, and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("cache", torch.zeros(2, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.cache[0] = x[0] + 1
+        return self.linear(x + self.cache), self.cache, self.linear.weight
+
+
+def test_state_that_a_part_uses_and_the_model_returns_is_one_tensor() -> None:
+    """It lives where the part runs, and is copied to where the model would give it, once all is written."""
+    lowered = lower(GivingState(), (torch.ones(2, 4),), devices=[Device("gpu", torch_device="meta")])
+
+    tensors = {**dict(lowered.named_parameters()), **dict(lowered.named_buffers())}
+    assert 3 == len(tensors)
+    assert {"meta"} == {value.device.type for value in tensors.values()}
+    returned = {each.value: each.source for each in copies_of(lowered) if each.target == "main memory"}
+    assert returned.keys() >= {"cache", "linear_weight"}
+    assert {"gpu"} == set(returned.values())
+    assert ["cpu"] * 3 == [value.meta["val"].device.type for value in lowered.graph.output_node().all_input_nodes]
+
+
+def test_state_that_the_model_returns_follows_eager_on_one_memory() -> None:
+    model, x = GivingState(), torch.ones(2, 4)
+    lowered = lower(copy.deepcopy(model), (x,), devices=cpu_pair())
+
+    for run in range(2):
+        for expected, found in zip(model(x + run), lowered(x + run), strict=True):
+            assert torch.equal(expected, found)
+
+
 def test_a_cache_that_the_model_writes_to_follows_eager_over_three_steps() -> None:
     """Complaint 18: mutated buffers, persistent or not, keep their meaning in a placed model."""
     model = KeyValueCache().eval()

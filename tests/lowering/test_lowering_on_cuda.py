@@ -174,6 +174,21 @@ def test_a_tied_weight_on_both_is_trained_once() -> None:
     assert_gradients_close(model, lowered)
 
 
+def test_a_tied_weight_that_only_the_gpu_uses_moves_there_under_both_names() -> None:
+    """Complaint 25: a checkpoint by the first name holds what was trained."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    lowered = lower(copy.deepcopy(model), (ids,), devices=[Device("gpu", torch_device="cuda:0")])
+
+    for module in (model, lowered):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(ids).sum().backward()
+        optimizer.step()
+
+    assert len(list(model.parameters())) == len(list(lowered.parameters()))
+    for name, tensor in model.state_dict().items():
+        assert_close(tensor, lowered.state_dict()[name])
+
+
 def test_two_names_of_one_gpu_copy_nothing_between_them() -> None:
     """Complaint 28: logical devices on one GPU share its memory."""
     model, args, kwargs = demo_llama(4)

@@ -1,8 +1,8 @@
-"""Decide where parameters and buffers live that are held at the top level because several parts take them."""
+"""Decide where parameters and buffers live that are held at the top level: several parts take them, or share them."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,44 @@ from fxpasses.passes.placing_parts.copies import DEVICE
 from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved
 from fxpasses.passes.placing_parts.streams import Streams
 
-__all__ = ["bring_state_home"]
+__all__ = ["bring_state_home", "follow_parts"]
+
+
+def follow_parts(graph_module: GraphModule, device_of: Mapping[str, Device], memo: Memo) -> None:
+    """Hold what parts on one torch device took with them outside of parts, too: another name of it, or a result.
+
+    Call it right after the parts are moved: the memo goes by what was there before.
+
+    Args:
+        graph_module: The top level of a split.
+        device_of: The device of each part, by the name of its submodule.
+        memo: Tensors already moved.
+    """
+    names = {str(torch.device(device.torch_device)): device.name for device in device_of.values()}
+    for table in _outside_tables(graph_module, device_of):
+        for name, held in table.items():
+            places = [place for place in names if isinstance(held, torch.Tensor) and (id(held), place) in memo]
+            if len(places) == 1:
+                table[name] = memo[id(held), places[0]]
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = find_attribute(graph_module, str(node.target)).value
+        fake = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) and fake.device != value.device:
+            DEVICE.write(node, names[str(value.device)])
+            node.meta["val"] = fake_on(fake, value.device)
+
+
+def _outside_tables(graph_module: GraphModule, parts: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Where modules outside of parts hold tensors."""
+    inside = {module for part in parts for module in graph_module.get_submodule(part).modules()}
+    for module in graph_module.modules():
+        if module not in inside:
+            yield from _tables(module)
+
+
+def _tables(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module holds tensors."""
+    return module._parameters, module._buffers, vars(module)
 
 
 def bring_state_home(
@@ -85,8 +122,7 @@ def _replace(graph_module: GraphModule, old: torch.Tensor, new: torch.Tensor) ->
     if new is old:
         return
     for module in graph_module.modules():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
-        for table in tables:
+        for table in _tables(module):
             for name, held in table.items():
                 if held is old:
                     table[name] = new
