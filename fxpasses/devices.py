@@ -5,15 +5,17 @@ A :class:`Device` is a description, not a handle: planning works without the har
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import networkx as nx
 
 from fxpasses.errors import InputError, PlacementError, also_as, came_from
-from fxpasses.units import GiB, parse_bytes, parse_count, parse_rate, parse_seconds
+from fxpasses.units import GiB, MiB, parse_bytes, parse_count, parse_rate, parse_seconds, plain_number
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +57,7 @@ def _no_limit(size: float | str | None) -> int | None:
     """A size as people write it: bytes, ``80e9``, ``"40MiB"``."""
     if size is None:
         return None
-    number = parse_bytes(size) if isinstance(size, str) else size
+    number = parse_bytes(size) if isinstance(size, str) else plain_number(size)
     if not _is_float(number) or number < 0 or number % 1 != 0:
         raise InputError(f"A device's memory is a number of bytes, not {size!r}; leave it out for 'no limit'.")
     return int(number)
@@ -110,7 +112,7 @@ def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
     """Types may be given as ``torch.bfloat16`` too."""
     if not isinstance(given, Mapping):
         raise InputError(f'flops_by_dtype is a table like {{"bfloat16": 990e12}}, not {given!r}.')
-    return {str(dtype).removeprefix("torch."): rate for dtype, rate in given.items()}
+    return {str(dtype).removeprefix("torch."): plain_number(rate) for dtype, rate in given.items()}
 
 
 def _known_rates(instance: object, attribute: attrs.Attribute[Any], rates: Mapping[str, float]) -> None:
@@ -161,11 +163,17 @@ class Device:
 
     name: str = attrs.field(validator=_named)
     available_mem_bytes: int | None = attrs.field(default=None, converter=_no_limit)
-    logical_id: int = attrs.field(default=-1, validator=_number)
+    logical_id: int = attrs.field(default=-1, converter=plain_number, validator=_number)
     torch_device: str = attrs.field(default="cpu", kw_only=True, converter=_torch_name)
-    flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, validator=_positive("flops"))
-    bandwidth: float = attrs.field(default=DEFAULT_BANDWIDTH, kw_only=True, validator=_positive("bandwidth"))
-    overhead: float = attrs.field(default=DEFAULT_OVERHEAD, kw_only=True, validator=_seconds("A device's overhead"))
+    flops: float = attrs.field(
+        default=DEFAULT_FLOPS, kw_only=True, converter=plain_number, validator=_positive("flops")
+    )
+    bandwidth: float = attrs.field(
+        default=DEFAULT_BANDWIDTH, kw_only=True, converter=plain_number, validator=_positive("bandwidth")
+    )
+    overhead: float = attrs.field(
+        default=DEFAULT_OVERHEAD, kw_only=True, converter=plain_number, validator=_seconds("A device's overhead")
+    )
     backend: str = attrs.field(default="eager", kw_only=True, validator=_backend_name)
     supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False, validator=_answers)
     flops_by_dtype: Mapping[str, float] = attrs.field(
@@ -216,8 +224,12 @@ class Link:
 
     first: str
     second: str
-    bandwidth: float = attrs.field(default=DEFAULT_LINK_BANDWIDTH, validator=_positive("bandwidth", "link"))
-    latency: float = attrs.field(default=DEFAULT_LINK_LATENCY, validator=_seconds("A link's latency"))
+    bandwidth: float = attrs.field(
+        default=DEFAULT_LINK_BANDWIDTH, converter=plain_number, validator=_positive("bandwidth", "link")
+    )
+    latency: float = attrs.field(
+        default=DEFAULT_LINK_LATENCY, converter=plain_number, validator=_seconds("A link's latency")
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.first == self.second:
@@ -287,6 +299,40 @@ class Topology:
     def seconds(self, source: str, target: str, size: float) -> float:
         """The time that ``size`` bytes take from one device to another; 0 within a device."""
         return 0.0 if source == target else self.link(source, target).seconds(size)
+
+    @classmethod
+    def routed(cls, devices: Iterable[Device], links: Iterable[Link], *, size: float = MiB) -> Topology:
+        """Join all pairs along the routes that some links make: a line, a ring, a star, islands.
+
+        The latencies of a route add up, and it is as fast as its slowest link. Each pair gets the route over which
+        ``size`` bytes arrive first. What different pairs send over one link does not slow them down.
+
+        Args:
+            devices: The devices.
+            links: The links that there are.
+            size: For how many bytes routes are compared.
+
+        Raises:
+            InputError: no route joins two of the devices, or what else a topology refuses.
+        """
+        known = cls.of(devices, links)
+        best: dict[tuple[str, str], Link] = {}
+        for bandwidth in sorted({link.bandwidth for link in known.links}, reverse=True):
+            fast: nx.Graph[str] = nx.Graph()
+            fast.add_weighted_edges_from(
+                (link.first, link.second, link.latency) for link in known.links if link.bandwidth >= bandwidth
+            )
+            for first, latencies in nx.all_pairs_dijkstra_path_length(fast):
+                for second, latency in latencies.items():
+                    route = Link(first, second, bandwidth, latency) if first < second else None
+                    if route is not None:
+                        best[first, second] = min(
+                            best.get((first, second), route), route, key=lambda a: a.seconds(size)
+                        )
+        for one, other in itertools.combinations(sorted(device.name for device in known.devices), 2):
+            if (one, other) not in best:
+                raise InputError(f"No route joins {one} and {other}; give a link that does.")
+        return cls(known.devices, tuple(best.values()))
 
     @classmethod
     def of(cls, devices: Topology | Iterable[Device], links: Iterable[Link] = ()) -> Topology:
@@ -494,9 +540,15 @@ def detect(*, reserve: float = 0.1) -> tuple[Device, ...]:
 
     Args:
         reserve: The share of each device's free memory that is left to others.
+
+    Raises:
+        InputError: such a share makes no sense.
     """
     import torch
 
+    reserve = plain_number(reserve)
+    if not _is_float(reserve) or not 0 <= reserve < 1:
+        raise InputError(f"detect leaves a share of the memory to others, from 0 to below 1, not {reserve!r}.")
     found = []
     for index in range(torch.cuda.device_count()):
         free, _total = torch.cuda.mem_get_info(index)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
+from typing import Any
 
 from fxpasses.errors import InputError
 
@@ -23,6 +25,7 @@ __all__ = [
     "parse_count",
     "parse_rate",
     "parse_seconds",
+    "plain_number",
 ]
 
 KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -154,3 +157,17 @@ def format_percent(share: float) -> str:
     if 0 < percent < 0.01:
         return "less than 0.01%"
     return f"{percent:,.0f}%" if percent >= 10 else f"{percent:.2g}%"
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy's, or of another library, as Python's; anything else as it is.
+
+    >>> import numpy as np
+    >>> plain_number(np.int64(3)), plain_number(np.float32(0.5)), plain_number("x")
+    (3, 0.5, 'x')
+    """
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value

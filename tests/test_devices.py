@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -186,6 +188,48 @@ def test_pairs_without_a_link_use_the_default_and_nothing_is_sent_within_a_devic
     assert pytest.approx(topology.seconds("a", "b", 1e6)) == 1e-6 + 1e-3
     assert topology.seconds("a", "c", 1e6) < 1e-3
     assert 0.0 == topology.seconds("a", "a", 1e6)
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    device = Device(
+        "a", np.int64(GiB), np.int32(3), flops=np.float32(2.0), bandwidth=np.int64(4), overhead=np.float32(0)
+    )
+
+    assert Device("a", GiB, 3, flops=2.0, bandwidth=4, overhead=0.0) == device
+    assert int is type(device.available_mem_bytes)
+    assert Link("a", "b", 8, 0.5) == Link("a", "b", np.int64(8), np.float32(0.5))
+    with pytest.raises(InputError, match="A device's flops must be a positive number, not -1"):
+        Device("a", flops=np.float32(-1))
+
+
+def test_pairs_are_joined_along_the_fastest_routes() -> None:
+    """A slow link beside a detour over two fast ones; what is small takes the way with less latency."""
+    devices = [Device(name) for name in "abcd"]
+    links = [Link("b", "a", 1e9, 1e-6), Link("b", "c", 2e9, 2e-6), Link("c", "a", 1e6, 1e-6), Link("c", "d", 3e9, 0.0)]
+
+    topology = Topology.routed(devices, links)
+
+    assert Link("a", "c", 1e9, 3e-6) == topology.link("c", "a")
+    assert Link("a", "d", 1e9, 3e-6) == topology.link("a", "d")
+    assert Link("b", "d", 2e9, 2e-6) == topology.link("b", "d")
+    assert Link("c", "d", 3e9, 0.0) == topology.link("c", "d")
+    assert Link("a", "c", 1e6, 1e-6) == Topology.routed(devices, links, size=1).link("a", "c")
+
+
+def test_devices_without_a_route_between_them_are_refused() -> None:
+    devices = [Device(name) for name in "abcd"]
+
+    with pytest.raises(InputError, match=re.escape("No route joins a and c; give a link that does.")):
+        Topology.routed(devices, [Link("a", "b"), Link("c", "d")])
+    with pytest.raises(InputError, match=re.escape("No route joins a and b; give a link that does.")):
+        Topology.routed(devices, [])
+
+
+@pytest.mark.parametrize("reserve", [-0.1, 1, 2, float("nan"), "a tenth"])
+def test_a_share_that_makes_no_sense_is_refused(reserve: Any) -> None:
+    sentence = f"detect leaves a share of the memory to others, from 0 to below 1, not {reserve!r}."
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        detect(reserve=reserve)
 
 
 def test_the_machine_has_at_least_its_cpu() -> None:

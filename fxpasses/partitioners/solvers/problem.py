@@ -19,6 +19,7 @@ import networkx as nx
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.gaps import gap_above
+from fxpasses.units import plain_number
 
 __all__ = ["Node", "PlacementProblem", "PlacementSolution", "as_groups"]
 
@@ -114,8 +115,8 @@ class PlacementProblem:
     colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=as_groups)
     pinned: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
-    time_budget: float = attrs.field(default=1.0, kw_only=True)
-    seed: int = attrs.field(default=0, kw_only=True)
+    time_budget: float = attrs.field(default=1.0, kw_only=True, converter=plain_number)
+    seed: int = attrs.field(default=0, kw_only=True, converter=plain_number)
     effort: float | None = attrs.field(default=None, kw_only=True)
     explain: str = attrs.field(default="always", kw_only=True)
 

@@ -247,6 +247,31 @@ def test_no_placement_is_an_error_that_says_how_many_bytes_and_which_node(
     assert missing == caught.value.missing_bytes
 
 
+@pytest.mark.parametrize("contiguity", ["pipeline", "free"])
+def test_all_devices_that_lack_bytes_are_named(contiguity: str) -> None:
+    """Whoever gave the one that lacks most what it lacks would be refused again."""
+    graph = nx.path_graph(6, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=10)
+    devices = [Device(f"d{index}", size) for index, size in enumerate((19, 19, 19, 3))]
+
+    wanted = r"needs 1 bytes more on 'd0', where .* fit; also 2 bytes more on 'd1', 'd2'\."
+    with pytest.raises(InfeasibleError, match=wanted):
+        solve_placement(PlacementProblem(graph, devices, contiguity=contiguity))
+
+
+@pytest.mark.parametrize("contiguity", ["pipeline", "free"])
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+def test_a_seed_and_a_budget_may_be_numbers_of_numpy(objective: str, contiguity: str) -> None:
+    graph = nx.path_graph(4, create_using=nx.DiGraph)
+    nx.set_node_attributes(graph, 1.0, "seconds")
+    options = {"objective": objective, "contiguity": contiguity}
+    plain = solve_placement(PlacementProblem(graph, devices(2), seed=3, time_budget=0.5, **options))
+
+    numbers: dict[str, Any] = {"seed": np.int64(3), "time_budget": np.float32(0.5)}
+    assert plain == solve_placement(PlacementProblem(graph, devices(2), **numbers, **options))
+
+
 @pytest.mark.parametrize(
     ("contiguity", "message"),
     [
@@ -286,7 +311,8 @@ def test_a_search_that_stopped_early_does_not_claim_that_nothing_exists() -> Non
     assert not isinstance(caught.value, InfeasibleError)
     assert (
         "No placement that keeps every budget was found: the nearest one needs 1 bytes more on 'd0', where 'n1' is the "
-        "first node that does not fit. It is not proven that none exists; raise time_budget (it is 0 s) or the memory "
+        "first node that does not fit; also 11 bytes more on 'd1', 'd2', 'd3' and 8 more. It is not proven that none "
+        "exists; raise time_budget (it is 0 s) or the memory "
         "of a device." == str(caught.value)
     )
 

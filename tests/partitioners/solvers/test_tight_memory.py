@@ -122,7 +122,7 @@ def test_a_proof_says_the_fewest_bytes_that_are_missing() -> None:
 
     assert (
         "No pipeline keeps every budget: the one that comes nearest needs 2 bytes more on 'd8', where 28 is the first "
-        "node that does not fit." == str(caught.value)
+        "node that does not fit; also 4 bytes more on 'd10', 'd11'." == str(caught.value)
     )
     assert 2 == caught.value.missing_bytes
 

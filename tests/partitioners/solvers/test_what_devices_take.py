@@ -17,6 +17,7 @@ from fxpasses.partitioners.solvers.contiguous.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal
 from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
 from fxpasses.partitioners.solvers.contiguous.searching import Search
+from fxpasses.partitioners.solvers.proofs import bounds
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.proofs.covering import Rooms
 from fxpasses.partitioners.solvers.proofs.fronts import narrowest_order
@@ -118,3 +119,42 @@ def test_a_wide_net_on_devices_that_are_all_different_has_a_certificate() -> Non
     problem = mixed(recurrent(4, 12), (1, 0.9, 0.8, 0.7, 0.6, 0.5), time_budget=10.0)
 
     assert solve_placement(problem).is_optimal
+
+
+def unequal(count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds of units on four kinds of devices, their bytes, and memories that a little more than hold them."""
+    kept = draw.integers(1, 1000, count).astype(np.float64)
+    speeds = np.array([1.0, 3.0, 30.0, 1000.0])
+    seconds = draw.choice([0.1, 1.0, 2.0], count)[:, None] * speeds
+    seconds[draw.random(count) < 0.2, 3] = np.inf
+    return seconds, kept, 1.2 * kept.sum() * np.array([0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_for_many_units_is_nearly_that_of_all_of_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that are much alike are one in the linear program: what it proves is a little less, and never more."""
+    draw = np.random.default_rng(seed)
+    seconds, kept, memory = unequal(1500, draw)
+    units = reduce_problem(grid(3, 4), tables_of(grid(3, 4)))
+    many = attrs.evolve(units, seconds=seconds, kept=kept.astype(np.int64))
+    exact = prices_of(many, memory, "throughput").bound
+    by_speed = 1 / (1 / np.array([1.0, 3.0, 30.0, 1000.0])).sum() * seconds[:, 0].sum()
+
+    monkeypatch.setattr(bounds, "MAX_VARIABLES", 1000)
+    monkeypatch.setattr(bounds, "FEW_VARIABLES", 400)
+    joined = prices_of(many, memory, "throughput").bound
+
+    assert 0.98 * exact <= joined <= exact * (1 + 1e-9)
+    assert exact > 1.3 * by_speed
+
+
+def test_the_budgets_of_a_long_graph_count_in_its_bound() -> None:
+    """4,000 units on devices of which the slow ones have most of the memory: seconds alone would prove nothing."""
+    graph = nx.path_graph(4000, create_using=nx.DiGraph)
+    devices = [Device("fast", 40_000), Device("slow", 50_000), Device("slower", 60_000)]
+    for node in graph:
+        graph.nodes[node].update(seconds={"fast": 1.0, "slow": 100.0, "slower": 100.0}, kept_bytes=25)
+
+    solution = solve_placement(PlacementProblem(graph, devices, time_budget=0))
+
+    assert solution.gap < 0.01

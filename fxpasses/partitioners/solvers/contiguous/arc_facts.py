@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, pack
+from fxpasses.partitioners.solvers.contiguous.cutting import Words
 from fxpasses.partitioners.solvers.contiguous.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.spare import Question
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -119,8 +119,8 @@ def facts_of(question: Question) -> Facts:
         keys=keys,
         named=named,
         key_bytes=sizes.key_bytes,
-        by_live=np.zeros((0, 0), dtype=np.uint64) if sizes.inside is None else pack(sizes.inside),
-        live=np.zeros(0) if sizes.inside is None else sizes.live,
+        by_live=np.zeros((0, 0), dtype=np.uint64) if sizes.by_live is None else sizes.by_live,
+        live=np.zeros(0) if sizes.by_live is None else sizes.live,
         load_pays=pays.load,
         byte_pays=pays.byte,
         room=pays.room,

@@ -17,11 +17,12 @@ from fxpasses.partitioners.solvers.contiguous.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate
+from fxpasses.wording import listed
 
 MAX_IDEALS = 200_000
 _MORE = "with explain='always' it is told what the nearest one lacks"
 
-__all__ = ["first_over", "lacks", "never", "no_pipeline", "none_fits", "not_found"]
+__all__ = ["lacking", "lacks", "never", "no_pipeline", "none_fits", "not_found"]
 
 
 def no_pipeline(
@@ -51,7 +52,7 @@ def _devices(units: Units, pipeline: Pipeline) -> Ints:
 
 
 def _missing(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> InfeasibleError:
-    missing, where = _worst(problem, tables, device_of)
+    missing, where = lacking(problem, tables, device_of)
     return InfeasibleError(
         f"No pipeline keeps every budget: the one that comes nearest {where}.",
         missing_bytes=missing,
@@ -67,7 +68,7 @@ def lacks(problem: PlacementProblem, tables: CostTables, device_of: Ints, least:
         device_of: The nearest pipeline.
         least: Bytes that are proven to be missing on some device of every pipeline; None if nothing is proven.
     """
-    missing, where = _worst(problem, tables, device_of)
+    missing, where = lacking(problem, tables, device_of)
     if least is None:
         return PlacementError(
             f"No placement that keeps every budget was found: the nearest one {where}. It is not proven that none "
@@ -107,15 +108,20 @@ def not_found(budget: float) -> PlacementError:
     )
 
 
-def _worst(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> tuple[int, str]:
-    """How many bytes the device needs more that needs most more, and a sentence about it."""
+def lacking(problem: PlacementProblem, tables: CostTables, device_of: Ints) -> tuple[int, str]:
+    """How many bytes the device lacks that lacks most, and a clause about it and the others that lack some."""
     over = evaluate(tables, device_of).kept - tables.memory
     worst = int(np.argmax(over))
     own = np.flatnonzero(device_of == worst).tolist()
     first = first_over(tables, own, float(tables.memory[worst]))
+    others = [device for device in np.flatnonzero(over > 0).tolist() if device != worst]
+    also = ""
+    if others:
+        names = listed(repr(problem.devices[device].name) for device in others)
+        also = f"; also {int(over[others].sum())} bytes more on {names}"
     return int(over[worst]), (
         f"needs {int(over[worst])} bytes more on {problem.devices[worst].name!r}, where {tables.nodes[first]!r} is "
-        "the first node that does not fit"
+        f"the first node that does not fit{also}"
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.crossings import Crossings, cells_of, counts_of
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, Words, pack
 from fxpasses.partitioners.solvers.contiguous.pairs import Pairs
 from fxpasses.partitioners.solvers.contiguous.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
@@ -27,8 +27,8 @@ class Sizes:
         kept: What the units of each ideal keep, ``(f,)``.
         shared: How many units of each ideal name each shared key.
         key_bytes: The bytes of each key, ``(k,)``.
-        inside: Which units each ideal holds, from the most bytes alive to the fewest, ``(f, m)``; None where no unit
-            needs any while it runs.
+        by_live: Which units each ideal holds, from the most bytes alive to the fewest, as bits, ``(f, w)``; None where
+            no unit needs any while it runs.
         live: The bytes that units need while they run, falling, ``(m,)``.
         before: The most of them in each ideal, ``(f,)``.
         after: The most of them outside of each.
@@ -37,7 +37,7 @@ class Sizes:
     kept: Floats
     shared: Crossings
     key_bytes: Floats
-    inside: Bools | None
+    by_live: Words | None
     live: Floats
     before: Floats
     after: Floats
@@ -53,7 +53,7 @@ class Sizes:
             weighed(units.kept.astype(np.float64), family.inside),
             Crossings.of(everywhere, units.shares, family.inside),
             units.shared.astype(np.float64),
-            rows,
+            None if rows is None else pack(rows),
             live,
             _largest(rows, live, family.count),
             _largest(None if rows is None else ~rows, live, family.count),
@@ -75,7 +75,7 @@ class Sizes:
             left = ((cells_of(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
             right = (cells_of(shared.count, value, columns) == held[:, None]).astype(np.float64)
             size += pairs.by_first(each @ opened) - pairs.of(left @ right)
-        if self.inside is None:
+        if self.by_live is None:
             return size
         before, after = self.before[columns][last], pairs.by_first(self.after[rows])
         live = np.minimum(before, after)
@@ -84,9 +84,17 @@ class Sizes:
         own_rows, own_columns = pairs.by_first(rows)[open_ends], columns[last[open_ends]]
         for start in range(0, len(open_ends), CHUNK):
             part = slice(start, start + CHUNK)
-            own = self.inside[own_columns[part]] & ~self.inside[own_rows[part]]
-            live[open_ends[part]] = self.live[own.argmax(axis=1)]
+            live[open_ends[part]] = self.live[_first(self.by_live[own_columns[part]] & ~self.by_live[own_rows[part]])]
         return size + live
+
+
+def _first(rows: Words) -> Ints:
+    """The first bit of each row."""
+    word = (rows != 0).argmax(axis=1)
+    bits = rows[np.arange(len(rows)), word]
+    lowest = (bits & (~bits + np.uint64(1))).astype(np.float64)  # a power of two, which is exact
+    first: Ints = 64 * word + np.log2(lowest).astype(np.int64)
+    return first
 
 
 def _largest(rows: Bools | None, live: Floats, count: int) -> Floats:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.contiguous.explaining import first_over
+from fxpasses.partitioners.solvers.contiguous.explaining import lacking
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -21,7 +21,7 @@ from fxpasses.partitioners.solvers.proofs.covering import covering_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints, evaluate
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
 __all__ = ["refuse", "solve_free"]
 
@@ -173,13 +173,10 @@ def refuse(
     if proof.home is None:
         return PlacementError(more)
     device_of = proof.home[units.unit_of]
-    over = evaluate(tables, device_of).kept - tables.memory
-    missing, worst = int(over.max()), int(np.argmax(over))
+    missing, where = lacking(problem, tables, device_of)
     if missing <= 0 or proof.bound <= missing * (1 - 1e3 * ROUNDING):
         return PlacementError(more)
-    first = first_over(tables, np.flatnonzero(device_of == worst).tolist(), float(tables.memory[worst]))
     return InfeasibleError(
-        f"No placement keeps every budget: the one that comes nearest needs {missing} bytes more on "
-        f"{problem.devices[worst].name!r}, where {tables.nodes[first]!r} is the first node that does not fit.",
+        f"No placement keeps every budget: the one that comes nearest {where}.",
         missing_bytes=missing,
     )

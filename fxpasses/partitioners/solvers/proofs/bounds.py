@@ -11,6 +11,9 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats
 __all__ = ["Prices", "load_bound", "prices_of", "weights_of"]
 
 MAX_VARIABLES = 8000
+"""Pairs of a unit and a kind of device up to which each unit counts for itself in the linear program for prices."""
+FEW_VARIABLES = 2000
+"""To how many of them units that are much alike are joined where there are more."""
 
 
 def weights_of(units: Units, objective: str) -> Floats:
@@ -51,7 +54,11 @@ class Prices:
 
 
 def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
-    """The best prices for problems of up to 8000 pairs of a unit and a kind of device; else prices by speed."""
+    """The best prices for problems of up to 8000 pairs of a unit and a kind of device, else nearly the best.
+
+    Units with about as many bytes for each second are then one in the linear program; its prices are exact where they
+    are alike, and prove what they prove in any case.
+    """
     weights, kept = weights_of(units, objective), units.kept.astype(np.float64)
     mean = np.array([column[np.isfinite(column)].mean() if np.isfinite(column).any() else 0.0 for column in weights.T])
     by_speed = np.where(mean > 0, 1 / np.where(mean > 0, mean, 1.0), 0.0)
@@ -63,9 +70,12 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
         kinds.setdefault(column.tobytes() + memory[device].tobytes(), []).append(device)
     groups = list(kinds.values())
     free = len(groups) == 1 and float(kept.sum()) <= float(memory.min())
-    if free or len(weights) * len(groups) > MAX_VARIABLES or not weights[np.isfinite(weights)].any():
+    if free or not weights[np.isfinite(weights)].any():
         return simple
-    duals = _duals(weights, kept, memory, groups)
+    some = weights[:, [group[0] for group in groups]], kept
+    if some[0].size > MAX_VARIABLES:
+        some = _joined(*some, max(1, FEW_VARIABLES // len(groups)))
+    duals = _duals(*some, memory, groups)
     if duals is None:
         return simple
     return max(simple, Prices.of(weights, kept, memory, *duals), key=lambda prices: prices.bound)
@@ -80,14 +90,25 @@ def load_bound(units: Units, memory: Floats, objective: str) -> float:
     return bound
 
 
+def _joined(weights: Floats, kept: Floats, most: int) -> tuple[Floats, Floats]:
+    """Sums over units that the same devices run, with about as many bytes for each second; about so many."""
+    allowed = np.isfinite(weights)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num(kept / np.where(allowed, weights, 0.0).sum(axis=1))
+    _rows, pattern = np.unique(np.packbits(allowed, axis=1), axis=0, return_inverse=True)
+    order = np.lexsort((ratio, pattern))
+    share = (np.arange(len(order)) * most) // len(order)
+    starts = np.flatnonzero(np.append(True, (np.diff(share) > 0) | (np.diff(pattern[order]) > 0)))
+    return np.add.reduceat(weights[order], starts), np.add.reduceat(kept[order], starts)
+
+
 def _duals(weights: Floats, kept: Floats, memory: Floats, groups: list[list[int]]) -> tuple[Floats, Floats] | None:
     """Prices from the linear program that spreads units over kinds of devices in fractions and keeps the budgets."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
 
-    first = [group[0] for group in groups]
     sizes = np.array([len(group) for group in groups], dtype=np.float64)
-    weights, memory = weights[:, first], memory[first]
+    memory = memory[[group[0] for group in groups]]
     count, kinds = weights.shape
     scale, unit_bytes = float(weights[np.isfinite(weights)].max()), max(1.0, float(kept.max()))
     allowed = np.isfinite(weights)
