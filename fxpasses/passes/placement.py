@@ -30,6 +30,7 @@ from fxpasses.passes.placing_parts.copies import (
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
 from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
+from fxpasses.passes.placing_parts.own_names import keep_own_names
 from fxpasses.passes.placing_parts.state_homes import bring_state_home, follow_parts
 from fxpasses.passes.placing_parts.streams import streams_for
 
@@ -109,6 +110,7 @@ class PlaceOnDevices(PassBase):
         if streams is not None:
             overlap_copies(graph_module, streams, self.spare_bytes)
         call_loads(graph_module)
+        keep_own_names(graph_module, device_of)
         return PassResult(graph_module, True)
 
 

@@ -494,3 +494,61 @@ def test_what_is_no_device_of_a_part_is_refused_where_it_is_written(given: Any, 
         PlaceOnDevices(given)
 
     assert sentence == str(caught.value)
+
+
+def placed(model: nn.Module, x: Tensor) -> torch.fx.GraphModule:
+    """The two halves of a chain on two devices, without what ``lower`` does beside that."""
+    module = torch.export.export(model, (x,)).module(check_guards=False)
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    first = {node for node in module.graph.nodes if node.op == "call_function" and node < calls[len(calls) // 2]}
+    others = {node for node in module.graph.nodes if node.op == "call_function"} - first
+    assignment = Assignment.of(module, {**dict.fromkeys(first, "left"), **dict.fromkeys(others, "right")})
+    parts = split(module, assignment)
+    devices = dict(zip(parts.part_names.values(), cpu_pair(), strict=True))
+    return PlaceOnDevices(devices)(parts.graph_module).graph_module
+
+
+@pytest.mark.parametrize("copied", [lambda module: module, copy.deepcopy], ids=["itself", "a copy"])
+def test_checkpoints_of_a_placed_graph_have_the_models_own_names(copied: Any) -> None:
+    """Without ``lower``, which keeps them itself: saved, loaded, assigned, and in a module around it."""
+    model, x = Mlp(4), torch.randn(2, 64)
+    module = copied(placed(copy.deepcopy(model), x))
+    other = Mlp(4).state_dict()
+
+    assert model.state_dict().keys() == module.state_dict().keys()
+    assert model.state_dict(prefix="net.").keys() == nn.ModuleDict({"net": module}).state_dict().keys()
+    for assign in (False, True):
+        module.load_state_dict(other, assign=assign)
+        model.load_state_dict(other)
+        assert torch.equal(model(x), module(x))
+        other = {name: 2 * value for name, value in other.items()}
+    nn.ModuleDict({"net": module}).load_state_dict({f"net.{name}": value for name, value in other.items()})
+    model.load_state_dict(other)
+    assert torch.equal(model(x), module(x))
+
+
+def test_what_a_checkpoint_lacks_is_told_under_the_models_own_name() -> None:
+    model, x = Mlp(4), torch.randn(2, 64)
+    module, state = placed(model, x), model.state_dict()
+    (last := list(state)[-1], state.pop(last))
+
+    assert ([last], ["more"]) == tuple(module.load_state_dict({**state, "more": x}, strict=False))
+
+
+def test_names_that_two_parts_give_to_two_tensors_stay_apart() -> None:
+    """Of ``split_module`` or by hand: nothing is lost."""
+    halves = nn.ModuleDict({"submod_0": nn.Linear(4, 4), "submod_1": nn.Linear(4, 4)})
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    graph.output(graph.call_module("submod_1", (graph.call_module("submod_0", (value,)),)))
+    x = torch.randn(2, 4)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for node in graph.nodes:
+            node.meta["val"] = mode.from_tensor(x)
+    module = torch.fx.GraphModule(halves, graph)
+
+    placed_module = PlaceOnDevices(dict(zip(halves, cpu_pair(), strict=True)))(module).graph_module
+
+    assert module.state_dict().keys() == halves.state_dict().keys()
+    placed_module.load_state_dict(halves.state_dict())
+    assert torch.equal(halves["submod_1"](halves["submod_0"](x)), placed_module(x))

@@ -55,7 +55,9 @@ RECOMBINING = 0.8
 PART = 0.25
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
-"""Steps of narrowing, where devices are alike or there is much time: a part of it."""
+"""Steps of narrowing, where devices are alike or there is much time: a part of it; no more than there are."""
+CORES, PREPARING = 20, 7
+"""How many cores a try of it goes through, and the steps that it takes to prepare an ideal of each, for each unit."""
 PROMISING, VAIN = 1000, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
 ROOMS_SHARE = 0.3
@@ -125,7 +127,7 @@ class _Gap:
         Thresholds begin at the bound, and nearer to the goal each time.
         """
         account, most, least, vain = self.search.account, PROMISING, self.proven, 0
-        begun, last = account.spent, 0.0
+        begun, last = account.spent, float(CORES * PREPARING * PROMISING * self.search.units.size)
         while not self.is_closed and vain < VAIN and account.spent - begun + last / 2 < steps:
             before = account.spent
             words = self.search.promising(least, self.goal, most).words
@@ -194,13 +196,14 @@ def _improve(gap: _Gap, steps: float) -> None:
     """
     if is_long(gap.search.units):
         return
+    seconds = steps / STEPS_A_SECOND
     if gap.search.has_many_states:
-        gap.recombine(max(RECOMBINING, PART * steps / STEPS_A_SECOND))
+        gap.recombine(max(min(RECOMBINING, seconds), PART * seconds))
     elif steps > MUCH or len(gap.search.classes) == 1:
-        gap.recombine(RECOMBINING / 2)
-        gap.narrow(max(NARROWING, LONGER * steps))
+        gap.recombine(min(RECOMBINING, seconds) / 2)
+        gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
     else:
-        gap.recombine(RECOMBINING)
+        gap.recombine(min(RECOMBINING, seconds))
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:

@@ -1,0 +1,67 @@
+"""Checkpoints of a placed graph under the model's own names, though each part holds what it uses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import torch
+
+__all__ = ["keep_own_names"]
+
+
+def keep_own_names(graph_module: torch.nn.Module, parts: Iterable[str]) -> None:
+    """Let ``state_dict`` and ``load_state_dict`` leave out the names of parts.
+
+    A name that would then stand for two different tensors keeps its part.
+
+    Args:
+        graph_module: The top level of a split.
+        parts: The names of its parts.
+    """
+    names = _OwnNames(tuple(parts))
+    # torch notes something on each hook, which a bound method does not take
+    rename, expect, tell = (functools.partial(hook) for hook in (names.rename, names.expect, names.tell))
+    graph_module.register_state_dict_post_hook(rename)  # type: ignore[no-untyped-call]  # torch does not say
+    graph_module.register_load_state_dict_pre_hook(expect)  # type: ignore[no-untyped-call]
+    graph_module.register_load_state_dict_post_hook(tell)  # type: ignore[no-untyped-call]
+
+
+@attrs.frozen
+class _OwnNames:
+    """The hooks."""
+
+    parts: tuple[str, ...]
+
+    def by_name_here(self, module: torch.nn.Module) -> dict[str, str]:
+        """The model's name of each tensor that a part holds, by its name here."""
+        held: dict[str, dict[str, torch.Tensor]] = {}
+        for kind in (module.named_parameters, module.named_buffers):
+            for here, tensor in kind(remove_duplicate=False):
+                part, _, own = here.partition(".")
+                held.setdefault(own if part in self.parts else here, {})[here] = tensor
+        return {here: own for own, all_of in held.items() if len({*map(id, all_of.values())}) == 1 for here in all_of}
+
+    def rename(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        """After ``state_dict``."""
+        names = self.by_name_here(module)
+        entries = list(state.items())
+        state.clear()
+        for key, value in entries:
+            here = key.removeprefix(prefix)
+            state[prefix + names[here] if here in names and key.startswith(prefix) else key] = value
+
+    def expect(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
+        """Before ``load_state_dict``, which asks for the names here."""
+        names = self.by_name_here(module)
+        given = {own: state[prefix + own] for own in set(names.values()) if prefix + own in state}
+        for own in given:
+            del state[prefix + own]
+        state.update((prefix + here, given[own]) for here, own in names.items() if own in given)
+
+    def tell(self, module: torch.nn.Module, keys: Any) -> None:
+        """After it: what is missing."""
+        names = self.by_name_here(module)
+        keys.missing_keys[:] = dict.fromkeys(names.get(key, key) for key in keys.missing_keys)
