@@ -432,6 +432,6 @@ def test_a_captured_graph_without_parameters_is_refused() -> None:
 
     assert (
         "The device map names 'inner', a graph that was captured before: its operators carry no path, and no "
-        "parameters tell which they are. Nest the model that it was captured from, or take the entry out; the operators "
-        "then go with the module around." == str(caught.value)
+        "parameters tell which they are. Nest the model that it was captured from, or take the entry out; the "
+        "operators then go with the module around." == str(caught.value)
     )
