@@ -163,8 +163,9 @@ def test_a_hand_edit_that_makes_parts_wait_for_each_other_is_refused(plan: Plan)
 
     assert (
         "In the plan for Mlp, the parts left, right would wait for each other: layers.1/linear#0 in right for /relu#0 "
-        "in left, layers.2/linear#0 in left for /relu#1 in right. A part runs as a whole, and a device may have several: "
-        "put what waits into a further part on the same device, behind the part that it waits for." == str(caught.value)
+        "in left, layers.2/linear#0 in left for /relu#1 in right. A part runs as a whole, and a device may have "
+        "several: put what waits into a further part on the same device, behind the part that it waits for."
+        == str(caught.value)
     )
 
 
