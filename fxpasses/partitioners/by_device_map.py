@@ -192,9 +192,9 @@ def _refuse_untold(places: Mapping[str, Device], paths: Iterable[str], graphs: I
     for module in graphs:
         if module in places and module not in told:
             raise PlacementError(
-                f"The device map names {module!r}, a graph that was captured before: its operators carry no path, and "
-                "no parameters tell which they are. Nest the model that it was captured from, or take the entry out; "
-                "the operators then go with the module around."
+                f"The device map names {module!r}, a graph that was captured before: no operator carries its path, and "
+                "parameters do not tell which are its own. Nest the model that it was captured from, or take the entry "
+                "out; its operators then go with the module around."
             )
 
 

@@ -431,7 +431,7 @@ def test_a_captured_graph_without_parameters_is_refused() -> None:
         mapped({"inner": "left", "": "right"}, Outer(captured))
 
     assert (
-        "The device map names 'inner', a graph that was captured before: its operators carry no path, and no "
-        "parameters tell which they are. Nest the model that it was captured from, or take the entry out; the "
-        "operators then go with the module around." == str(caught.value)
+        "The device map names 'inner', a graph that was captured before: no operator carries its path, and parameters "
+        "do not tell which are its own. Nest the model that it was captured from, or take the entry out; its operators "
+        "then go with the module around." == str(caught.value)
     )
