@@ -468,6 +468,14 @@ def same_torch_device(one: str | torch.device, other: str | torch.device) -> boo
     return (first, at or "0") == (second, there or "0")
 
 
+def is_given_on(given: torch.device, torch_device: str) -> bool:
+    """Whether an input or a result of a model, as it was captured, is on a torch device when the model runs.
+
+    A model captured on ``meta`` is planned as if its tensors were in main memory.
+    """
+    return same_torch_device(given, torch_device) or (given.type == "meta" and same_torch_device("cpu", torch_device))
+
+
 def parse_link(text: str) -> Link:
     """Read a link as the command line takes it: ``A:B=16GiB/s,5us``.
 

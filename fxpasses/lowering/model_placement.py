@@ -13,6 +13,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
+from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -24,7 +25,7 @@ from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.plan.plans import INSTEAD_OF_OFFLOADING
 from fxpasses.units import format_bytes
 
-__all__ = ["check_offload", "module_paths", "propose"]
+__all__ = ["check_offload", "graph_paths", "module_paths", "propose"]
 
 _HINT = ' Or allow offload="cpu": parameters that find no place then stay in main memory.'
 """It makes a single operator that is too large no smaller, so it is not told there."""
@@ -51,6 +52,7 @@ def propose(
     *,
     device_map: DeviceMap | None = None,
     modules: Iterable[str] = (),
+    graphs: Iterable[str] = (),
     offload: str | None = None,
     options: Mapping[str, Any] | None = None,
     step: TrainingStep | None = None,
@@ -63,6 +65,7 @@ def propose(
         objective: What is made small.
         device_map: Which module runs where; nothing is searched then.
         modules: The modules of the model, for the map.
+        graphs: Those of them that are graphs which were captured before.
         offload: ``"cpu"`` if parameters may stay there.
         options: Further options of :func:`~fxpasses.partitioners.by_device.place_by_device`.
         step: For training; the options name it, too.
@@ -72,7 +75,9 @@ def propose(
         InfeasibleError: the model does not fit the devices; says so if offloading would help.
     """
     if device_map is not None:
-        placement = place_by_device_map(graph_module, device_map, topology, modules=modules, objective=objective)
+        placement = place_by_device_map(
+            graph_module, device_map, topology, modules=modules, graphs=graphs, objective=objective
+        )
         if offload is None:
             _refuse_too_small(graph_module, placement, step)
             return OffloadedPlacement(placement, ())
@@ -125,3 +130,13 @@ def module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:
     if isinstance(model, torch.nn.Module):
         names += [name for name, _ in model.named_modules()]
     return dict.fromkeys(names)
+
+
+def graph_paths(model: Any) -> list[str]:
+    """The graphs nested in a model that compute something; ``torch.export`` gives their operators no path of theirs."""
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    return [
+        name
+        for name, module in modules
+        if name and isinstance(module, GraphModule) and any(map(is_compute, module.graph.nodes))
+    ]

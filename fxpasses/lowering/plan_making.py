@@ -54,6 +54,7 @@ def found_plan(
         options.objective,
         device_map=device_map,
         modules=prepared.modules,
+        graphs=prepared.graphs,
         offload=offload,
         options=options.placing,
         step=step,

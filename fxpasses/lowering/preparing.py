@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
-from fxpasses.lowering.model_placement import module_paths
-from fxpasses.lowering.program_copies import copied_program, with_regions_closed, with_true_users
+from fxpasses.lowering.model_placement import graph_paths, module_paths
+from fxpasses.lowering.program_copies import copied_program, with_keywords_given, with_regions_closed, with_true_users
 from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
@@ -66,6 +66,7 @@ class Prepared:
         passes: What each pass did.
         pipeline: The passes as text, where they have one.
         modules: The paths of the model's modules, those included that leave no operator behind.
+        graphs: Those of them that are graphs which were captured before.
     """
 
     captured: ExportedProgram
@@ -74,6 +75,7 @@ class Prepared:
     passes: tuple[PassRow, ...]
     pipeline: str | None
     modules: tuple[str, ...]
+    graphs: tuple[str, ...]
 
 
 def prepare(
@@ -103,9 +105,10 @@ def prepare(
     with clock.step("passes"):
         manager = _manager(pipeline)
         own = copied_program(captured) if captured is model else with_true_users(captured)
-        program, rows = run_passes(with_regions_closed(own), manager)
+        program, rows = run_passes(with_keywords_given(with_regions_closed(own)), manager)
     text = pipeline if isinstance(pipeline, str) else _text_of(manager)
-    return Prepared(captured, program, stateful(program), rows, text, tuple(module_paths(model, captured)))
+    modules, graphs = tuple(module_paths(model, captured)), tuple(graph_paths(model))
+    return Prepared(captured, program, stateful(program), rows, text, modules, graphs)
 
 
 def run_passes(program: ExportedProgram, pipeline: Pipeline) -> tuple[ExportedProgram, tuple[PassRow, ...]]:

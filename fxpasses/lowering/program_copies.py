@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import keyword
 
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -11,7 +14,7 @@ from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import is_marker
 from fxpasses.passes.opening_regions import CloseRegions
 
-__all__ = ["copied_program", "with_regions_closed", "with_true_users"]
+__all__ = ["copied_program", "with_keywords_given", "with_regions_closed", "with_true_users"]
 
 
 def copied_program(program: ExportedProgram) -> ExportedProgram:
@@ -52,3 +55,25 @@ def with_regions_closed(program: ExportedProgram) -> ExportedProgram:
     if not any(map(is_marker, program.graph.nodes)):
         return program
     return CloseRegions()(program).exported_program or program
+
+
+def with_keywords_given(program: ExportedProgram) -> ExportedProgram:
+    """The program with a value for each argument that is called as a word of Python (``from``); changed in place.
+
+    Torch 2.13 cannot read a saved program in which such an argument is left at its default: ``x.uniform_()``.
+    """
+    for graph_module in (module for module in program.graph_module.modules() if isinstance(module, GraphModule)):
+        for node in graph_module.graph.nodes:
+            if isinstance(node.target, OpOverload) and len(node.args) < (count := _up_to_keyword(node.target)):
+                missing = node.target._schema.arguments[len(node.args) : count]
+                kwargs = dict(node.kwargs)
+                node.args = (*node.args, *(kwargs.pop(each.name, each.default_value) for each in missing))
+                node.kwargs = kwargs
+    return program
+
+
+@functools.cache
+def _up_to_keyword(operator: OpOverload) -> int:
+    """How many arguments have to be given so that those that are called as a word of Python are."""
+    named = [keyword.iskeyword(argument.name) for argument in operator._schema.arguments]
+    return len(named) - named[::-1].index(True) if any(named) else 0

@@ -24,6 +24,7 @@ from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.module_origins import module_of
+from fxpasses.partitioners.placing.nested_graphs import paths_by_parameters
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.wording import did_you_mean, listed
@@ -54,29 +55,35 @@ def place_by_device_map(
     topology: Topology,
     *,
     modules: Iterable[str] = (),
+    graphs: Iterable[str] = (),
     objective: Objective = "latency",
 ) -> DevicePlacement:
     """Give each operator the device that the map gives its module.
 
     An operator of a module that only holds other modules of the map, and is in no other way covered, runs where the
     operator before it runs. What must stay together (a tuple and its elements, a storage up to the last write to it)
-    goes where its first operator is. Linear in nodes times the depth of modules.
+    goes where its first operator is. A module whose path no operator carries is known by its parameters
+    (:mod:`~.placing.nested_graphs`). Linear in nodes times the depth of modules.
 
     Args:
         graph_module: A graph whose nodes carry ``val`` and ``nn_module_stack``.
         device_map: Module paths and devices; a parameter or buffer may be named as well, and stands for its module.
         topology: The devices.
         modules: Module paths that exist although no operator comes from them.
+        graphs: Those of them that compute something although no operator carries their path.
         objective: What the proposal says that it is for.
 
     Raises:
-        PlacementError: the map is empty, names a module or a device that is not there, or misses modules.
+        PlacementError: the map is empty, names a module or a device that is not there, or misses modules; or nothing
+            tells the operators of a module that it names.
         InfeasibleError: a device of the map does not support an operator that it gets.
     """
     nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
     paths = ["" if node.op == "call_module" and runs_anywhere(node) else module_of(node) for node in nodes]
     known = _known_paths(graph_module, paths, modules)
     places = _places(device_map, topology, known, graph_module)
+    paths = paths_by_parameters(nodes, paths, places)
+    _refuse_untold(places, paths, graphs)
     chosen = [covering(path, places) for path in paths]
     _refuse_missing(paths, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
@@ -177,6 +184,18 @@ def _places(
                 "a parameter or buffer goes where its module goes: leave one of them out."
             )
     return places
+
+
+def _refuse_untold(places: Mapping[str, Device], paths: Iterable[str], graphs: Iterable[str]) -> None:
+    """A graph that was captured before and has no parameters leaves nothing that its operators are known by."""
+    told = {step for path in paths for step in holders(path)}
+    for module in graphs:
+        if module in places and module not in told:
+            raise PlacementError(
+                f"The device map names {module!r}, a graph that was captured before: no operator carries its path, and "
+                "parameters do not tell which are its own. Nest the model that it was captured from, or take the entry "
+                "out; its operators then go with the module around."
+            )
 
 
 def _refuse_missing(paths: Sequence[str], chosen: Sequence[str | None], places: Mapping[str, Device]) -> None:

@@ -27,6 +27,7 @@ from fxpasses.passes.placing_parts.copies import (
     result_devices,
     return_results,
 )
+from fxpasses.passes.placing_parts.crossing_values import require_values
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
 from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
@@ -63,6 +64,7 @@ class PlaceOnDevices(PassBase):
     Raises:
         PlacementError: no such mapping; or the graph calls no submodule of that name; or parts on several torch devices
             hold one module, or one parameter that is trained, which would become two.
+        MissingMetadataError: a value would cross, and nothing says what it is; names the pass that writes it.
     """
 
     visit_nested = False
@@ -71,7 +73,7 @@ class PlaceOnDevices(PassBase):
     spare_bytes: Mapping[str, float] | None = attrs.field(default=None, kw_only=True)
 
     def requires(self, graph_module: GraphModule) -> None:
-        """Every part is there, and no state would have to be on two devices."""
+        """Every part is there, values that cross are known, and no state would have to be on two devices."""
         called = {str(node.target) for node in graph_module.graph.find_nodes(op="call_module")}
         for name in (*self.device_of, *self.offloaded):
             if name not in called:
@@ -79,6 +81,7 @@ class PlaceOnDevices(PassBase):
                     f"The graph calls no part {name!r}; it calls {', '.join(sorted(called)) or 'none'}."
                 )
         self._refuse_torn_state(graph_module)
+        require_values(graph_module, self.device_of)
 
     def _refuse_torn_state(self, graph_module: GraphModule) -> None:
         """What parts on several torch devices share: a module is one object, a parameter that is trained one tensor."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule
 
-from fxpasses.errors import PlanError
+from fxpasses.errors import CycleError, PartitionError, PlanError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.plan.explaining import misfit
+from fxpasses.plan.explaining import misfit, waiting
 from fxpasses.plan.faults import not_replicable, torn_apart
 from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import stable_keys
@@ -27,7 +27,8 @@ def apply_parts(model: str, parts: Sequence[PartPlan], graph_module: GraphModule
 
     Raises:
         PlanError: an operator has no part, or the parts name what is not there; a part tears apart what must stay
-            together, or must not compute again what it shall.
+            together, or must not compute again what it shall; parts would wait for each other, or stand in an order in
+            which they cannot run.
     """
     given = fit(parts, stable_keys(graph_module))
     if not given.is_complete:
@@ -47,7 +48,14 @@ def apply_parts(model: str, parts: Sequence[PartPlan], graph_module: GraphModule
             "take it out of `again`.",
             node=refused.node,
         )
-    return assignment_of(parts, graph_module, given)
+    try:
+        return assignment_of(parts, graph_module, given)
+    except PartitionError as error:
+        raise PlanError(
+            f"The parts of the plan for {model} stand in an order in which they cannot run: {error}."
+        ) from error
+    except CycleError as error:
+        raise PlanError(f"In the plan for {model}, {waiting(error, given)}", node=error.path[0]) from error
 
 
 def assignment_of(parts: Sequence[PartPlan], graph_module: GraphModule, given: Fit) -> Assignment:

@@ -19,7 +19,7 @@ from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.applying import assignment_of
-from fxpasses.plan.explaining import hints, misfit
+from fxpasses.plan.explaining import hints, misfit, waiting
 from fxpasses.plan.faults import not_replicable, torn_apart
 from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import path_in, stable_keys
@@ -102,10 +102,10 @@ def check_plan(
     except PartitionError as error:
         return [
             *found,
-            Violation("order", f"The parts of the plan stand in an order in which they cannot run: {error}"),
+            Violation("order", f"The parts of the plan stand in an order in which they cannot run: {error}."),
         ]
     except CycleError as error:
-        return [*found, Violation("cycle", f"The parts of the plan would wait for each other: {error}")]
+        return [*found, Violation("cycle", f"In the plan, {waiting(error, given)}", op=given.keys[error.path[0]])]
     return [*found, *_budgets(plan, graph_module, assignment, now)]
 
 

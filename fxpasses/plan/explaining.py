@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 
+from fxpasses.errors import CycleError
 from fxpasses.plan.fitting import Fit
 from fxpasses.plan.keys import covering_entries, path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.renaming import guess_renames
 from fxpasses.wording import listed
 
-__all__ = ["hints", "misfit"]
+__all__ = ["hints", "misfit", "waiting"]
 
 
 def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> dict[str, str]:
@@ -71,6 +73,20 @@ def misfit(model: str, parts: Sequence[PartPlan], given: Fit) -> str:
         said.append(f"gives {entry} to two parts, {first} and {second}; take it out of one")
     tips = "".join(f" ({tip})" for tip in hints(parts, given, renames).values())
     return f"The plan for {model} " + ", and ".join(said) + tips + "."
+
+
+def waiting(error: CycleError, given: Fit) -> str:
+    """Which parts would wait for each other, at which operators, and what to do."""
+    steps = [(a, b) for a, b in pairwise(error.path) if given.part_of[a] != given.part_of[b]]
+    parts = ", ".join(dict.fromkeys(given.part_of[node] for step in steps for node in step))
+    said = ", ".join(
+        f"{given.keys[later]} in {given.part_of[later]} for {given.keys[earlier]} in {given.part_of[earlier]}"
+        for earlier, later in steps
+    )
+    return (
+        f"the parts {parts} would wait for each other: {said}. A part runs as a whole, and a device may have several: "
+        "put what waits into a further part on the same device, behind the part that it waits for."
+    )
 
 
 def _stem(key: str) -> str:

@@ -1,11 +1,12 @@
 """Lay a plan over a graph: which operator gets which part, and what does not fit.
 
-An entry that names an operator counts before one that names a module, and an inner module before an outer one.
+An entry that names an operator counts before one that names a module, and an inner module before an outer one. What
+only handles sizes needs no entry (:mod:`fxpasses.plan.size_operators`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.plan.keys import covering_entries, names_region
 from fxpasses.plan.parts import PartPlan
+from fxpasses.plan.size_operators import with_sizes
 
 __all__ = ["Fit", "fit"]
 
@@ -79,21 +81,35 @@ def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
     given = [(entry, part.name) for part in parts for entry in part.ops]
     doubled = [(entry, owner[entry], part) for entry, part in given if owner.setdefault(entry, part) != part]
     part_of: dict[Node, str] = {}
-    homeless = []
     names_something: set[str] = set()
     for node, key in keys.items():
         matching = [entry for entry in covering_entries(key) if entry in owner]
         names_something.update(matching)  # one that finer entries leave nothing is no mistake
         if matching:
             part_of[node] = owner[matching[0]]
-        else:
-            homeless.append(key)
+    part_of = _with_sizes(parts, keys, part_of, owner)
+    homeless = [key for node, key in keys.items() if node not in part_of]
     unused = tuple((entry, part) for entry, part in owner.items() if entry not in names_something)
     by_entry, unknown = _again(parts, keys, part_of)
     again: dict[str, tuple[Node, ...]] = {}
     for part, _entry, nodes in by_entry:
         again[part] = tuple(dict.fromkeys((*again.get(part, ()), *nodes)))
     return Fit(keys, part_of, tuple(homeless), (*unused, *unknown), tuple(doubled), again, by_entry)
+
+
+def _with_sizes(
+    parts: Sequence[PartPlan], keys: Mapping[Node, str], part_of: Mapping[Node, str], owner: Container[str]
+) -> dict[Node, str]:
+    """The part of each operator, what handles sizes included."""
+    names = list(dict.fromkeys(part.name for part in parts))
+    rank = {name: place for place, name in enumerate(names)}
+    again: dict[Node, int] = {}
+    for part, _entry, nodes in _again(parts, keys, part_of)[0]:
+        for node in nodes:
+            again.setdefault(node, rank[part])
+    named = {node for node, key in keys.items() if key in owner}
+    places = with_sizes(list(keys), {node: rank[name] for node, name in part_of.items()}, named, again)
+    return {node: names[places[node]] for node in keys if node in places}
 
 
 def _again(

@@ -12,6 +12,7 @@ from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import REPLICA_OF
 from fxpasses.partitioners.support import module_paths
+from fxpasses.plan.size_operators import handles_sizes
 
 __all__ = ["covering_entries", "module_path", "names_region", "path_in", "stable_keys"]
 
@@ -36,11 +37,13 @@ def _inside(region: Node, index: Any) -> Node:
 
 
 def _op_name(node: Node) -> str:
+    """The name of what is called; what computes sizes has one of its own, so that it counts with no other operator."""
     target = node.target
     if isinstance(target, str):
         return target
     packet = getattr(target, "overloadpacket", target)
-    return str(getattr(packet, "__name__", packet))
+    name = str(getattr(packet, "__name__", packet))
+    return f"sym_{name}" if handles_sizes(node) and not name.startswith(("sym_", "_")) else name
 
 
 def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:

@@ -147,7 +147,8 @@ class Plan:
 
         Raises:
             PlanError: an operator has no part, or the plan names what is not there: the model changed; or a part must
-                not compute again what it shall.
+                not compute again what it shall; or parts would wait for each other, or stand in an order in which they
+                cannot run.
         """
         return apply_parts(self.model, self.parts, graph_module)
 

@@ -195,9 +195,10 @@ def _operators(value: Any, where: str) -> tuple[str, ...]:
         if not isinstance(op, str):
             raise PlanError(f"In this plan {where}[{index}] is {_shown(op)}; write a text.")
         if "/" not in op:
+            module = op.removesuffix("*").removesuffix(".")
             raise PlanError(
                 f"In this plan {where} names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
-                f"for a whole module write {op.removesuffix('.*') + '/*'!r}."
+                f"for {'a whole module' if module else 'the whole model'} write {module + '/*'!r}."
             )
     return tuple(value)
 

@@ -10,6 +10,7 @@ import linecache
 import os
 import traceback
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,17 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
             return torch.export.load(str(file))
     except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
         raise InputError(
-            f"{str(path)!r} is not a program that torch.export.save wrote "
-            f"({type(error).__name__}: {_first_line(error)})."
+            f"{str(path)!r} {_what_it_is(file)} ({type(error).__name__}: {_first_line(error)})."
         ) from error
+
+
+def _what_it_is(file: Path) -> str:
+    """What to say of a file that torch does not load: it writes some programs that it cannot read."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if any(name.endswith("models/model.json") for name in archive.namelist()):
+                return "is a saved program that torch.export.load cannot read"
+    return "is not a program that torch.export.save wrote"
 
 
 def capture(

@@ -6,6 +6,7 @@ together, in nested graphs as well, so that no operator is left behind on the ol
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
 
 from fxpasses.errors import GraphError
 from fxpasses.metadata import value_of
 from fxpasses.values.fake_modes import fake_mode_of, nested_graph_modules
 from fxpasses.values.recorded_values import has_value, set_value
 
-__all__ = ["makes_from_nothing", "move_to_device"]
+__all__ = ["makes_from_nothing", "move_to_device", "names_device", "rename_devices"]
 
 _DEVICE_METHODS = frozenset({"cpu", "cuda", "xpu"})
 
@@ -97,29 +99,62 @@ def _moved_fake(leaf: Any, target: torch.device) -> Any:
 
 def _retarget(node: Node, target: torch.device) -> None:
     """Let an operator that names a device, or makes a tensor out of nothing, do so on ``target``."""
-    if node.op == "call_method" and node.target in _DEVICE_METHODS:
-        node.target = "to"
-        node.args = (node.args[0], target)
-        return
+    rename_devices(node, target)
+    if makes_from_nothing(node) and not names_device(node):
+        node.kwargs = {**node.kwargs, "device": target}
+
+
+def rename_devices(node: Node, target: torch.device, *, kept: Collection[str] = ()) -> None:
+    """Let an operator name another device wherever it names one: as a device, as text, by a number or a method.
+
+    Args:
+        node: The operator; what calls nothing stays.
+        target: The device.
+        kept: Types of devices that are named on purpose, and stay.
+    """
     if node.op not in ("call_function", "call_method"):
         return
-    args = map_aggregate(node.args, lambda leaf: target if isinstance(leaf, torch.device) else leaf)
-    kwargs = dict(map_aggregate(node.kwargs, lambda leaf: target if isinstance(leaf, torch.device) else leaf))
-    if isinstance(kwargs.get("device"), str):
+    if node.op == "call_method" and node.target in _DEVICE_METHODS:
+        others = {name: each for name, each in node.kwargs.items() if name != "device"}
+        node.target, node.args, node.kwargs = "to", (node.args[0], target), others
+        return
+
+    def swap(leaf: Any) -> Any:
+        return target if isinstance(leaf, torch.device) and leaf.type not in kept else leaf
+
+    args, kwargs = list(map_aggregate(node.args, swap)), dict(map_aggregate(node.kwargs, swap))
+    place = _place_of_device(node)
+    if place is not None and place < len(args) and _is_name(args[place], kept):
+        args[place] = target
+    if _is_name(kwargs.get("device"), kept):
         kwargs["device"] = target
-    if node.op == "call_method" and node.target == "to":
-        args = tuple(target if isinstance(leaf, str) else leaf for leaf in args)
-    named = kwargs.get("device") is not None or any(isinstance(leaf, torch.device) for leaf in args)
-    if makes_from_nothing(node) and not named:
-        kwargs["device"] = target
-    if args != node.args or kwargs != node.kwargs:
-        node.args, node.kwargs = args, kwargs
+    if tuple(args) != node.args or kwargs != node.kwargs:
+        node.args, node.kwargs = tuple(args), kwargs
+
+
+def names_device(node: Node) -> bool:
+    """Whether an operator names a device, in whatever way."""
+    place = _place_of_device(node)
+    given = node.args[place] if place is not None and place < len(node.args) else node.kwargs.get("device")
+    return given is not None
+
+
+def _place_of_device(node: Node) -> int | None:
+    """Where among the arguments of an operator a device may stand without its name."""
+    if node.op == "call_method":
+        return 1 if node.target == "to" else None
+    if not isinstance(node.target, OpOverload):
+        return None
+    return next((at for at, each in enumerate(node.target._schema.arguments) if each.name == "device"), None)
+
+
+def _is_name(leaf: Any, kept: Collection[str]) -> bool:
+    """Whether an argument that may be a device is the name of one, or the number of an accelerator."""
+    return type(leaf) is int or (isinstance(leaf, str) and leaf.partition(":")[0] not in kept)
 
 
 def makes_from_nothing(node: Node) -> bool:
     """Whether the operator makes a tensor from no tensor, on a device that it may name."""
-    if not isinstance(node.target, OpOverload) or any(
-        isinstance(value_of(each), torch.Tensor) for each in node.all_input_nodes
-    ):
+    if any(isinstance(value_of(each), torch.Tensor) for each in node.all_input_nodes):
         return False
-    return any(argument.name == "device" for argument in node.target._schema.arguments)
+    return node.target in _device_constructors() or (_place_of_device(node) is not None and node.op == "call_function")

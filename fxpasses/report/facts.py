@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
+from fxpasses.devices import MAIN_MEMORY, Device, is_given_on
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
@@ -190,7 +190,7 @@ def _crosses_back(node: Node, source: Device) -> bool:
 def _is_elsewhere(node: Node, device: Device) -> bool:
     """Whether a value, as the model has it, is on another torch device than this one."""
     first, *_ = tensors_in(node.meta.get("val"))
-    return not same_torch_device(first.device, device.torch_device)
+    return not is_given_on(first.device, device.torch_device)
 
 
 def _needed_by(users: Sequence[Node], assignment: Assignment, keys: Mapping[Node, str]) -> str:

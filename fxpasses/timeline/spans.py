@@ -16,6 +16,7 @@ import attrs
 from fxpasses.errors import InputError
 from fxpasses.files import write_text
 from fxpasses.units import format_bytes, format_seconds
+from fxpasses.wording import did_you_mean
 
 __all__ = [
     "COLUMNS",
@@ -121,7 +122,12 @@ class Timeline:
         return max((span.end for span in self.spans), default=0.0)
 
     def on(self, track: str) -> list[Span]:
-        """The spans of one track, by start."""
+        """The spans of one track, by start.
+
+        Raises:
+            InputError: there is no such track.
+        """
+        self._check_known(track)
         return sorted((span for span in self.spans if span.track == track), key=lambda span: (span.start, span.end))
 
     def busy(self, track: str) -> float:
@@ -137,8 +143,20 @@ class Timeline:
         return max(0.0, self.makespan - self.busy(track))
 
     def peak(self, track: str) -> int:
-        """The most bytes that a track holds at one time; 0 where its memory is not known."""
+        """The most bytes that a track holds at one time; 0 where its memory is not known.
+
+        Raises:
+            InputError: there is no such track.
+        """
+        self._check_known(track)
         return max((size for _second, size in self.memory.get(track, ())), default=0)
+
+    def _check_known(self, track: str) -> None:
+        if track not in self.tracks:
+            there = ", ".join(self.tracks) or "none"
+            raise InputError(
+                f"The timeline has no track {track!r}; there are {there}{did_you_mean(track, self.tracks)}"
+            )
 
     def table(self) -> list[tuple[str, ...]]:
         """One row of text a track, under :data:`COLUMNS`."""
@@ -192,12 +210,17 @@ class Timeline:
         return draw_timeline(self, title=title, width=width)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture to a file that ends in ``.svg``, and the trace to any other.
+        """Write the picture to a file that ends in ``.svg``, the trace to one that ends in ``.json``.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: it ends in something else, or cannot be written.
         """
-        write_text(path, self.svg() if Path(path).suffix == ".svg" else self.trace_text())
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".json", ".svg"):
+            raise InputError(
+                f"A timeline is written to a .json file (a trace) or to a .svg file (a picture), not to {str(path)!r}."
+            )
+        write_text(path, self.svg() if suffix == ".svg" else self.trace_text())
 
 
 def lanes_of(spans: Sequence[Span]) -> list[tuple[int, Span]]:

@@ -72,6 +72,16 @@ def test_a_plan_needs_no_device() -> None:
     ]
 
 
+def test_a_plan_of_a_model_without_memory_is_that_of_the_model() -> None:
+    """Its inputs and results were said to be copied from and to main memory, and its inputs not held by a device."""
+    with torch.device("meta"):
+        empty, inputs = Mlp().eval(), (torch.randn(2, 64),)
+
+    real = place(Mlp().eval(), ARGS, devices=cpu_pair(40 * KiB, 40 * KiB)).plan
+
+    assert real == place(empty, inputs, devices=cpu_pair(40 * KiB, 40 * KiB)).plan
+
+
 def test_a_plan_is_followed_and_lowered(planned: Planned) -> None:
     model = Mlp().eval()
 

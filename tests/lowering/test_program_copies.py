@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
+import pytest
 import torch
 from lowering_models import Conditional, KeyValueCache, Mlp, Tied
 from torch import Tensor, nn
 
-from fxpasses import Device, lower, place
+from fxpasses import Device, InputError, load, lower, place, save
 from fxpasses.lowering.program_copies import copied_program, with_true_users
 from fxpasses.programs import capture
 
@@ -81,3 +85,35 @@ def test_users_that_torch_has_lost_are_found_again() -> None:
     assert all(user in used.users for user in program.graph.nodes for used in user.all_input_nodes)
     program.graph.lint()
     assert torch.equal(Written()(x), lower(Written(), (x,), devices=devices)(x))
+
+
+class Noise(nn.Module):
+    """Arguments called ``from``, once left at their defaults and once given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + torch.empty(2, 4).uniform_() + torch.empty(2, 4).uniform_(0.5)
+
+
+def test_arguments_called_as_words_of_python_are_saved(tmp_path: Path) -> None:
+    """Torch 2.13 wrote x.uniform_() and did not read it again."""
+    x = torch.randn(2, 4)
+    lowered = lower(Noise(), (x,), devices=[Device("only")])
+    save(lowered, tmp_path)
+    torch.manual_seed(0)
+    expected = lowered(x)
+
+    for again in (load(tmp_path), pickle.loads(pickle.dumps(lowered))):
+        torch.manual_seed(0)
+
+        assert torch.equal(expected, again(x))
+
+
+def test_a_saved_program_that_torch_cannot_read_is_called_one(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Noise(), (torch.randn(2, 4),)), tmp_path / "noise.pt2")
+
+    with pytest.raises(InputError, match=r"noise\.pt2' is a saved program that torch\.export\.load cannot read \("):
+        lower(tmp_path / "noise.pt2", devices=[Device("only")])

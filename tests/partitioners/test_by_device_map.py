@@ -367,3 +367,71 @@ def test_the_guards_of_an_exported_module_need_no_entry() -> None:
     placement = place_by_device_map(graph, {"0": "a"}, Topology.of([Device("a"), Device("b")]))
 
     assert {"a"} == {device.name for device in placement.device_of.values()}
+
+
+class Outer(nn.Module):
+    """A module of which the map shall say where it is, and a layer behind it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("device_map", "parts"),
+    [
+        (
+            {"inner": "left", "head": "right"},
+            [("left", ("/linear#0", "/relu#0", "/linear#1")), ("right", ("head/*",))],
+        ),
+        ({"inner": "right", "": "left"}, [("right", ("/linear#0", "/relu#0", "/linear#1")), ("left", ("head/*",))]),
+        (
+            {"inner.0": "left", "inner.2": "right", "head": "right"},
+            [("left", ("/linear#0", "/relu#0")), ("right", ("/linear#1", "head/*"))],
+        ),
+    ],
+)
+def test_a_graph_that_was_captured_before_is_known_by_its_parameters(
+    device_map: dict[str, Any], parts: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    """Its operators carry the path of the module around, so entries for it were not heard."""
+    x = torch.randn(2, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    captured = Outer(torch.export.export(model, (x,)).module())
+
+    lowered = lower(captured, (x,), devices=cpu_pair(), device_map=device_map)
+
+    assert parts == [(part.device, part.ops) for part in lowered.plan.parts]
+    assert torch.equal(captured(x), lowered(x))
+
+
+def test_a_module_that_is_not_called_is_known_by_its_parameters_however_they_are_made_over() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.first(x) @ self.second.weight.t().relu()).cos()
+
+    lowered = mapped({"first": "left", "second": "right", "": "left"}, Functional())
+
+    assert [("left", ("first/*",)), ("right", ("/t#0", "/relu#0", "/matmul#0")), ("left", ("/cos#0",))] == [
+        (part.device, part.ops) for part in lowered.plan.parts
+    ]
+
+
+def test_a_captured_graph_without_parameters_is_refused() -> None:
+    captured = torch.export.export(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.randn(2, 8),)).module()
+
+    with pytest.raises(PlacementError) as caught:
+        mapped({"inner": "left", "": "right"}, Outer(captured))
+
+    assert (
+        "The device map names 'inner', a graph that was captured before: no operator carries its path, and parameters "
+        "do not tell which are its own. Nest the model that it was captured from, or take the entry out; its operators "
+        "then go with the module around." == str(caught.value)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.scan import scan
 from torch.fx import symbolic_trace
+from torch.fx.passes.split_module import split_module as torch_split_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples import bert
-from fxpasses import Device, LoweredModule, PlacementError, lower
+from fxpasses import Device, LoweredModule, MissingMetadataError, PassManager, PlacementError, lower
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.devices import MAIN_MEMORY
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes import split
-from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of
+from fxpasses.passes import MeasureCosts, split
+from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of, move_part
 
 
 def linear() -> nn.Linear:
@@ -457,6 +459,53 @@ def test_what_parts_share_may_be_on_one_device_or_fixed() -> None:
 
     assert shared.get_parameter("a.layer.weight") is shared.get_parameter("b.layer.weight")
     assert ["cpu", "meta"] == [fixed.get_parameter(f"{part}.layer.weight").device.type for part in "ab"]
+
+
+def test_values_that_cross_must_be_known() -> None:
+    """torch's split_module of a traced model has none: nothing was copied, and the next part failed."""
+    parts = iter((0, 0, 1))
+    traced = symbolic_trace(nn.Sequential(linear(), nn.ReLU(), linear()))
+    halves = torch_split_module(traced, traced, lambda _node: next(parts))
+    left, right = Device("left"), Device("right", torch_device="meta")
+
+    with pytest.raises(MissingMetadataError) as caught:
+        PlaceOnDevices({"submod_0": left, "submod_1": right})(halves)
+    with pytest.raises(MissingMetadataError, match="node 'input_1' goes from main memory to right, and has no value"):
+        PlaceOnDevices({"submod_0": right, "submod_1": right})(halves)
+    PlaceOnDevices({"submod_0": left, "submod_1": left})(halves)
+
+    assert (
+        "node 'submod_0' goes from left to right, and has no value that says what is copied; run "
+        "MeasureCosts(example_inputs=...) before fxpasses' own split or split_module (torch's leaves values out), or "
+        "export the model" in str(caught.value)
+    )
+
+
+class Named(nn.Module):
+    """Names devices in all the ways that code has, and one of no memory on purpose."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = x.shape[0]
+        made = torch.zeros(rows, device="cpu"), torch.ones(rows), torch.arange(rows, device=torch.device("cpu"))
+        sent = x.to("cpu"), x.to(device="cpu", dtype=torch.float64), x.cpu(), x.to(torch.float64), x.to("meta")
+        return *made, *sent
+
+
+def test_devices_that_are_written_as_text_follow_their_part() -> None:
+    traced = symbolic_trace(Named())
+    PassManager([MeasureCosts(example_inputs=(torch.randn(2, 8),))])(traced)
+    nodes = [node for node in traced.graph.nodes if node.op.startswith("call_")]
+    placed = split(traced, Assignment.of(traced, dict.fromkeys(nodes, "a")), names=str).graph_module
+    target = torch.device("cuda", 3)
+
+    move_part(placed.get_submodule("a"), str(target))
+
+    told = [
+        [leaf for leaf in (*node.args[1:], *node.kwargs.values()) if isinstance(leaf, (torch.device, str))]
+        for node in placed.get_submodule("a").graph.nodes
+        if node.target is not getattr and node.op.startswith("call_") and node.target not in (operator.getitem, "size")
+    ]
+    assert [*[[target]] * 6, [], ["meta"]] == told
 
 
 def test_parts_of_one_device_may_have_other_backends() -> None:

@@ -149,8 +149,6 @@ def test_a_plan_for_a_larger_model_says_what_is_not_there(plan: Plan) -> None:
 
 
 def test_a_hand_edit_that_makes_parts_wait_for_each_other_is_refused(plan: Plan) -> None:
-    from fxpasses import CycleError
-
     first, second = plan.parts
     swapped = attrs.evolve(
         plan,
@@ -160,8 +158,38 @@ def test_a_hand_edit_that_makes_parts_wait_for_each_other_is_refused(plan: Plan)
         ),
     )
 
-    with pytest.raises(CycleError):
+    with pytest.raises(PlanError) as caught:
         swapped.assign(exported())
+
+    assert (
+        "In the plan for Mlp, the parts left, right would wait for each other: layers.1/linear#0 in right for /relu#0 "
+        "in left, layers.2/linear#0 in left for /relu#1 in right. A part runs as a whole, and a device may have "
+        "several: put what waits into a further part on the same device, behind the part that it waits for."
+        == str(caught.value)
+    )
+
+
+def test_a_hand_edit_that_swaps_parts_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError) as caught:
+        attrs.evolve(plan, parts=plan.parts[::-1]).assign(exported())
+
+    assert (
+        "The parts of the plan for Mlp stand in an order in which they cannot run: the order puts partition 'right' at "
+        "place 0, but it waits for 'left'; an order that works is ['left', 'right']." == str(caught.value)
+    )
+
+
+def test_a_further_part_on_the_same_device_takes_what_waits(plan: Plan) -> None:
+    """As the sentence about parts that wait for each other says."""
+    left, right = plan.parts
+    four = (
+        attrs.evolve(left, ops=("layers.0/*", "/relu#0")),
+        attrs.evolve(right, ops=("layers.1/*", "/relu#1")),
+        attrs.evolve(left, name="left_1", ops=("layers.2/*", "/relu#2")),
+        attrs.evolve(right, name="right_1", ops=("layers.3/*", "/relu#3")),
+    )
+
+    assert ("left", "right", "left_1", "right_1") == attrs.evolve(plan, parts=four).assign(exported()).order
 
 
 GOOD = {
@@ -250,6 +278,11 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             part(ops=["layers.0.*"]),
             "In this plan parts[0].ops names 'layers.0.*', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
             "for a whole module write 'layers.0/*'.",
+        ),
+        (
+            part(ops=["*"]),
+            "In this plan parts[0].ops names '*', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for the "
+            "whole model write '/*'.",
         ),
         (part(offload="gpu"), "In this plan parts[0].offload is 'gpu'; write \"cpu\", or leave it out."),
         (

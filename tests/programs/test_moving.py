@@ -109,6 +109,19 @@ def test_methods_that_name_a_device_follow() -> None:
     assert ["meta", "meta", "meta"] == [each.device.type for each in graph_module(torch.ones(2, device="meta"))]
 
 
+def test_what_makes_a_tensor_from_a_size_makes_it_on_the_device() -> None:
+    """torch.ones(x.shape[0]) of a traced graph is no operator of torch.ops, and stayed on the CPU."""
+
+    def forward(x: torch.Tensor):
+        return torch.ones(x.shape[0]), torch.zeros(x.shape[0], device="cpu")
+
+    graph_module = symbolic_trace(forward)
+
+    move_to_device(graph_module, "meta")
+
+    assert ["meta", "meta"] == [each.device.type for each in graph_module(torch.ones(2, device="meta"))]
+
+
 def test_what_is_no_device_is_refused() -> None:
     """A typing error in the name of a device is a sentence."""
     with pytest.raises(GraphError, match=re.escape("'cup' is not a device: ")):

@@ -204,6 +204,26 @@ def test_a_file_is_a_picture_or_a_trace_by_its_ending(timeline: Timeline, tmp_pa
     assert timeline.chrome_trace() == json.loads((tmp_path / "run.json").read_text())
 
 
+def test_a_file_of_another_ending_is_refused(timeline: Timeline) -> None:
+    with pytest.raises(InputError) as caught:
+        timeline.save("run.png")
+
+    assert "A timeline is written to a .json file (a trace) or to a .svg file (a picture), not to 'run.png'." == str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("question", ["peak", "busy", "idle", "on"])
+def test_a_track_that_is_not_there_is_refused(timeline: Timeline, question: str) -> None:
+    """It was said to hold nothing, and to do nothing."""
+    with pytest.raises(InputError) as caught:
+        getattr(timeline, question)("gpus")
+
+    assert "The timeline has no track 'gpus'; there are gpu, spare, cpu, gpu:cpu; did you mean 'gpu'?" == str(
+        caught.value
+    )
+
+
 def test_names_of_tracks_are_written_as_they_are(tmp_path: Path) -> None:
     """Perfetto shows an escape in the name of a process or thread as it stands."""
     Timeline([Span("a → b", "x", 0.0, 1.0)]).save(tmp_path / "run.json")

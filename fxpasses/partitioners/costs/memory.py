@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, same_torch_device
+from fxpasses.devices import Device, is_given_on
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
@@ -162,5 +162,5 @@ def _keep_inputs(lives: Mapping[str, Mapping[Place, Life]], devices: Mapping[str
         for life in there.values():
             if life.value.op == "placeholder":
                 given = tensors_in(value_of(life.value))[0].device
-                if same_torch_device(given, devices[name].torch_device):
+                if is_given_on(given, devices[name].torch_device):
                     life.start, life.stop = 0, end

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.fx import Node
 
-from fxpasses.devices import MAIN_MEMORY, Device, Link, Topology, same_torch_device
+from fxpasses.devices import MAIN_MEMORY, Device, Link, Topology, is_given_on
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
@@ -109,8 +109,7 @@ class Prices:
         """The price of an input or a constant on a device: nothing where it is used anyway."""
         size, tensors = value_bytes(node), tensors_in(value_of(node))
         if node in held.inputs or (
-            node.op == "placeholder"
-            and all(same_torch_device(tensor.device, device.torch_device) for tensor in tensors)
+            node.op == "placeholder" and all(is_given_on(tensor.device, device.torch_device) for tensor in tensors)
         ):
             return 0
         if node.op == "get_attr":

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import same_torch_device
 from fxpasses.metadata import value_of
-from fxpasses.programs.moving import makes_from_nothing
+from fxpasses.programs.moving import makes_from_nothing, names_device, rename_devices
 from fxpasses.values import nested_graph_modules
 
 __all__ = ["Memo", "fake_on", "move_part", "moved"]
@@ -63,33 +63,23 @@ def moved(tensor: torch.Tensor, target: torch.device, memo: Memo) -> torch.Tenso
 def _retarget(graph_module: GraphModule, target: torch.device) -> None:
     """Rewrite the devices that operators name (factories, casts, autocast) and the devices of fake values."""
     for node in graph_module.graph.nodes:
-        if node.op == "call_function" or node.op == "call_method":
-            _retarget_node(node, target)
+        _retarget_node(node, target)
         if "val" in node.meta:
             node.meta["val"] = fake_on(node.meta["val"], target)
     graph_module.recompile()
 
 
 def _retarget_node(node: Node, target: torch.device) -> None:
-    args, kwargs = _with_device((node.args, node.kwargs), target)
+    rename_devices(node, target, kept=_ANY_DEVICE)
     if isinstance(node.target, torch._ops.HigherOrderOperator) and "autocast" in str(node.target):
-        args = (target.type, *args[1:])
-    if target.type != "cpu" and makes_from_nothing(node) and kwargs.get("device") is None and not _on_meta(node):
-        kwargs = {**kwargs, "device": target}
-    if (args, kwargs) != (node.args, node.kwargs):
-        node.args, node.kwargs = args, kwargs
+        node.args = (target.type, *node.args[1:])
+    if target.type != "cpu" and makes_from_nothing(node) and not names_device(node) and not _on_meta(node):
+        node.kwargs = {**node.kwargs, "device": target}
 
 
 def _on_meta(node: Node) -> bool:
     """Whether the model itself asks for a tensor without memory."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(value_of(node)))
-
-
-def _with_device(arguments: Any, target: torch.device) -> Any:
-    def swap(leaf: Any) -> Any:
-        return target if isinstance(leaf, torch.device) and leaf.type not in _ANY_DEVICE else leaf
-
-    return torch.fx.node.map_aggregate(arguments, swap)
 
 
 def fake_on(value: Any, target: torch.device, *, from_anywhere: bool = False) -> Any:
