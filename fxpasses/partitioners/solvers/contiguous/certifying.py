@@ -196,9 +196,9 @@ def _improve(gap: _Gap, steps: float) -> None:
     """
     if is_long(gap.search.units):
         return
-    seconds = steps / STEPS_A_SECOND
+    seconds = gap.search.problem.time_budget
     if gap.search.has_many_states:
-        gap.recombine(max(min(RECOMBINING, seconds), PART * seconds))
+        gap.recombine(max(min(RECOMBINING, seconds), PART * steps / STEPS_A_SECOND))
     elif steps > MUCH or len(gap.search.classes) == 1:
         gap.recombine(min(RECOMBINING, seconds) / 2)
         gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
