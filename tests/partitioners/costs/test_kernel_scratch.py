@@ -95,8 +95,8 @@ def test_so_does_its_backward(name: str, mask: list[bool]) -> None:
 
 
 def test_a_kernel_that_is_larger_than_its_input_sums_in_each_thread() -> None:
-    given, weight = torch.randn(2, 64, 2, 2), torch.randn(64, 64, 3, 3)
-    args = (torch.ones(2, 64, 2, 2), given, weight, [64], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    given, weight = torch.randn(2, 8, 2, 2), torch.randn(8, 8, 3, 3)
+    args = (torch.ones(2, 8, 2, 2), given, weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
 
     assert scratch_bytes(aten.convolution_backward.default, args, (given, weight, None)) >= 4 * weight.nbytes
     assert_near(aten.convolution_backward.default, args)
