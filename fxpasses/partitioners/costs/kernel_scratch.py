@@ -98,7 +98,8 @@ def _number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
 
 def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
     """The operand of a sum in the type of the sum, which half precision has only in between."""
-    given, made = args[0], tensors_in(result)[0]
+    given: Tensor = args[0]
+    made = tensors_in(result)[0]
     if _is_elsewhere(given):
         return 0
     is_half = given.dtype in (torch.bfloat16, torch.float16)
@@ -164,7 +165,8 @@ def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Both operands with two columns more, where a product of matrices gives the distances."""
-    left, right = args[:2]
+    left: Tensor = args[0]
+    right: Tensor = args[1]
     is_euclidean, mode = (args[2] == 2, args[3]) if len(args) > 3 else (True, 1)
     many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
     if _is_elsewhere(result) or not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
@@ -210,9 +212,14 @@ def _channel_bytes(args: Sequence[Any], result: Any) -> int:
 
 
 def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
-    """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs."""
+    """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
+
+    Before, that is added up from where bags begin.
+    """
     bag_of, size_of = result[1:3]
-    return 0 if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()) else _bytes(size_of, torch.int64) * 3 // 2
+    if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()):
+        return 0
+    return max(_bytes(size_of, torch.int64) * 3 // 2, _bytes(bag_of, torch.int64))
 
 
 def _attention_bytes(args: Sequence[Any], _result: Any) -> int:

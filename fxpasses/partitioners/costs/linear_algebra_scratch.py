@@ -52,9 +52,9 @@ def _inverse(args: Sequence[Any], _result: Any) -> int:
 
 def _symmetric(args: Sequence[Any], _result: Any) -> int:
     """Divide and conquer wants ``1 + 6n + 2n^2`` numbers; where only the values are wanted, a copy and some rows."""
-    matrix, with_vectors = args[0], len(args) < 3 or args[2]
+    matrix: Tensor = args[0]
     count, rows, _ = _size(matrix)
-    if with_vectors:
+    if len(args) < 3 or args[2]:  # with vectors
         work = (1 + 6 * rows + 2 * rows * rows) * matrix.element_size() + (3 + 5 * rows) * _INT
         return work + 2 * count * _INT + _FLAGS
     work = (_VALUES_ONLY * rows + 1) * matrix.element_size()
@@ -68,7 +68,7 @@ def _singular(args: Sequence[Any], _result: Any) -> int:
 
 def _orthogonal(args: Sequence[Any], _result: Any) -> int:
     """The lengths of the reflections, a panel, and the square where there are several tall matrices."""
-    matrix = args[0]
+    matrix: Tensor = args[0]
     count, rows, columns = _size(matrix)
     square = count * columns * columns if count > 1 and rows > columns else 0
     panel = min(_PANEL, columns // 4 + 2)
@@ -95,7 +95,7 @@ def _copied_factor(args: Sequence[Any], _result: Any) -> int:
 
 def _general(args: Sequence[Any], _result: Any) -> int:
     """A copy, real vectors, real and imaginary parts of the values, and rows to work in."""
-    matrix = args[0]
+    matrix: Tensor = args[0]
     count, rows, _ = _size(matrix)
     numbers = _GENERAL * rows + 1 + 2 * count * rows
     return 2 * _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
@@ -103,7 +103,7 @@ def _general(args: Sequence[Any], _result: Any) -> int:
 
 def _exponential(args: Sequence[Any], _result: Any) -> int:
     """The powers of a polynomial of degree 18, and sums of them."""
-    matrix = args[0]
+    matrix: Tensor = args[0]
     count = _size(matrix)[0]
     return (12 if matrix.dim() == 2 else 10) * _bytes(matrix) + count * _FLAGS + _FLAGS
 

@@ -61,13 +61,14 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     if 1 in (rows, columns):
         return 0
     rows, is_long = min(rows, _ROWS), depth > _LONG
+    depth = round_up(depth, _PADDING if left.dtype is torch.float16 else 2 * _PADDING)
     if left.dtype is torch.bfloat16 and left.stride(-1) == 1:
-        together = min(round_up(depth, 2 * _PADDING), _LONG if is_long else _SHORT)
+        together = min(depth, _LONG if is_long else _SHORT)
         blocks = _COLUMNS * together * left.element_size() + rows * min(columns, _COLUMNS) * _FLOAT
     elif columns > _COLUMNS and depth > _SHORT:
-        blocks = _with_left(left, rows, min(round_up(depth, _PADDING), _LONGEST), _WIDE, _WIDE)
+        blocks = _with_left(left, rows, min(depth, _LONGEST), _WIDE, _WIDE)
     else:
-        together = min(round_up(depth, _PADDING), _LONG if is_long else _SHORT)
+        together = min(depth, _LONG if is_long else _SHORT)
         blocks = _with_left(left, rows, together, _COLUMNS, min(columns, _COLUMNS))
     return torch.get_num_threads() * (blocks + _TABLES)
 

@@ -14,7 +14,7 @@ TILE_ELEMENTS = 60 * 60
 
 def tile_bytes(source: Tensor) -> int:
     """What a dense copy of a tensor in the same type goes through: nothing but for a matrix by its columns."""
-    if source.dim() != 2:  # noqa: PLR2004  # rows and columns
+    if source.dim() != 2:  # rows and columns
         return 0
     rows, columns = map(concrete_size, source.shape)
     down, right = map(concrete_size, source.stride())
