@@ -441,8 +441,9 @@ def test_sizes_that_data_say_count_at_their_most(pick: Callable[[Tensor], Tensor
     with AllocatedByDevice(lowered, (x,), optimizer) as tracked:
         lowered(x).backward()
         optimizer.step()
-    is_counted_apart = pick is as_many_as_counted and not is_fake
-    more = 1.2 if is_counted_apart else 1.1  # what is only counted, on another device, is thought to have a gradient
+    # what is only counted, on another device, is thought to have a gradient; one that is one number repeated counts
+    # twice, as a kernel copies it, but is dense once it is sent
+    more = 1.1 if is_fake else 1.2
     for row in lowered.report.devices:
         assert tracked.total[row.name] <= row.peak_bytes <= more * tracked.total[row.name]
 
