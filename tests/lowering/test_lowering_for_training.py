@@ -160,7 +160,8 @@ def test_a_budget_in_which_the_model_runs_and_cannot_be_trained() -> None:
 def test_an_operator_that_no_device_can_hold_while_its_parameters_step() -> None:
     """All devices together would have enough; whatever runs where, one of them lacks the bytes."""
     layer = (64 * 64 + 64) * 4
-    need = layer * 4 + 3 * 64 * 64 * 4 + 2 * 4  # with gradients, two values kept, three made of the weight, and steps
+    made = 2 * 64 * 64 * 4 + 64 * 4 + 12  # for the weight two, for the bias one, and a rate of learning
+    need = layer * 4 + made + 2 * 4  # with gradients, two values kept, and steps
 
     with pytest.raises(InfeasibleError) as failure:
         lower(Mlp(), ARGS, devices=[Device(name, need - 1) for name in "abcd"], training=Training(2))
@@ -168,8 +169,8 @@ def test_an_operator_that_no_device_can_hold_while_its_parameters_step() -> None
     assert 1 == failure.value.missing_bytes
     assert "linear" == failure.value.node.name
     assert str(failure.value).startswith(
-        "linear (aten.linear.default) needs 113 KiB on one device while the optimizer steps (parameters, gradients, 2 "
-        "values kept for each trained element), but the largest device has 113 KiB: 1 B are missing."
+        "linear (aten.linear.default) needs 97.3 KiB on one device while the optimizer steps (parameters, gradients, 2 "
+        "values kept for each trained element), but the largest device has 97.3 KiB: 1 B are missing."
     )
     lower(Mlp(), ARGS, devices=[Device(name, need + 4 * KiB) for name in "abcd"], training=Training(2))
 
@@ -440,8 +441,9 @@ def test_sizes_that_data_say_count_at_their_most(pick: Callable[[Tensor], Tensor
     with AllocatedByDevice(lowered, (x,), optimizer) as tracked:
         lowered(x).backward()
         optimizer.step()
-    is_counted_apart = pick is as_many_as_counted and not is_fake
-    more = 1.2 if is_counted_apart else 1.1  # what is only counted, on another device, is thought to have a gradient
+    # what is only counted, on another device, is thought to have a gradient; one that is one number repeated counts
+    # twice, as a kernel copies it, but is dense once it is sent
+    more = 1.1 if is_fake else 1.2
     for row in lowered.report.devices:
         assert tracked.total[row.name] <= row.peak_bytes <= more * tracked.total[row.name]
 

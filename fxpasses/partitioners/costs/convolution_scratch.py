@@ -1,7 +1,8 @@
 """What convolutions on the CPU need for themselves while they run: operands in oneDNN's layout, unfolded columns.
 
 The dispatcher does not see it: kernels ask the allocator. Which kernel runs is what torch says for this process: it
-depends on types and shapes, on the number of threads, and on the processor.
+depends on types and shapes, on the number of threads, and on the processor. oneDNN then takes one of its own; where
+that depends on what a processor can do, the hungrier one counts.
 
 Source: oneDNN's developer guide, "Understanding Memory Formats"; sizes agree with what torch's allocator was asked for.
 """
@@ -9,156 +10,29 @@ Source: oneDNN's developer guide, "Understanding Memory Formats"; sizes agree wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from fxpasses.partitioners.tensor_sizes import concrete_size
+from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, Convolution
 
 __all__ = ["convolution_backward_scratch_bytes", "convolution_scratch_bytes"]
 
-_FEW_CHANNELS = 4
-"""So many input channels stay as they are: images."""
-_ALIGNMENT, _PAGE = 128, 4096
-_SUMS, _STRIDING = 4, 12_300
-"""How many gradients of a weight each thread has, and bytes of the tables of a strided kernel."""
-_VOLUMES = 5
-"""Dimensions of a batch of volumes."""
+_IMAGE = 3
+"""The backward of so many channels reads them as they are."""
+_SMALL_KERNEL = 3
+"""Up to so many places in a row, the backward of one channel a group has a kernel of its own."""
+_LEAST_BLOCK = 8
+"""The smallest block in which the gradient of a weight is made, by a kernel that does not do everything."""
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _BACKENDS: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # torch does not say
-_BORDER = 1.15
-"""A result of a strided transposed convolution is made with a border, and trimmed."""
-
-
-@attrs.frozen
-class _Convolution:
-    """A convolution of ``(batch, channels, *places)`` with numbers for sizes; what it takes is beside its result."""
-
-    given: tuple[int, ...]
-    weight: tuple[int, ...]
-    result: tuple[int, ...]
-    groups: int
-    element: int
-    is_transposed: bool
-    is_strided: bool
-    is_padded: bool
-    is_dilated: bool
-
-    @classmethod
-    def of(cls, given: Tensor, weight: Tensor, settings: Sequence[Any], result: Tensor) -> _Convolution:
-        stride, padding, dilation, is_transposed, _more, groups = settings
-        return cls(
-            given=_shape(given),
-            weight=_shape(weight),
-            result=_shape(result),
-            groups=groups,
-            element=given.element_size(),
-            is_transposed=is_transposed,
-            is_strided={*map(concrete_size, stride)} != {1},
-            is_padded={*map(concrete_size, padding)} != {0},
-            is_dilated={*map(concrete_size, dilation)} != {1},
-        )
-
-    @property
-    def is_depthwise(self) -> bool:
-        return self.groups == self.given[1] > 1
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether each place of the result comes from one of the input."""
-        return math.prod(self.weight[2:]) == 1 and not self.is_padded
-
-    @property
-    def given_bytes(self) -> int:
-        return math.prod(self.given) * self.element
-
-    @property
-    def result_bytes(self) -> int:
-        return math.prod(self.result) * self.element
-
-    @property
-    def weight_bytes(self) -> int:
-        return math.prod(self.weight) * self.element
-
-    @property
-    def column_bytes(self) -> int:
-        """What each place of the kernel sees at each place of a sample, in one group."""
-        places = self.given[2:] if self.is_transposed else self.result[2:]
-        return self.weight[1] * math.prod(self.weight[2:]) * math.prod(places) * self.element
-
-    def unfolded(self, samples: int) -> int:
-        """With the columns of so many samples, for one group after the other."""
-        by_group = self.result_bytes if self.groups > 1 else 0  # put together in the end
-        return samples * self.column_bytes + by_group
-
-    def in_columns(self, threads: int) -> int:
-        """Where each thread has the columns of one group and one sample, and the result is then laid out."""
-        return max(threads * self.column_bytes + _ALIGNMENT, self.result_bytes)
-
-    def fills(self, block: int) -> bool:
-        """Whether the channels of each group fill blocks, or there is one group, or one for each channel."""
-        channels, made = self.given[1] // self.groups, self.result[1] // self.groups
-        return self.groups == 1 or channels == made == 1 or channels % block == made % block == 0
-
-    def in_blocks(self, block: int, threads: int) -> int:
-        """With the operands in oneDNN's layout, in which channels fill blocks; then the result is laid out."""
-        own, result = self.result_bytes, self._padded(self.result, block)
-        is_image = self.given[1] <= _FEW_CHANNELS and not self.is_depthwise and not self.is_transposed
-        given = 0 if is_image else self._padded(self.given, block)
-        bias = _up(self.result[1], block) * self.element + _ALIGNMENT
-        laid_out = given + self._padded_weight(block, is_image) + bias + result
-        if self.is_transposed:
-            laid_out += int(result * _BORDER)
-        laid_out += self._picked(block, threads)
-        is_volumes = self.is_depthwise and len(self.result) == _VOLUMES
-        is_made_twice = (self.is_transposed and self.is_strided) or is_volumes
-        return max(laid_out - own, result + (own if is_made_twice else 0))
-
-    def backward_in_blocks(self, block: int, threads: int) -> tuple[int, int]:
-        """What a backward takes, with its gradients: while it makes that of the input, and that of the weight."""
-        given, result = self._padded(self.given, block), self._padded(self.result, block)
-        both = given + result + self._padded_weight(block, is_image=False)
-        bias = 2 * _up(self.result[1], block) * self.element + _ALIGNMENT
-        picked = self._picked(block, threads)
-        spread = _STRIDING + threads * 2 * _STRIDING if self.is_strided else 0
-        spread_out = given + (2 if self.is_strided else 1) * self.given_bytes
-        for_input = max(both + max(picked, spread), spread_out)
-        for_weight = max(both + picked + bias, self._padded_weight(block, is_image=False) + self.weight_bytes)
-        return for_input, for_weight
-
-    def backward_in_columns(self, threads: int) -> tuple[int, int]:
-        """The same where each thread has columns, and sums of its own."""
-        for_input = max(threads * self.column_bytes + _ALIGNMENT, self.given_bytes) + self.given_bytes
-        each = _SUMS * self.weight_bytes + self.column_bytes + 2 * _ALIGNMENT
-        return for_input, self.weight_bytes + threads * each
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the input is smaller than the kernel."""
-        return any(place < kernel for place, kernel in zip(self.given[2:], self.weight[2:], strict=True))
-
-    def in_order(self, threads: int) -> int:
-        """Where channels come last, as oneDNN likes them: with the weight in its layout, twice."""
-        return 2 * self.weight_bytes + (threads + 1) * (_PAGE + _ALIGNMENT)
-
-    def _picked(self, block: int, threads: int) -> int:
-        """The places of a sample that a strided kernel of one place sees, for each thread."""
-        if self.is_transposed or not (self.is_pointwise and self.is_strided):
-            return 0
-        return threads * _up(self.given[1], block) * math.prod(self.result[2:]) * self.element
-
-    def _padded(self, shape: tuple[int, ...], block: int) -> int:
-        batch, channels, *places = shape
-        return batch * _up(channels, block) * math.prod(places) * self.element
-
-    def _padded_weight(self, block: int, is_image: bool) -> int:
-        kernel = math.prod(self.weight[2:]) * self.element
-        if self.is_depthwise:
-            return _up(self.groups, block) * self.weight[1] * kernel
-        channels, made = self.given[1] // self.groups, self.result[1] // self.groups
-        return self.groups * _up(made, block) * (channels if is_image else _up(channels, block)) * kernel
+_UNFOLDING = (
+    *(_BACKENDS.Slow2d, _BACKENDS.Slow3d, _BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d),
+    *(_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d),
+)
 
 
 def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -172,78 +46,259 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
         Bytes; 0 on other devices than the CPU, of whose kernels nothing is known.
     """
     given, weight, _bias, *settings = args
-    return _scratch_bytes(given, weight, settings, result, _in_onednn)
+    if given.device.type != "cpu" or 0 in result.shape:
+        return 0
+    chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, result)
+    if chosen in _UNFOLDING:
+        needs_none = chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d) and _needs_no_columns(shapes)
+        return (0 if needs_none else _columns(chosen, shapes, settings)) + _unfolding_copies(chosen, given, weight)
+    if not _is_in_onednn(chosen, settings):
+        return 0
+    copies = _copies(given, weight, given, weight)
+    if _has_channels_last(given, weight):
+        return copies + (_data_in_order(shapes, has_bias=True) if settings[3] else _forward_in_order(shapes))
+    if settings[3]:
+        return copies + _data(shapes, has_bias=True) - shapes.source_bytes
+    return copies + _forward(shapes) - shapes.result_bytes
 
 
 def convolution_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
-    """The same of its backward, beside the gradients: ``args`` are those of ``aten.convolution_backward``."""
+    """The same of its backward, beside the gradients: ``args`` are those of ``aten.convolution_backward``.
+
+    One gradient is made after the other: that of the input is there while that of the weight is made.
+    """
     gradient, given, weight, _biases, *settings, mask = args
-
-    def in_onednn(convolution: _Convolution) -> int:
-        return _backward_in_onednn(convolution, for_given=mask[0], for_weight=mask[1])
-
-    return _scratch_bytes(given, weight, settings, gradient, in_onednn)
-
-
-def _scratch_bytes(
-    given: Tensor,
-    weight: Tensor,
-    settings: Sequence[Any],
-    result: Tensor,
-    in_onednn: Callable[[_Convolution], int],
-) -> int:
-    """By the kernel that torch takes; ``in_onednn`` says what oneDNN's needs where channels come first."""
-    if given.device.type != "cpu" or 0 in result.shape:
+    if given.device.type != "cpu" or 0 in gradient.shape:
         return 0
-    chosen = torch._C._select_conv_backend(given, weight, None, *settings)
-    convolution = _Convolution.of(given, weight, settings, result)
-    if chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d):
-        is_unfolded = convolution.is_pointwise and not convolution.is_strided and convolution.groups == 1
-        return 0 if is_unfolded else convolution.unfolded(convolution.given[0])
-    if chosen in (_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d):
-        return convolution.unfolded(convolution.given[0])
-    if chosen in (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d):
-        return convolution.unfolded(1)
-    if chosen != _BACKENDS.Mkldnn and not convolution.is_transposed:  # torch has no name for the transposed one
+    chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, gradient)
+    if chosen in _UNFOLDING:
+        needs_none = chosen == _BACKENDS.Slow2d and _needs_no_columns(shapes)
+        columns = 0 if needs_none else _columns(chosen, shapes, settings)
+        return columns + _unfolding_copies(chosen, given, weight, gradient)
+    if not _is_in_onednn(chosen, settings):
         return 0
+    copies = _copies(given, weight, given, weight, gradient)
+    own, bias = _kept_bytes(given, mask[0]), _bias_bytes(gradient) if mask[2] else 0
+    weights = shapes.weight_bytes if mask[1] else 0
     if _has_channels_last(given, weight):
-        return convolution.in_order(torch.get_num_threads())
-    return in_onednn(convolution)
+        in_order = _forward_in_order(shapes) if settings[3] else _data_in_order(shapes)
+        for_given = own + in_order if mask[0] else 0
+        for_weight = own + _weights_in_order(shapes, bias) if mask[1] or mask[2] else 0
+    else:
+        for_given = (_forward(shapes) if settings[3] else _data(shapes)) if mask[0] else 0
+        for_weight = own + _weights(shapes, bias) if mask[1] or mask[2] else 0
+    return copies + max(0, max(for_given, for_weight) - own - weights - bias)
 
 
-def _in_onednn(convolution: _Convolution) -> int:
-    block, threads = _block(), torch.get_num_threads()
-    return convolution.in_blocks(block, threads) if convolution.fills(block) else convolution.in_columns(threads)
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels of oneDNN, with channels first: each says all that there is at one time, with what it makes
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def _backward_in_onednn(convolution: _Convolution, *, for_given: bool, for_weight: bool) -> int:
-    """One gradient after the other: that of the input is there while that of the weight is made."""
-    block, threads = _block(), torch.get_num_threads()
-    first, second = convolution.backward_in_columns(threads)
-    if convolution.fills(block):
-        first, in_blocks = convolution.backward_in_blocks(block, threads)
-        second = second if convolution.is_small or convolution.is_dilated else in_blocks
-    given = convolution.given_bytes if for_given else 0
-    most = max(first if for_given else 0, given + second if for_weight else 0)
-    return max(0, most - given - (convolution.weight_bytes if for_weight else 0))
+def _forward(shapes: Convolution) -> int:
+    """Operands are laid out; the result is laid out again in the end."""
+    own, block = shapes.result_bytes, shapes.block
+    if _prefers_order(shapes):
+        weight = shapes.weight_in_order(shapes.made, shapes.channels)
+        return max(shapes.tables() + shapes.source_bytes + weight + own, 3 * own)
+    if not block:
+        return shapes.in_columns(own)
+    if shapes.is_depthwise and shapes.is_volumes:
+        return max(shapes.source_bytes + shapes.weight_of_channels(is_filled=False) + own, 3 * own)
+    is_image = _is_few(shapes)
+    source = 0 if is_image else shapes.in_blocks(shapes.source, block)
+    weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
+    return max(source + weight + result + shapes.bias_in_blocks(block) + shapes.picked(), result + own)
+
+
+def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
+    """The gradient of what is read, or what a transposed convolution makes, with a bias that is added at the end.
+
+    A strided kernel wants channels last; what it makes is copied twice.
+    """
+    own = shapes.source_bytes
+    before_bias = own + ALIGNMENT if has_bias else 0
+    if _is_unusual(shapes):
+        return shapes.in_columns(own, before_bias=before_bias)
+    if _spreads(shapes) or _prefers_order(shapes):
+        weight = shapes.weight_in_order(shapes.channels, shapes.made)
+        spread = shapes.tables(is_spread=shapes.is_strided)
+        added = own if has_bias and shapes.is_uneven else 0
+        return max(spread + added + shapes.result_bytes + weight + own, 3 * own)
+    if not (block := shapes.block):
+        return shapes.in_columns(own, before_bias=before_bias)
+    result, source = shapes.in_blocks(shapes.result, block), shapes.in_blocks(shapes.source, block)
+    before_bias = source + ALIGNMENT if has_bias else 0
+    return max(before_bias + result + shapes.weight_in_blocks(block) + source, source + own)
+
+
+def _weights(shapes: Convolution, bias: int) -> int:
+    """The gradients of the weight and of the bias, which are then laid out."""
+    if _is_as_given(shapes):
+        return 2 * (shapes.weight_bytes + bias)
+    block, is_image = shapes.block, _is_few(shapes) and shapes.channels <= _IMAGE
+    if not is_image and _is_few(shapes):
+        block = shapes.vector // 2
+    unfolded = 0
+    if _unfolds_for_weight(shapes, block):
+        unfolded = shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
+        if shapes.is_depthwise or not (shapes.is_dilated and block):  # else oneDNN may have one that does
+            return unfolded
+    source = 0 if is_image else shapes.in_blocks(shapes.source, block)
+    weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
+    while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
+    if not shapes.is_pointwise:
+        while_made += _sums_in_floats(shapes, weight)
+    return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same with channels last: beside what is made, which needs no other layout
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _forward_in_order(shapes: Convolution) -> int:
+    tables = shapes.tables() if shapes.fills(shapes.channels) else 0
+    return shapes.weight_in_order(shapes.made, shapes.channels) + tables
+
+
+def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
+    own = shapes.source_bytes
+    if _is_unusual(shapes) and not shapes.is_depthwise:
+        return shapes.in_columns(own) - own
+    if shapes.is_depthwise and shapes.is_volumes:
+        return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
+    weight = shapes.weight_in_order(shapes.channels, shapes.made)
+    if shapes.fills(shapes.made):
+        added = own if has_bias and shapes.is_strided and shapes.is_uneven else 0
+        return weight + added + shapes.tables(is_spread=shapes.is_strided)
+    return weight + (own + ALIGNMENT if has_bias else 0)
+
+
+def _weights_in_order(shapes: Convolution, bias: int) -> int:
+    """The gradient of the weight is laid out with channels first, then with channels last.
+
+    One channel a group is no special case for a kernel of more than three places in a row: each group then has a whole
+    block of what goes in and of what comes out.
+    """
+    vector = shapes.vector
+    if _is_as_given(shapes):
+        return 3 * shapes.weight_bytes + 2 * bias
+    if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
+        return 2 * shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
+    if shapes.is_depthwise:
+        weight = shapes.weight_of_channels(is_filled=max(shapes.kernel) > _SMALL_KERNEL or shapes.is_volumes)
+    else:
+        weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
+    while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + _sums_in_floats(shapes, weight)
+    return weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which kernel
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _chosen(given: Tensor, weight: Tensor, settings: Sequence[Any]) -> Any:
+    return torch._C._select_conv_backend(given, weight, None, *settings)
+
+
+def _is_in_onednn(chosen: Any, settings: Sequence[Any]) -> bool:
+    return chosen == _BACKENDS.Mkldnn or bool(settings[3])  # torch has no name for the transposed one
+
+
+def _needs_no_columns(shapes: Convolution) -> bool:
+    return shapes.is_pointwise and not shapes.is_strided and shapes.groups == 1
+
+
+def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
+    """What torch's own kernels have: columns of one sample or of all, for one group after the other."""
+    is_single = chosen in (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
+    ones = shapes.result[1] * shapes.element if is_single else 0
+    made = shapes.source_bytes if settings[3] else shapes.result_bytes
+    put_together = made if shapes.groups > 1 else 0
+    return (1 if is_single else shapes.result[0]) * shapes.column_bytes + put_together + ones
+
+
+def _is_few(shapes: Convolution) -> bool:
+    """Whether the channels stay as they are, as they fill no vector; smaller processors know images only."""
+    few = shapes.vector - 1 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _IMAGE
+    return shapes.groups == 1 and shapes.channels <= few and not shapes.is_pointwise
+
+
+def _spreads(shapes: Convolution) -> bool:
+    return shapes.is_strided and shapes.fills(shapes.made)
+
+
+def _is_unusual(shapes: Convolution) -> bool:
+    """What no kernel does backward but the one that unfolds what is read."""
+    if shapes.is_depthwise and (shapes.is_volumes or shapes.is_dilated):
+        return True
+    return shapes.is_dilated and shapes.is_strided
+
+
+def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
+    """Whether the same is true of the gradient of the weight."""
+    if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
+        return True
+    if shapes.is_depthwise:
+        return max(shapes.kernel) > _SMALL_KERNEL
+    if block > _LEAST_BLOCK:
+        return False
+    return block < _LEAST_BLOCK or shapes.is_dilated or shapes.is_small or (shapes.is_volumes and shapes.is_strided)
+
+
+def _prefers_order(shapes: Convolution) -> bool:
+    """Whether channels come last whatever is given: half precision on processors that compute in it."""
+    has_tiles = torch.cpu._is_amx_tile_supported()
+    return shapes.dtype is torch.float16 or (shapes.dtype is torch.bfloat16 and has_tiles)
+
+
+def _is_as_given(shapes: Convolution) -> bool:
+    """Whether the gradient of the weight is made by a kernel that takes any layout: there is no other for the type."""
+    return shapes.dtype is torch.float16 and not torch.cpu._is_amx_tile_supported()
+
+
+def _sums_in_floats(shapes: Convolution, weight: int) -> int:
+    """In bfloat16 the gradient of the weight is added up in floats, most times from samples that are turned."""
+    if shapes.dtype is not torch.bfloat16:
+        return 0
+    is_small = shapes.is_depthwise and max(shapes.kernel) <= _SMALL_KERNEL
+    sums = torch.get_num_threads() * weight * torch.float32.itemsize // shapes.element
+    return sums + (0 if is_small else shapes.turned_samples())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies that torch makes before
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _copies(given: Tensor, weight: Tensor, *operands: Tensor) -> int:
+    """Bytes of the operands that are not laid out as torch wants all of them to be."""
+    last = _FORMATS[given.dim()] if _has_channels_last(given, weight) else torch.contiguous_format
+    return sum(_bytes(each) for each in operands if not each.is_contiguous(memory_format=last))
+
+
+def _unfolding_copies(chosen: Any, given: Tensor, weight: Tensor, *gradients: Tensor) -> int:
+    """Torch's own kernels want channels first, but for those of images."""
+    if not _has_channels_last(given, weight):
+        return _copies(given, weight, given, weight, *gradients)
+    if chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d):
+        return _copies(given, weight, given, weight)
+    return sum(_bytes(each) for each in (given, weight, *gradients) if not each.is_contiguous())
 
 
 def _has_channels_last(*operands: Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return any(
-        each.dim() in formats and each.is_contiguous(memory_format=formats[each.dim()]) and not each.is_contiguous()
-        for each in operands
-    )
+    return any(suggest_memory_format(each) == _FORMATS.get(each.dim()) for each in operands)
 
 
-def _block() -> int:
-    """How many channels lie together: as many floats as the processor computes with at once."""
-    return 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+def _kept_bytes(given: Tensor, is_wanted: bool) -> int:
+    return _bytes(given) if is_wanted else 0
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(map(concrete_size, tensor.shape))
+def _bias_bytes(gradient: Tensor) -> int:
+    return int(gradient.shape[1]) * gradient.element_size()
 
 
-def _up(count: int, block: int) -> int:
-    return -(-count // block) * block
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(map(int, tensor.shape)) * tensor.element_size()

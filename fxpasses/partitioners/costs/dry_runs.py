@@ -168,7 +168,8 @@ def _gathers(source: Any, index: Any) -> bool:
 
 def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
-        if may_need_scratch(node.target, tensors_in(list(map(value_of, node.all_input_nodes))), value_of(node)):
+        operands = tensors_in(list(map(value_of, node.all_input_nodes)))
+        if may_need_scratch(node.target, node.args, operands, value_of(node)):
             return True
         return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -69,7 +69,7 @@ class GraphFigures:
         sends_state: Whether a parameter or a buffer that several devices use is sent to the others in each run; else
             each device has its own.
         beside_state: What the device that such a parameter lives on keeps besides if it is trained, as a share of it.
-        with_scratch: Whether some device has kernels of which it is known what they need for themselves.
+        with_scratch: Whether all devices have kernels of which it is known what they need for themselves.
     """
 
     graph_module: GraphModule
@@ -145,7 +145,7 @@ class GraphFigures:
             living,
             inputs,
             sends_state=sends_state,
-            with_scratch=devices is None or any(device.has_known_kernels for device in devices),
+            with_scratch=devices is None or all(device.has_known_kernels for device in devices),
         )
 
     @cached_property

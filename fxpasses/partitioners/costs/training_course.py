@@ -21,6 +21,9 @@ Kind = Literal["gradients", "optimizer", "saved", "activations", "copies"]
 STEP_BYTES = 4
 """What optimizers count steps in, one number for each parameter (Adam, AdamW, RMSprop, Adagrad)."""
 
+_RATE_BYTES = 12
+"""The rate of learning as a number and in the type of a parameter, while one is changed."""
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
@@ -35,7 +38,9 @@ class Training:
             with momentum, 0 for SGD.
         step_slots: Values that it makes besides for each trained element while it steps: 1 for Adam and AdamW over all
             parameters at once (``foreach``, torch's choice on accelerators), 0 for those that are ``fused``. By default
-            what either way needs if the optimizer keeps anything: 1 for each, or 3 for those of the largest parameter.
+            what either way needs if the optimizer keeps anything: 1 for each, or, one parameter after the other, as
+            many as it keeps for those of the largest one, and 1 for those of the next, which may still be there.
+            Weight decay that is added to gradients (Adam's, not AdamW's) and ``maximize`` are not counted.
         counts_steps: Whether an optimizer that keeps anything keeps the number of its steps, too, for each parameter;
             SGD with momentum does not.
 
@@ -66,7 +71,11 @@ class Training:
         """What the optimizer makes while it steps, for parameters of these sizes."""
         if self.step_slots is not None:
             return int(self.step_slots * sum(sizes))
-        return max(sum(sizes), 3 * max(sizes, default=0)) if self.optimizer_slots else 0
+        if not self.optimizer_slots or not sizes:
+            return 0
+        largest, *others = sorted(sizes, reverse=True)
+        one_by_one = math.ceil(self.optimizer_slots) * largest + (others[0] if others else 0)
+        return max(sum(sizes), one_by_one) + _RATE_BYTES
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""

@@ -68,7 +68,7 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
     """The storages that each value really lives in.
 
     Effects count what may be one storage as one; here a ``reshape`` or a ``to`` that copies has a storage of its own,
-    and so have the views of it. O(nodes and edges).
+    and so have the views of it, and what a ``while_loop`` makes in its last round. O(nodes and edges).
     """
     homes: dict[Node, tuple[int, ...]] = {}
     copies = itertools.count(1 << 40)  # effects number storages from 0
@@ -82,7 +82,7 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
             continue
         aliases = effects.call(node).aliases if node.op not in ("placeholder", "get_attr", "output") else ()
         viewed = [homes[operands[0]] if operands else () for operands in aliases]
-        if any(viewed) and makes_a_copy(node):
+        if any(viewed) and (_makes_rounds(node) or makes_a_copy(node)):
             homes[node] = tuple(next(copies) for _ in bases)
             continue
         known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
@@ -107,8 +107,13 @@ def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) ->
     bodies = [body for body in held if isinstance(body, GraphModule)]
     most = max((_most_alive(body, autocast, with_scratch) for body in bodies), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
-        return most
+        return most + (torch.bool.itemsize if _makes_rounds(node) else 0)  # whether there is one more
     return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
+
+
+def _makes_rounds(node: Node) -> bool:
+    """Whether a node is a loop whose result is made anew each round, also where effects call it what it began with."""
+    return getattr(node.target, "_name", "") == "while_loop"
 
 
 def _attributes(node: Node) -> list[Node]:

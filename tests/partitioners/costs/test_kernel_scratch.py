@@ -95,11 +95,101 @@ def test_so_does_its_backward(name: str, mask: list[bool]) -> None:
 
 
 def test_a_kernel_that_is_larger_than_its_input_sums_in_each_thread() -> None:
-    given, weight = torch.randn(2, 64, 2, 2), torch.randn(64, 64, 3, 3)
-    args = (torch.ones(2, 64, 2, 2), given, weight, [64], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    given, weight = torch.randn(2, 8, 2, 2), torch.randn(8, 8, 3, 3)
+    args = (torch.ones(2, 8, 2, 2), given, weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
 
     assert scratch_bytes(aten.convolution_backward.default, args, (given, weight, None)) >= 4 * weight.nbytes
     assert_near(aten.convolution_backward.default, args)
+
+
+BACKWARDS = {
+    "layer": ((4, 64, 16, 16), (64, 64, 3, 3), {"padding": 1}),
+    "wide kernel of each channel": ((2, 64, 8, 8), (64, 1, 7, 7), {"padding": 3, "groups": 64}),
+    "odd channels": ((4, 20, 16, 16), (24, 20, 3, 3), {"padding": 1}),
+    "groups": ((4, 64, 14, 14), (64, 16, 3, 3), {"padding": 1, "groups": 4}),
+    "narrow groups": ((2, 32, 16, 16), (32, 8, 7, 7), {"padding": 3, "groups": 4}),
+    "image in patches": ((2, 3, 64, 64), (16, 3, 4, 4), {"stride": 4}),
+    "fewer places": ((4, 64, 16, 16), (128, 64, 3, 3), {"stride": 2, "padding": 1}),
+    "volume": ((2, 8, 8, 8, 8), (8, 8, 3, 3, 3), {}),
+    "transposed": ((4, 16, 8, 8), (16, 8, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
+    "transposed from one place": ((4, 100, 1, 1), (100, 512, 4, 4), {"transposed": True}),
+}
+
+
+def either_way(name: str, last: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[Any]]:
+    """A convolution, its input with channels first or last."""
+    shape, weight, options = BACKWARDS[name]
+    dims = len(shape) - 2
+    form = torch.channels_last if dims == 2 else torch.channels_last_3d
+    given = torch.randn(shape, dtype=dtype).contiguous(memory_format=form if last else torch.contiguous_format)
+    stride, padding = ([options.get(key, usual)] * dims for key, usual in (("stride", 1), ("padding", 0)))
+    settings = [stride, padding, [1] * dims, "transposed" in options, [0] * dims, options.get("groups", 1)]
+    return given, torch.randn(weight, dtype=dtype), settings
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(BACKWARDS))
+def test_channels_may_come_last(name: str, last: bool) -> None:
+    """Strided kernels have tables of some dozen KiB."""
+    given, weight, settings = either_way(name, last, torch.float32)
+    gradient = torch.randn_like(aten.convolution.default(given, weight, None, *settings))
+    bias = [gradient.shape[1]]
+
+    assert_near(aten.convolution.default, (given, weight, torch.randn(bias), *settings), tables=20_000)
+    args = (gradient, given, weight, bias, *settings, [True, True, True])
+    assert_near(aten.convolution_backward.default, args, tables=20_000)
+
+
+PRODUCTS = {
+    "rows": (torch.randn(64, 64), torch.randn(64, 256)),
+    "deep": (torch.randn(64, 256), torch.randn(64, 256).t()),
+    "odd": (torch.randn(7, 33), torch.randn(65, 33).t()),
+    "large": (torch.randn(512, 512), torch.randn(512, 512)),
+    "strided": (torch.randn(64, 128)[:, ::2], torch.randn(128, 64)[::2]),
+    "turned": (torch.randn(64, 256).t(), torch.randn(64, 128)),
+    "one row": (torch.randn(1, 64), torch.randn(64, 64)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", list(PRODUCTS))
+def test_products_lay_out_blocks_and_what_is_not_dense(name: str, dtype: torch.dtype) -> None:
+    args = [torch.empty_strided(each.shape, each.stride(), dtype=dtype).copy_(each) for each in PRODUCTS[name]]
+
+    assert_near(aten.mm.default, args, tables=9_000)
+
+
+def positive(*shape: int) -> Tensor:
+    matrix = torch.randn(*shape)
+    return matrix @ matrix.mT + torch.eye(shape[-1])
+
+
+KERNELS = {
+    "logsumexp": (aten.logsumexp.default, lambda: (torch.randn(64, 256), [1])),
+    "median": (aten.median.dim, lambda: (torch.randn(64, 256), 0)),
+    "kthvalue": (aten.kthvalue.default, lambda: (torch.randn(64, 256), 3, 0)),
+    "sort": (aten.sort.default, lambda: (torch.randn(64, 256), 0)),
+    "softmax of columns": (aten._softmax.default, lambda: (torch.randn(64, 256).t(), -1, False)),
+    "unfold": (aten.im2col.default, lambda: (torch.randn(2, 8, 20, 20), [3, 3], [1, 1], [0, 0], [1, 1])),
+    "inverse": (aten.linalg_inv_ex.default, lambda: (positive(64, 64),)),
+    "inverses": (aten.linalg_inv_ex.default, lambda: (positive(4, 64, 64),)),
+    "symmetric": (aten._linalg_eigh.default, lambda: (positive(64, 64),)),
+    "singular": (aten._linalg_svd.default, lambda: (torch.randn(200, 100),)),
+    "orthogonal": (aten.linalg_qr.default, lambda: (torch.randn(200, 200),)),
+    "distances": (aten._cdist_forward.default, lambda: (torch.randn(100, 8), torch.randn(120, 8), 2.0, None)),
+    "few distances": (aten._cdist_forward.default, lambda: (torch.randn(20, 8), torch.randn(15, 8), 2.0, None)),
+    "resized": (aten.upsample_bilinear2d.vec, lambda: (torch.randn(2, 8, 16, 16), [32, 32], False, None)),
+    "length": (aten.abs.default, lambda: (torch.randn(64, 64, dtype=torch.cfloat),)),
+    "a number": (aten.mul.Tensor, lambda: (torch.randn(8), 2.0)),
+    "mean": (aten.mean.dim, lambda: (torch.randn(64, 256), [1])),
+}
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_a_kernel_copies_what_it_works_on(name: str) -> None:
+    func, make = KERNELS[name]
+
+    assert_near(func, make(), tables=0)
 
 
 @pytest.mark.usefixtures("_threads")

@@ -54,7 +54,7 @@ class Chain(nn.Module):
 @pytest.mark.parametrize(("model", "shape"), [(Views(), (4, 8)), (Chain(), (64, 16))], ids=("views", "chain"))
 def test_a_run_never_needs_less_than_is_certain(model: nn.Module, shape: tuple[int, ...]) -> None:
     graph = torch.export.export(model, (torch.randn(*shape),)).module(check_guards=False)
-    figures = GraphFigures.of(graph)
+    figures = GraphFigures.of(graph, devices=THREE.devices)
     tables = tables_of(placement_problem(graph, THREE, objective="throughput", figures=figures, live=figures.needs))
     units = reduce_problem(placement_problem(graph, THREE, figures=figures, live=figures.needs), tables)
     words = all_ideals(units, 1000)

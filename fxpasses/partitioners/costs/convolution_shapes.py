@@ -1,0 +1,253 @@
+"""A convolution as oneDNN sees it: sizes of its operands, and of the layouts in which kernels on the CPU want them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from fxpasses.partitioners.tensor_sizes import concrete_size
+
+__all__ = ["ALIGNMENT", "Convolution", "round_up"]
+
+ALIGNMENT = 128
+_PAGE, _STRIDING, _UNEVEN = 4096, 37_016, 37_000
+"""Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
+_SMALLEST_BLOCK = 4
+_VOLUMES = 5
+"""Dimensions of a batch of volumes."""
+_TURNING = 9000
+"""Bytes of tables where operands are turned."""
+_SUMS = 4
+"""How many gradients of a weight each thread has where the input is unfolded."""
+_FLOAT = 4
+
+
+@attrs.frozen
+class Convolution:
+    """A convolution of ``(batch, channels, *places)`` with numbers for sizes.
+
+    Args:
+        source: What it reads.
+        result: What it makes.
+        kernel: The places of the kernel.
+        groups: How many convolutions of a part of the channels there are side by side.
+        dtype: Of what it reads and makes.
+        stride: By places.
+        is_padded: Whether it sees places around the source.
+        is_dilated: Whether the places that it sees lie apart.
+    """
+
+    source: tuple[int, ...]
+    result: tuple[int, ...]
+    kernel: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    is_padded: bool
+    is_dilated: bool
+
+    @classmethod
+    def of(cls, given: Tensor, weight: Tensor, settings: Sequence[Any], result: Tensor) -> Convolution:
+        """``settings`` as ``aten.convolution`` has them; a transposed one is told the other way round."""
+        stride, padding, dilation, is_transposed, _more, groups = settings
+        source, made = (result, given) if is_transposed else (given, result)
+        kernel = _numbers(weight.shape[2:])
+        return cls(
+            source=_numbers(source.shape),
+            result=_numbers(made.shape),
+            kernel=kernel,
+            groups=groups,
+            dtype=given.dtype,
+            stride=_numbers(stride) if len(stride) == len(kernel) else _numbers(stride) * len(kernel),
+            is_padded={*_numbers(padding)} != {0},
+            is_dilated={*_numbers(dilation)} != {1} and {*kernel} != {1},
+        )
+
+    @property
+    def channels(self) -> int:
+        """Those that each group reads."""
+        return self.source[1] // self.groups
+
+    @property
+    def made(self) -> int:
+        """The channels that each group makes."""
+        return self.result[1] // self.groups
+
+    @property
+    def element(self) -> int:
+        """Bytes of one."""
+        return self.dtype.itemsize
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it computes in half precision."""
+        return self.element < _FLOAT
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel makes one of its own."""
+        return self.groups > 1 and self.channels == self.made == 1
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether it leaves out places."""
+        return {*self.stride} != {1}
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each place of the result comes from one of the source."""
+        return math.prod(self.kernel) == 1 and not self.is_padded
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the source is smaller than the kernel."""
+        return any(place < kernel for place, kernel in zip(self.source[2:], self.kernel, strict=True))
+
+    @property
+    def is_volumes(self) -> bool:
+        """Whether places have a depth, too."""
+        return len(self.result) == _VOLUMES
+
+    @property
+    def vector(self) -> int:
+        """As many floats as the processor computes with at once; so many channels lie together."""
+        return 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+
+    @property
+    def block(self) -> int:
+        """How many channels lie together where they come first: 0 where those of a group fill no blocks."""
+        if self.groups == 1 or self.is_depthwise:
+            return self.vector
+        sizes = (self.vector, self.vector // 2, _SMALLEST_BLOCK)
+        return next((size for size in sizes if self.channels % size == self.made % size == 0), 0)
+
+    @property
+    def source_bytes(self) -> int:
+        """Of what it reads."""
+        return math.prod(self.source) * self.element
+
+    @property
+    def result_bytes(self) -> int:
+        """Of what it makes."""
+        return math.prod(self.result) * self.element
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weight."""
+        return self.groups * self.channels * self.made * self.kernel_bytes
+
+    @property
+    def kernel_bytes(self) -> int:
+        """Of what one channel does to another."""
+        return math.prod(self.kernel) * self.element
+
+    @property
+    def column_bytes(self) -> int:
+        """What each place of the kernel sees at each place of a sample, in one group."""
+        return self.channels * self.kernel_bytes * math.prod(self.result[2:])
+
+    def in_columns(self, made: int, *, before_bias: int = 0) -> int:
+        """Where each thread has the columns of one group and one slice, and what is made is then laid out."""
+        return max(torch.get_num_threads() * self._columns_of_slice + before_bias + _SUMS * ALIGNMENT, made) + made
+
+    def sums_of_columns(self) -> int:
+        """Where each thread has columns, and gradients of the weight."""
+        sums = _SUMS * self.weight_bytes * (2 if self.is_half else 1)  # floats
+        return torch.get_num_threads() * (sums + self._columns_of_slice + _SUMS * ALIGNMENT)
+
+    @property
+    def _columns_of_slice(self) -> int:
+        """Those of one sample, or of one slice of a volume."""
+        return self.column_bytes // (self.result[2] if self.is_volumes else 1)
+
+    def in_blocks(self, shape: tuple[int, ...], block: int) -> int:
+        """An operand in which channels fill blocks."""
+        batch, channels, *places = shape
+        return batch * round_up(channels, block) * math.prod(places) * self.element
+
+    def weight_in_blocks(self, block: int, *, keeps_channels: bool = False) -> int:
+        """The weight likewise; what the kernel reads stays as it is where channels are few."""
+        if self.is_depthwise:
+            return round_up(self.groups, block) * self.kernel_bytes
+        channels = self.channels if keeps_channels else round_up(self.channels, block)
+        return self.groups * round_up(self.made, block) * channels * self.kernel_bytes
+
+    def weight_in_order(self, along: int, other: int) -> int:
+        """The weight for a kernel that knows channels last, which makes ``along`` channels of ``other`` in a group."""
+        if self.is_depthwise:
+            return self.weight_of_channels(is_filled=self.is_dilated)
+        if self.fills(other):  # several vectors of what is made at once
+            size = self.groups * round_up(along, _lanes(along, self.vector)) * other * self.kernel_bytes
+            return size * (2 if self.is_half and other == 1 else 1)  # in pairs
+        if self.channels == self.made and self.block:
+            return self.weight_bytes
+        return self.weight_in_blocks(self.vector)
+
+    def weight_of_channels(self, *, is_filled: bool) -> int:
+        """The weight of one channel a group, and whether each group has a whole block of both kinds of channels."""
+        if is_filled:
+            groups = self.groups * self.vector**2
+        else:
+            groups = self.groups * self.vector if self.dtype is torch.float16 else round_up(self.groups, self.vector)
+        return groups * self.kernel_bytes
+
+    def fills(self, channels: int) -> bool:
+        """Whether so many in each group are enough for a kernel that knows channels last."""
+        return not self.is_depthwise and (self.groups == 1 or channels >= self.vector)
+
+    def tables(self, *, is_spread: bool = False) -> int:
+        """What a kernel that knows channels last has of its own; a strided one spreads a sample, with a border."""
+        threads = torch.get_num_threads()
+        if not is_spread:
+            return (threads + 1) * (_PAGE + ALIGNMENT)
+        places = math.prod(
+            size + -(-(kernel - 1) // stride)
+            for size, kernel, stride in zip(self.result[2:], self.kernel, self.stride, strict=True)
+        )
+        uneven = _UNEVEN if self.is_uneven else 0
+        return threads * (_STRIDING + uneven + places * self.result[1] * self.element)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether what is read is no multiple of the stride."""
+        return any(size % stride for size, stride in zip(self.source[2:], self.stride, strict=True))
+
+    def picked(self) -> int:
+        """The places of a sample that a strided kernel of one place sees, for each thread."""
+        if not (self.is_pointwise and self.is_strided):
+            return 0
+        sample = round_up(self.source[1], self.vector) * math.prod(self.result[2:]) * self.element
+        return torch.get_num_threads() * sample + ALIGNMENT
+
+    def turned_samples(self) -> int:
+        """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16."""
+        border = self.kernel[-1] - 1 + 2 * (self.stride[-1] - 1)
+        source = round_up(self.channels, self.vector) * math.prod(self.source[2:-1]) * (self.source[-1] + border)
+        result = round_up(self.made, self.vector) * math.prod(self.result[2:])
+        tables = _TURNING + round_up(self.result[1], self.vector) * _FLOAT
+        return torch.get_num_threads() * self.groups * (source + result) * self.element + tables
+
+    def bias_in_blocks(self, block: int) -> int:
+        """The bias, as floats, in whole blocks; nothing where it is so."""
+        if self.result[1] % block == 0 and not self.is_half:
+            return 0
+        return self.groups * round_up(self.made, block) * _FLOAT + ALIGNMENT
+
+
+def round_up(count: int, block: int) -> int:
+    """The next multiple of ``block``."""
+    return -(-count // block) * block
+
+
+def _lanes(count: int, vector: int) -> int:
+    """So many channels are computed at once: up to four vectors."""
+    return next((lanes for lanes in (vector, 2 * vector) if count <= lanes), 4 * vector)
+
+
+def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(concrete_size, sizes))

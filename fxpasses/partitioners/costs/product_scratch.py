@@ -1,0 +1,83 @@
+"""What products of matrices on the CPU need for themselves: dense copies, and blocks that oneDNN lays out.
+
+In half precision oneDNN computes sums as floats, block by block: a block of the result, one of the right operand, and
+one of the left, where it is not as it should be. The blocks that it takes were found by what torch's allocator was
+asked for, on a processor with AVX512; where they vary, the larger ones count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.partitioners.costs.convolution_shapes import round_up
+from fxpasses.partitioners.tensor_sizes import concrete_size
+
+__all__ = ["product_scratch_bytes"]
+
+_ROWS, _COLUMNS, _WIDE = 256, 64, 192
+"""Rows and columns of a block, and columns where both operands are large."""
+_SHORT, _LONG, _LONGEST = 512, 1024, 1088
+"""How many products are added up at once, where there are up to twice as many or more, and at most."""
+_PADDING, _TABLES = 16, 1152
+_MARGIN = 1.3
+_FLOAT = 4
+
+
+def product_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
+    """What ``mm``, ``bmm``, ``mv`` and the like have beside their operands and their result.
+
+    Args:
+        args: Those of the operator; the last two tensors are multiplied.
+
+    Returns:
+        Bytes; 0 on other devices than the CPU.
+    """
+    left, right = [each for each in args if isinstance(each, Tensor)][-2:]
+    if left.device.type != "cpu" or 0 in (*left.shape, *right.shape):
+        return 0
+    copies = sum(_dense_copy_bytes(each) for each in (left, right))
+    return copies + (_half_bytes(left, right) if left.dtype in (torch.bfloat16, torch.float16) else 0)
+
+
+def _dense_copy_bytes(operand: Tensor) -> int:
+    """A copy of a matrix, one after the other, of which neither rows nor columns are dense."""
+    if operand.dim() == 1:
+        return 0
+    rows, columns = map(concrete_size, operand.shape[-2:])
+    down, right = map(concrete_size, operand.stride()[-2:])
+    is_dense = (right == 1 and (down >= columns or rows == 1)) or (down == 1 and (right >= rows or columns == 1))
+    is_conjugate = operand.is_conj() and right == 1  # columns are conjugated by BLAS
+    return 0 if is_dense and not is_conjugate else rows * columns * operand.element_size()
+
+
+def _half_bytes(left: Tensor, right: Tensor) -> int:
+    if right.dim() == 1:
+        return 0
+    (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
+    if 1 in (rows, columns):
+        return 0
+    rows, is_long = min(rows, _ROWS), depth > _LONG
+    depth = round_up(depth, _PADDING if left.dtype is torch.float16 else 2 * _PADDING)
+    if left.dtype is torch.bfloat16 and left.stride(-1) == 1:
+        together = min(depth, _LONG if is_long else _SHORT)
+        blocks = _COLUMNS * together * left.element_size() + rows * min(columns, _COLUMNS) * _FLOAT
+    elif columns > _COLUMNS and depth > _SHORT:
+        blocks = _with_left(left, rows, min(depth, _LONGEST), _WIDE, _WIDE)
+    else:
+        together = min(depth, _LONG if is_long else _SHORT)
+        blocks = _with_left(left, rows, together, _COLUMNS, min(columns, _COLUMNS))
+    return torch.get_num_threads() * (blocks + _TABLES)
+
+
+def _with_left(left: Tensor, rows: int, together: int, laid_out: int, columns: int) -> int:
+    """Where the left operand is laid out, too; float16 as floats."""
+    if left.dtype is torch.float16:
+        element, margin = _FLOAT, 1.0
+    else:
+        element, margin = left.element_size(), _MARGIN if together > _SHORT else 1.0
+    padded = together + (_PADDING if together >= _SHORT else 0)
+    return int(margin * (rows * padded * element + laid_out * together * element + rows * columns * _FLOAT))
