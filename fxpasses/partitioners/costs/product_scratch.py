@@ -2,7 +2,8 @@
 
 In half precision oneDNN computes sums as floats, block by block: a block of the result, one of the right operand, and
 one of the left, where it is not as it should be. The blocks that it takes were found by what torch's allocator was
-asked for, on a processor with AVX512; where they vary, the larger ones count.
+asked for, on a processor with AVX512 and its instructions for these types; where they vary, the larger ones count.
+Without these instructions the result is there once more as floats, and processors with AVX2 lay out nothing.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     if right.dim() == 1:
         return 0
     (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
-    if 1 in (rows, columns):
+    if 1 in (rows, columns) or not _lays_out(left.dtype):
         return 0
+    if left.dtype is torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+        return rows * columns * _FLOAT
     rows, is_long = min(rows, _ROWS), depth > _LONG
     depth = round_up(depth, _PADDING if left.dtype is torch.float16 else 2 * _PADDING)
     if left.dtype is torch.bfloat16 and left.stride(-1) == 1:
@@ -71,6 +74,13 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
         together = min(depth, _LONG if is_long else _SHORT)
         blocks = _with_left(left, rows, together, _COLUMNS, min(columns, _COLUMNS))
     return torch.get_num_threads() * (blocks + _TABLES)
+
+
+def _lays_out(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies in half precision on this processor."""
+    asked = torch.ops.mkldnn
+    supported = asked._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else asked._is_mkldnn_fp16_supported
+    return bool(supported())
 
 
 def _with_left(left: Tensor, rows: int, together: int, laid_out: int, columns: int) -> int:
