@@ -62,7 +62,7 @@ def test_a_split_model_is_closed_part_by_part():
     model, x, graph_module = captured()
     OpenRegions()(graph_module)
     half = 3 * sum(parameter.nbytes for parameter in model.parameters()) // 4
-    placement = place_by_device(graph_module, [Device("left", half), Device("right", half)])
+    placement = place_by_device(graph_module, [Device(name, half, is_fake=True) for name in ("left", "right")])
     cut = split(graph_module, placement.assignment)
     whole = cut.graph_module
     parts = [whole.get_submodule(name) for name in cut.part_names.values()]
