@@ -46,12 +46,10 @@ class _OwnNames:
 
     def rename(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         """After ``state_dict``."""
-        names = self.by_name_here(module)
+        names = {prefix + here: prefix + own for here, own in self.by_name_here(module).items()}
         entries = list(state.items())
         state.clear()
-        for key, value in entries:
-            here = key.removeprefix(prefix)
-            state[prefix + names[here] if here in names and key.startswith(prefix) else key] = value
+        state.update((names.get(key, key), value) for key, value in entries)
 
     def expect(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
         """Before ``load_state_dict``, which asks for the names here."""

@@ -28,18 +28,20 @@ def follow_parts(graph_module: GraphModule, device_of: Mapping[str, Device], mem
         device_of: The device of each part, by the name of its submodule.
         memo: Tensors already moved.
     """
-    names = {str(torch.device(device.torch_device)): device.name for device in device_of.values()}
+    places = {str(torch.device(device.torch_device)): device for device in device_of.values()}
+    home: dict[int, Device] = {}
     for table in _outside_tables(graph_module, device_of):
         for name, held in table.items():
-            places = [place for place in names if isinstance(held, torch.Tensor) and (id(held), place) in memo]
-            if len(places) == 1:
-                table[name] = memo[id(held), places[0]]
+            found = [place for place in places if isinstance(held, torch.Tensor) and (id(held), place) in memo]
+            if len(found) == 1:
+                table[name] = memo[id(held), found[0]]
+                home[id(table[name])] = places[found[0]]
     for node in graph_module.graph.find_nodes(op="get_attr"):
-        value = find_attribute(graph_module, str(node.target)).value
-        fake = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) and fake.device != value.device:
-            DEVICE.write(node, names[str(value.device)])
-            node.meta["val"] = fake_on(fake, value.device)
+        device = home.get(id(find_attribute(graph_module, str(node.target)).value))
+        if device is not None:
+            DEVICE.write(node, device.name)
+            if "val" in node.meta:
+                node.meta["val"] = fake_on(node.meta["val"], torch.device(device.torch_device))
 
 
 def _outside_tables(graph_module: GraphModule, parts: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
+from fxpasses.partitioners.solvers.contiguous.refining import PREPARING
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
     FEW_STATES,
@@ -56,8 +57,8 @@ PART = 0.25
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
 """Steps of narrowing, where devices are alike or there is much time: a part of it; no more than there are."""
-CORES, PREPARING = 20, 7
-"""How many cores a try of it goes through, and the steps that it takes to prepare an ideal of each, for each unit."""
+CORES = 20
+"""How many cores a try of it goes through."""
 PROMISING, VAIN = 1000, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
 ROOMS_SHARE = 0.3

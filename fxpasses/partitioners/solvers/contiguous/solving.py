@@ -89,7 +89,7 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
 def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
     """The answer for units that are left when all that can be joined is joined."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
-    bound = load_bound(units, tables.memory, problem.objective)
+    bound = load_bound(units, tables.memory, problem.objective, search.prices)
     if problem.objective == "throughput" and not is_long(units):
         bound = heavy_bound(units, search.kinds, bound)
     if problem.objective == "devices":

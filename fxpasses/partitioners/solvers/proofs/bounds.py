@@ -81,10 +81,11 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
     return max(simple, Prices.of(weights, kept, memory, *duals), key=lambda prices: prices.bound)
 
 
-def load_bound(units: Units, memory: Floats, objective: str) -> float:
-    """No placement has a smaller largest load: the heaviest unit, and what :func:`prices_of` proves."""
+def load_bound(units: Units, memory: Floats, objective: str, prices: Prices | None = None) -> float:
+    """No placement has a smaller largest load: the heaviest unit, and what :func:`prices_of` proves, if not given."""
     least = weights_of(units, objective).min(axis=1)
-    bound = max(float(least.max()), prices_of(units, memory, objective).bound)
+    prices = prices or prices_of(units, memory, objective)
+    bound = max(float(least.max()), prices.bound)
     if objective == "memory":
         bound = max(bound, float(units.kept.sum() + units.shared.sum() + units.live.max()) / len(memory))
     return bound
