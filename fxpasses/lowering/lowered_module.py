@@ -225,7 +225,7 @@ def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> di
 
 def _like(tensor: torch.Tensor, value: Any) -> Any:
     """What a checkpoint has in the place of a tensor, on its device and as a parameter where that is one."""
-    if isinstance(value, torch.Tensor) and not tensor.is_meta:
+    if isinstance(value, torch.Tensor) and not (tensor.is_meta or value.is_meta):
         value = value.to(tensor.device)
     if isinstance(tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor):
         is_parameter = isinstance(value, torch.nn.Parameter)

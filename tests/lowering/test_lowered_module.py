@@ -293,17 +293,6 @@ def test_an_assigned_tied_weight_stays_one_parameter(written: Callable[[dict[str
         torch.testing.assert_close(lowered.state_dict()[name], tensor)
 
 
-def test_a_checkpoint_is_assigned_where_the_model_runs() -> None:
-    """A checkpoint that was read into main memory does not take a parameter away from its device."""
-    lowered = lower(Tied(), (torch.randint(0, 50, (2, 5)),), devices=[Device("left")])
-    state = {name: tensor.double().to(torch.float32) for name, tensor in lowered.state_dict().items()}
-
-    lowered.load_state_dict(state, assign=True)
-
-    assert all(parameter.device.type == "cpu" and parameter.requires_grad for parameter in lowered.parameters())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in lowered.state_dict().items())
-
-
 @pytest.mark.parametrize("around", [lambda module: module, nn.Sequential], ids=["itself", "in a module"])
 def test_it_is_compiled_before_its_first_run(around: Callable[[nn.Module], nn.Module]) -> None:
     """Parts that nobody has run have no code yet, but already the class that torch.compile notes."""

@@ -203,9 +203,10 @@ class GivingState(torch.nn.Module):
         return self.linear(x + self.cache), self.cache, self.linear.weight
 
 
-def test_state_that_a_part_uses_and_the_model_returns_is_one_tensor() -> None:
+@pytest.mark.parametrize("torch_device", ["meta", "meta:0"])  # a tensor may say less, or more, of where it is
+def test_state_that_a_part_uses_and_the_model_returns_is_one_tensor(torch_device: str) -> None:
     """It lives where the part runs, and is copied to where the model would give it, once all is written."""
-    lowered = lower(GivingState(), (torch.ones(2, 4),), devices=[Device("gpu", torch_device="meta")])
+    lowered = lower(GivingState(), (torch.ones(2, 4),), devices=[Device("gpu", torch_device=torch_device)])
 
     tensors = {**dict(lowered.named_parameters()), **dict(lowered.named_buffers())}
     assert 3 == len(tensors)

@@ -189,6 +189,17 @@ def test_a_tied_weight_that_only_the_gpu_uses_moves_there_under_both_names() -> 
         assert_close(tensor, lowered.state_dict()[name])
 
 
+def test_a_checkpoint_is_assigned_where_the_model_runs() -> None:
+    """One that was read into main memory does not take a parameter away from its device."""
+    model, ids = Tied(), torch.randint(0, 50, (2, 5))
+    lowered = lower(Tied(), (ids,), devices=[Device("gpu", torch_device="cuda:0")])
+
+    lowered.load_state_dict(model.state_dict(), assign=True)
+
+    assert {"cuda"} == {parameter.device.type for parameter in lowered.parameters()}
+    assert_close(model(ids), lowered(ids))
+
+
 def test_two_names_of_one_gpu_copy_nothing_between_them() -> None:
     """Complaint 28: logical devices on one GPU share its memory."""
     model, args, kwargs = demo_llama(4)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, Convolution
+from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, LARGEST_VECTOR, Convolution
 
 __all__ = ["convolution_backward_scratch_bytes", "convolution_scratch_bytes"]
 
@@ -222,7 +222,7 @@ def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
 
 def _is_few(shapes: Convolution) -> bool:
     """Whether the channels stay as they are, as they fill no vector; smaller processors know images only."""
-    few = shapes.vector - 1 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _IMAGE
+    few = shapes.vector - 1 if shapes.vector == LARGEST_VECTOR else _IMAGE
     return shapes.groups == 1 and shapes.channels <= few and not shapes.is_pointwise
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["ALIGNMENT", "Convolution", "round_up"]
+__all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "round_up"]
 
 ALIGNMENT = 128
 _PAGE, _STRIDING, _UNEVEN = 4096, 37_016, 37_000
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
-_LARGEST_VECTOR = 16
+LARGEST_VECTOR = 16
 _SMALLEST_BLOCK = 4
 _VOLUMES = 5
 """Dimensions of a batch of volumes."""
@@ -117,14 +117,14 @@ class Convolution:
     @property
     def vector(self) -> int:
         """As many floats as the processor computes with at once; so many channels lie together."""
-        return _LARGEST_VECTOR if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+        return LARGEST_VECTOR if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
 
     @property
     def block(self) -> int:
         """How many channels lie together where they come first: 0 where those of a group fill no blocks."""
         if self.groups == 1 or self.is_depthwise:
             return self.vector
-        sizes = (self.vector, self.vector // 2, _SMALLEST_BLOCK) if self.vector == _LARGEST_VECTOR else (self.vector,)
+        sizes = (self.vector, self.vector // 2, _SMALLEST_BLOCK) if self.vector == LARGEST_VECTOR else (self.vector,)
         return next((size for size in sizes if self.channels % size == self.made % size == 0), 0)
 
     @property

@@ -51,7 +51,8 @@ def solve_free(problem: PlacementProblem, tables: CostTables, units: Units) -> t
 
 def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:
     """The assignment whose largest figure is the smallest."""
-    bound = load_bound(units, tables.memory, problem.objective)
+    prices = prices_of(units, tables.memory, problem.objective)
+    bound = load_bound(units, tables.memory, problem.objective, prices)
     starts = list(_pipeline(problem, tables, units))
     if len(units.source) * len(tables.memory) ** 2 > MAX_SENDING:
         if starts:
@@ -61,7 +62,6 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
             "search among free placements; join nodes with `colocate`."
         )
     model = LoadModel.of(units, tables, problem.objective)
-    prices = prices_of(units, tables.memory, problem.objective)
     for home in starts:
         bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
     answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_seconds).run(starts)

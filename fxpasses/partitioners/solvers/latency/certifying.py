@@ -35,7 +35,7 @@ def bounded(problem: PlacementProblem, level: Level, units: Units) -> tuple[Late
     model, memory = level.model, level.tables.memory
     prices = prices_of(units, memory, "throughput")
     heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
-    bound = max(load_bound(units, memory, "throughput"), heads.bound)
+    bound = max(load_bound(units, memory, "throughput", prices), heads.bound)
     program = LatencyProgram(model, level.scheduler, level.unit_of, heads)
     if problem.time_budget and model.size * model.devices <= RELAXED:
         bound = max(bound, program.relaxed() * (1 - ROUNDING))
