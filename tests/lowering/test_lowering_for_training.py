@@ -404,6 +404,10 @@ class Picking(nn.Module):
         return self.second(self.pick(self.first(x))).pow(2).sum()
 
 
+def scaled_by_a_count(y: Tensor) -> Tensor:
+    return y * torch.unique((y[:, 0] * 3).int()).shape[0]
+
+
 def as_many_as_counted(y: Tensor) -> Tensor:
     count = (y[:, 0] > -1e9).sum().item()
     torch._check(count >= 1)
@@ -417,7 +421,7 @@ def as_many_as_counted(y: Tensor) -> Tensor:
         lambda y: y[y[:, 0] > -1e9],
         lambda y: y[:, y[0] > -1e9].sum(1, keepdim=True).expand(128, 64),
         lambda y: y[(y[:, 0] > -1e9).nonzero().squeeze(1)],
-        lambda y: y * torch.unique((y[:, 0] * 3).int()).shape[0],
+        scaled_by_a_count,
         as_many_as_counted,
     ],
     ids=["mask", "second dimension", "nonzero", "unique", "item"],
@@ -443,7 +447,8 @@ def test_sizes_that_data_say_count_at_their_most(pick: Callable[[Tensor], Tensor
         optimizer.step()
     # what is only counted, on another device, is thought to have a gradient; one that is one number repeated counts
     # twice, as a kernel copies it, but is dense once it is sent
-    more = 1.1 if is_fake else 1.2
+    is_repeated = pick is scaled_by_a_count and devices == 2
+    more = 1.2 if (pick is as_many_as_counted or is_repeated) and not is_fake else 1.1
     for row in lowered.report.devices:
         assert tracked.total[row.name] <= row.peak_bytes <= more * tracked.total[row.name]
 
