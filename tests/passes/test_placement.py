@@ -582,6 +582,9 @@ def test_what_a_checkpoint_lacks_is_told_under_the_models_own_name() -> None:
     (last := list(state)[-1], state.pop(last))
 
     assert ([last], ["more"]) == tuple(module.load_state_dict({**state, "more": x}, strict=False))
+    around = nn.ModuleDict({"net": module})
+    within = {f"net.{name}": value for name, value in state.items()}
+    assert [f"net.{last}"] == around.load_state_dict(within, strict=False).missing_keys
 
 
 def test_names_that_two_parts_give_to_two_tensors_stay_apart() -> None:

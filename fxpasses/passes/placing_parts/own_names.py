@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -60,6 +60,14 @@ class _OwnNames:
         state.update((prefix + here, given[own]) for here, own in names.items() if own in given)
 
     def tell(self, module: torch.nn.Module, keys: Any) -> None:
-        """After it: what is missing."""
+        """After it: what is missing, also where the graph is in a module, whose name then comes first."""
         names = self.by_name_here(module)
-        keys.missing_keys[:] = dict.fromkeys(names.get(key, key) for key in keys.missing_keys)
+        keys.missing_keys[:] = dict.fromkeys(_renamed(key, names) for key in keys.missing_keys)
+
+
+def _renamed(key: str, names: Mapping[str, str]) -> str:
+    """A key of which the end is a name here, with the model's own in its place."""
+    steps = key.split(".")
+    tails = (".".join(steps[at:]) for at in range(len(steps)))
+    tail = next((tail for tail in tails if tail in names), None)
+    return key if tail is None else key.removesuffix(tail) + names[tail]
