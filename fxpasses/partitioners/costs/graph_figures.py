@@ -18,6 +18,7 @@ from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
 from fxpasses.partitioners.costs.dry_runs import Autocast
 from fxpasses.partitioners.costs.kernel_results import result_bytes
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.costs.workspaces import (
@@ -152,6 +153,11 @@ class GraphFigures:
     def position(self) -> dict[Node, int]:
         """The place of each compute node."""
         return {node: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def memory(self) -> MemoryFacts:
+        """What following the memory of a placement asks of the graph."""
+        return MemoryFacts(self.graph_module, self.effects, self.homes)
 
     @cached_property
     def dependencies(self) -> Dependencies:

@@ -9,29 +9,22 @@ parameters that autocast has cast and kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
-import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, is_given_on
-from fxpasses.editing.attributes import find_attribute
-from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects import EffectAnalysis
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
-from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.residence import Residence
-from fxpasses.partitioners.costs.workspaces import (
-    autocast_around,
-    homes_in_memory,
-    kept_cast_bytes,
-    workspace_bytes,
-)
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import tensors_in
 
-__all__ = ["follow_memory", "predict_memory"]
+__all__ = ["follow_memory", "follow_placed", "predict_memory"]
 
 
 def predict_memory(
@@ -62,15 +55,19 @@ def follow_memory(
     effects: EffectAnalysis | None = None,
 ) -> MemoryCourse:
     """Follow what comes and goes on each device, position by position; the arguments are those of predict_memory."""
-    effects = effects or analyze_effects(graph_module)
+    return follow_placed(MemoryFacts.of(graph_module, effects), assignment, device_of)
+
+
+def follow_placed(facts: MemoryFacts, assignment: Assignment, device_of: Mapping[str, Device]) -> MemoryCourse:
+    """The same for a graph that is measured already: O(nodes and edges) for each placement."""
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     devices = {device.name: device for device in device_of.values()}
-    storages = DeviceStorages.of(graph_module, homes_in_memory(graph_module, effects), home)
-    residence = Residence.of(assignment, home, effects)
-    values, inside = _values(graph_module, storages, residence), _inside(residence, devices)
+    storages = DeviceStorages.of(facts.graph_module, facts.homes, home)
+    residence = Residence.of(assignment, home, facts.effects)
+    values, inside = _values(facts, storages, residence), _inside(facts, residence, devices)
     _keep_inputs(values, devices, residence.end)
-    held = _held(graph_module, effects, storages)
-    state = _held(graph_module, effects, storages, parameters=False)
+    held = _held(facts, home)
+    state = _held(facts, home, parameters=False)
     return MemoryCourse(
         tuple(residence.position),
         {name: sum(held.get(name, {}).values()) for name in devices},
@@ -81,53 +78,27 @@ def follow_memory(
 
 
 def _held(
-    graph_module: GraphModule,
-    effects: EffectAnalysis,
-    storages: DeviceStorages,
-    *,
-    parameters: bool = True,
+    facts: MemoryFacts, home: Mapping[Node, str], *, parameters: bool = True
 ) -> dict[str, dict[tuple[int, ...], int]]:
-    home = storages.device_of
     held: dict[str, dict[tuple[int, ...], int]] = {}
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        if not parameters and isinstance(find_attribute(graph_module, str(node.target)).value, torch.nn.Parameter):
-            continue
-        if tensors := tensors_in(value_of(node)):
-            for device in dict.fromkeys(home[user] for user in node.users if user in home):
-                sizes = held.setdefault(device, {})
-                key = storages.homes[node]
-                sizes[key] = max(sizes.get(key, 0), storage_bytes(tensors[0]))
-    for node, device in home.items():
-        if node.op == "call_module":
-            _hold_state(node, effects, held.setdefault(device, {}), parameters)
+    read = ((state, user) for state in facts.read_state for user in state.node.users)
+    called = ((state, state.node) for state in facts.called_state)
+    for state, user in itertools.chain(read, called):
+        if user in home and (parameters or not state.is_parameter):
+            sizes = held.setdefault(home[user], {})
+            sizes[state.storages] = max(sizes.get(state.storages, 0), state.size)
     return held
 
 
-def _hold_state(node: Node, effects: EffectAnalysis, sizes: dict[tuple[int, ...], int], parameters: bool) -> None:
-    """Count the parameters and buffers of a called module."""
-    told = effects.of(node)
-    real = effects.real_tensors()
-    for storage in dict.fromkeys((*told.reads, *told.writes)):
-        for tensor in real.get(storage, ()):
-            if parameters or not isinstance(tensor, torch.nn.Parameter):
-                sizes[(storage,)] = max(sizes.get((storage,), 0), storage_bytes(tensor))
-
-
-def _values(graph_module: GraphModule, storages: DeviceStorages, residence: Residence) -> dict[str, dict[Place, Life]]:
+def _values(facts: MemoryFacts, storages: DeviceStorages, residence: Residence) -> dict[str, dict[Place, Life]]:
     """For each device the life of each storage on it; what is held all the time is none."""
     lives: dict[str, dict[Place, Life]] = {}
-    homes, home = storages.homes, storages.device_of
-    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
-    for node in graph_module.graph.nodes:
-        tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
-        if not tensors:
-            continue
-        own, sent = result_bytes(node, homes[node]), bytes_by_place(homes[node], tensors, tensor_bytes)
+    home, constants = storages.device_of, facts.constants
+    for node, made, sent in facts.values:
         for stay in residence.stays(node):
             is_home = home.get(node) == stay.device
             there = lives.setdefault(stay.device, {})
-            for storage in own:
-                size = (own if is_home else sent)[storage]
+            for storage, size in (made if is_home else sent).items():
                 place = storages.place(node, storage, stay.device)
                 if place in constants:  # held all the time; a copy of a view of it is not
                     continue
@@ -137,16 +108,15 @@ def _values(graph_module: GraphModule, storages: DeviceStorages, residence: Resi
     return lives
 
 
-def _inside(residence: Residence, devices: Mapping[str, Device]) -> dict[str, list[Life]]:
+def _inside(facts: MemoryFacts, residence: Residence, devices: Mapping[str, Device]) -> dict[str, list[Life]]:
     """For each device what operators need for themselves, and what autocast keeps of it."""
     lives: dict[str, list[Life]] = {}
     casts: set[object] = set()
     for node, at in residence.position.items():
-        device, autocast = devices[residence.device_of[node]], autocast_around(node, residence.effects)
+        device = devices[residence.device_of[node]]
         there = lives.setdefault(device.name, [])
-        size = workspace_bytes(node, autocast, with_scratch=device.has_known_kernels)
-        if kept := kept_cast_bytes(node, autocast):
-            size -= kept
+        size, kept = facts.inside(node, with_scratch=device.has_known_kernels)
+        if kept:
             sharing, until = residence.autocast(node)
             if sharing not in casts:
                 casts.add(sharing)

@@ -15,7 +15,7 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
-from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.backward_orders import needs_in_order
@@ -23,8 +23,9 @@ from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.crossing_gradients import CrossingGradients, Lying
 from fxpasses.partitioners.costs.device_storages import Place
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]
@@ -56,25 +57,23 @@ def predict_training_memory(
         PlacementError: An operator cannot run without data.
     """
     needs = needs_in_order(graph_module, assignment, needs or trace_backward(graph_module))
-    course = follow_training(graph_module, assignment, device_of, training, needs, effects)
+    course = follow_training(MemoryFacts.of(graph_module, effects), assignment, device_of, training, needs)
     return {name: course.memory(name) for name in course.held}
 
 
 def follow_training(
-    graph_module: GraphModule,
+    facts: MemoryFacts,
     assignment: Assignment,
     device_of: Mapping[str, Device],
     training: Training,
     needs: BackwardNeeds,
-    effects: EffectAnalysis | None = None,
 ) -> TrainingCourse:
     """Follow what comes and goes on each device in a training step; see :func:`predict_training_memory`."""
-    effects = effects or analyze_effects(graph_module)
-    forward = follow_memory(graph_module, assignment, device_of, effects)
+    forward = follow_placed(facts, assignment, device_of)
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     gradients = CrossingGradients.of(assignment, home, needs.differentiable)
     known = frozenset(device.name for device in device_of.values() if device.has_known_kernels)
-    step = _Step(graph_module, forward, needs, home, gradients, effects, known)
+    step = _Step(forward, needs, home, gradients, facts.effects, known)
     trained = {name: tuple(step.trained(name).values()) for name in forward.held}
     stepped = {name: tuple(step.trained(name, at_home=True).values()) for name in forward.held}
     return TrainingCourse(
@@ -93,7 +92,6 @@ def follow_training(
 class _Step:
     """One training step: positions from 0 to 2n, the backward of node ``i`` at ``2n - 1 - i``."""
 
-    graph_module: GraphModule
     course: MemoryCourse
     needs: BackwardNeeds
     home: Mapping[Node, str]

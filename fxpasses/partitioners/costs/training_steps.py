@@ -8,12 +8,12 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
-from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_needs import BackwardNeeds
 from fxpasses.partitioners.costs.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, value_bytes
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.training_course import Training, TrainingCourse
 from fxpasses.partitioners.costs.training_memory import follow_training
@@ -65,8 +65,9 @@ class TrainingStep:
         graph_module: GraphModule,
         assignment: Assignment,
         device_of: Mapping[str, Device],
-        effects: EffectAnalysis | None = None,
+        facts: MemoryFacts | None = None,
     ) -> TrainingCourse:
-        """What is on each device over the step."""
+        """What is on each device over the step; the facts are those of the graph, if it is measured already."""
         needs = needs_in_order(graph_module, assignment, self.needs, self._in_order)
-        return follow_training(graph_module, assignment, device_of, self.training, needs, effects)
+        facts = facts or MemoryFacts.of(graph_module)
+        return follow_training(facts, assignment, device_of, self.training, needs)

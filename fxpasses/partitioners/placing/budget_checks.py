@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.partitioners.costs.training_steps import TrainingStep
@@ -82,11 +82,11 @@ def check_budgets(
         return Seen({}, figures.needs)
     device_of = runs.devices(topology)
     if step is None:
-        course = follow_memory(figures.graph_module, runs.assignment, device_of, figures.effects)
+        course = follow_placed(figures.memory, runs.assignment, device_of)
         peaks = {name: course.memory(name).peak for name in course.held}
         alive = _alive(figures, runs, course)
     else:
-        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.effects)
+        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory)
         peaks = {name: steps.memory(name).peak for name in steps.held}
         alive = _beside_constants(figures, runs, peaks)
     over = {name: peak - topology[name].memory for name, peak in peaks.items()}

@@ -94,7 +94,7 @@ def lacking_in_training(
 ) -> tuple[int, str, Node | None]:
     """What a placement lacks in a training step: bytes, a clause, and the operator at which it lacks most."""
     device_of = runs.devices(topology)
-    course = step.course(figures.graph_module, runs.assignment, device_of, figures.effects)
+    course = step.course(figures.graph_module, runs.assignment, device_of, figures.memory)
     over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
     worst = max(over, key=over.__getitem__)
     if over[worst] <= 0:

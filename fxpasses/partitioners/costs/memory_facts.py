@@ -1,0 +1,119 @@
+"""What a graph's values, state and operators need in memory, wherever they are: measured once, asked for each placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.kernel_results import result_bytes
+from fxpasses.partitioners.costs.workspaces import (
+    autocast_around,
+    homes_in_memory,
+    kept_cast_bytes,
+    workspace_bytes,
+)
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
+
+__all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts"]
+
+
+class MadeValue(NamedTuple):
+    """A value that comes and goes: its bytes by storage where it is made, and where it is sent to."""
+
+    node: Node
+    made: Mapping[int, int]
+    sent: Mapping[int, int]
+
+
+class HeldState(NamedTuple):
+    """State that stays where it is used: a node that reads or calls it, its storages, its bytes, its kind."""
+
+    node: Node
+    storages: tuple[int, ...]
+    size: int
+    is_parameter: bool
+
+
+class Inside(NamedTuple):
+    """Bytes that an operator needs for itself, and those of the casts that autocast keeps of it."""
+
+    size: int
+    kept: int
+
+
+@attrs.frozen(eq=False, slots=False)
+class MemoryFacts:
+    """What does not depend on where the operators of a graph are.
+
+    Args:
+        graph_module: The graph.
+        effects: What its nodes read, write and alias.
+        homes: The storages that each value lives in, see
+            :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+    """
+
+    graph_module: GraphModule
+    effects: EffectAnalysis
+    homes: Mapping[Node, tuple[int, ...]]
+    _inside: dict[tuple[Node, bool], Inside] = attrs.field(factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> MemoryFacts:
+        """Measure a graph, of which the effects may be known already."""
+        effects = effects or analyze_effects(graph_module)
+        return cls(graph_module, effects, homes_in_memory(graph_module, effects))
+
+    @cached_property
+    def constants(self) -> frozenset[int]:
+        """The storages of parameters, buffers and constants that nodes read."""
+        reads = self.graph_module.graph.find_nodes(op="get_attr")
+        return frozenset(storage for node in reads for storage in self.homes[node])
+
+    @cached_property
+    def values(self) -> tuple[MadeValue, ...]:
+        """The values with tensors that come and go, in graph order."""
+        found = []
+        for node in self.graph_module.graph.nodes:
+            tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
+            if tensors:
+                own = self.homes[node]
+                found.append(MadeValue(node, result_bytes(node, own), bytes_by_place(own, tensors, tensor_bytes)))
+        return tuple(found)
+
+    @cached_property
+    def read_state(self) -> tuple[HeldState, ...]:
+        """What nodes read: it is on each device that uses it."""
+        found = []
+        for node in self.graph_module.graph.find_nodes(op="get_attr"):
+            if tensors := tensors_in(value_of(node)):
+                value = find_attribute(self.graph_module, str(node.target)).value
+                is_parameter = isinstance(value, torch.nn.Parameter)
+                found.append(HeldState(node, self.homes[node], storage_bytes(tensors[0]), is_parameter))
+        return tuple(found)
+
+    @cached_property
+    def called_state(self) -> tuple[HeldState, ...]:
+        """The parameters and buffers of called modules."""
+        return tuple(
+            HeldState(node, (storage,), storage_bytes(tensor), isinstance(tensor, torch.nn.Parameter))
+            for node in self.graph_module.graph.find_nodes(op="call_module")
+            for storage in dict.fromkeys((*self.effects.of(node).reads, *self.effects.of(node).writes))
+            for tensor in self.effects.real_tensors().get(storage, ())
+        )
+
+    def inside(self, node: Node, *, with_scratch: bool) -> Inside:
+        """What a node needs for itself while it runs, with or without what kernels on the CPU do."""
+        if (known := self._inside.get((node, with_scratch))) is None:
+            autocast = autocast_around(node, self.effects)
+            kept = kept_cast_bytes(node, autocast)
+            known = Inside(workspace_bytes(node, autocast, with_scratch=with_scratch) - kept, kept)
+            self._inside[node, with_scratch] = known
+        return known
