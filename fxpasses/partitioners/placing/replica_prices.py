@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -55,20 +56,27 @@ class Prices:
         return sorted(node for node in made if node in far)
 
     def _cone(self, needed: Iterable[Node], device: Device, held: _Held) -> dict[Node, int]:
-        """What leads to the needed values, and the price of making each; not beyond what is there or never made."""
+        """What leads to the needed values, and the price of making each; not beyond what is there or never made.
+
+        Whoever makes a value makes all on some way from it to a needed one: where each such way costs more than to send
+        what is needed, nobody does. The cheapest way comes first (Dijkstra 1959); O((n + m) log n) of what is reached.
+        """
         limit = sum(self.sending(node, device) for node in needed)
         largest = max(map(self.figures.sent, needed), default=0)
         making: dict[Node, int] = {}
-        waiting = list(needed)
+        waiting = [(0, number, node) for number, node in enumerate(needed)]
+        pushed = len(waiting)
         while waiting:
-            node = waiting.pop()
+            spent, _number, node = heapq.heappop(waiting)
             if node in making:
                 continue
             leaf = not is_compute(node)
             price = self._leaf(node, device, held, largest) if leaf else self.making(node, device)
-            making[node] = price if price <= limit else NEVER
+            making[node] = price if spent + price <= limit else NEVER
             if making[node] < NEVER and self.home.get(node) != device.name:
-                waiting.extend(node.all_input_nodes)
+                for used in node.all_input_nodes:
+                    heapq.heappush(waiting, (spent + price, pushed, used))
+                    pushed += 1
         return making
 
     def sending(self, node: Node, device: Device) -> int:
