@@ -14,6 +14,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER, does_not_fit
 from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
@@ -66,19 +67,23 @@ def _in_turn(figures: GraphFigures, request: Request, kind: Contiguity) -> list[
     they may, pipelines of whole parts are annealed, from those that are known.
     """
     found: list[Found] = []
+    cuts = KnownCuts(figures, request)
     with contextlib.suppress(PlacementError):
-        found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False))
+        found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False, cuts=cuts))
     bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
     if not found or _least(found) > bound * (1 + ENOUGH):
         with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
-            found.append(search(figures, request, kind))
+            found.append(search(figures, request, kind, cuts=cuts))
             bound = max(bound, found[-1].bound)
     if _least(found) > bound * (1 + ENOUGH):
         starts = [*map(_homes, found)]
-        whole = functools.partial(solve_whole_parts, starts=starts, parameters=state_nodes(figures).keys())
+        parameters = state_nodes(figures).keys()
+        whole = functools.partial(solve_whole_parts, starts=starts, parameters=parameters)
         told = attrs.evolve(request, state_with_first_user=True)  # these send a parameter from there
+        if parameters:
+            cuts = KnownCuts(figures, told)
         with contextlib.suppress(PlacementError):
-            found.append(search(figures, told, "pipeline", whole, fallbacks=False))
+            found.append(search(figures, told, "pipeline", whole, fallbacks=False, cuts=cuts))
     bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
     return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
 

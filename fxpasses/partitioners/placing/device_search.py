@@ -19,15 +19,15 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.placing.budget_checks import Seen, check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
-from fxpasses.partitioners.placing.few_ideals import best_pipeline
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
+from fxpasses.partitioners.placing.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.near_placements import near_placement
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.state_nodes import StateNode
-from fxpasses.partitioners.placing.tight_budgets import along_own_order, with_room_to_spare
+from fxpasses.partitioners.placing.tight_budgets import with_room_to_spare
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 __all__ = ["search"]
@@ -51,6 +51,7 @@ def search(
     solve: Solver = solve_placement,
     *,
     fallbacks: bool = True,
+    cuts: KnownCuts | None = None,
 ) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
@@ -61,11 +62,13 @@ def search(
         solve: Answers problems.
         fallbacks: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
             else is found.
+        cuts: What is known without a solver, if the caller has it from another search for the same request.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
         PlacementError: none was found that does.
     """
+    cuts = cuts or KnownCuts(figures, request)
     first = request.problem(figures, contiguity, figures.needs)
     try:
         solution = _answer(first, solve)
@@ -79,14 +82,14 @@ def search(
             return found
         near = near_placement(figures, request, first, [found.runs], bound)  # as parts run, not operators
         return found if near is None else min(found, near, key=lambda each: each.value)
-    known = best_pipeline(figures, request)
+    known = cuts.best
     if known is not None and contiguity == "pipeline":
         if known.missing_bytes:
             raise refused(figures, request, contiguity, known.missing_bytes)
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
             return known.found.as_kind(contiguity, bound)
-    answers = _answers(figures, request, contiguity, bound, checked, solve)
+    answers = _answers(cuts, contiguity, bound, checked, solve)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
@@ -103,12 +106,7 @@ def search(
 
 
 def _answers(
-    figures: GraphFigures,
-    request: Request,
-    contiguity: Contiguity,
-    bound: float,
-    checked: _Checked | None,
-    solve: Solver,
+    cuts: KnownCuts, contiguity: Contiguity, bound: float, checked: _Checked | None, solve: Solver
 ) -> list[Found]:
     """What is found where the first answer passes a budget, or where the solvers do not see what is made small.
 
@@ -116,13 +114,13 @@ def _answers(
         InfeasibleError: proven that no placement of this kind keeps the budgets.
     """
     fits = checked is not None and checked.fits
-    along = along_own_order(figures, request, contiguity, bound)
+    figures, along = cuts.figures, cuts.along_own_order
     if not fits and along is None:
-        refuse_if_proven(figures, request, contiguity)
+        refuse_if_proven(figures, cuts.request, contiguity)
     if checked is not None and not fits:
         checked = _solved_again(figures, contiguity, solve, checked)
     found = [] if checked is None else [_finished(figures, checked, contiguity, bound, solve)]
-    return found if along is None else [*found, along]
+    return found if along is None else [*found, along.as_kind(contiguity, bound)]
 
 
 @attrs.frozen(eq=False)

@@ -98,7 +98,8 @@ class PlacementProblem:
         seed: For whatever is drawn.
         effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1. By default it follows
             ``time_budget``: all from half a second on, in proportion below, a fifth at least. All of them are the time
-            budget and 1.5 seconds for each program; some answers need several.
+            budget and 1.5 seconds for each program; some answers need several. With less than a fifth, latencies of
+            many nodes begin with one pipeline, and their bound is what any of their searches has for nothing.
         explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
             ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 
@@ -155,6 +156,11 @@ class PlacementProblem:
         if self.effort is not None:
             return self.effort
         return min(1.0, max(LEAST_EFFORT, self.time_budget / ENOUGH))
+
+    @property
+    def has_little_effort(self) -> bool:
+        """Whether an answer is wanted, and no proof: with less effort than any ``time_budget`` means."""
+        return self.program_effort < LEAST_EFFORT
 
     @property
     def program_seconds(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import attrs
 import numpy as np
 
@@ -19,8 +21,8 @@ __all__ = ["bounded", "is_small", "proven", "work_of"]
 
 SMALL = 400
 """Variables up to which the integer program is asked."""
-RELAXED = 20_000
-"""Variables up to which the linear relaxation is asked for a bound."""
+RELAXED, RELAXED_A_SECOND = 20_000, 16_000
+"""Variables up to which the linear relaxation is asked for a bound, at most and for each second of the budget."""
 
 
 def work_of(units: Units, tables: CostTables) -> LoadModel:
@@ -30,25 +32,35 @@ def work_of(units: Units, tables: CostTables) -> LoadModel:
     return attrs.evolve(LoadModel.of(units, tables, "memory"), weight=weight, by_bytes=False)
 
 
-def bounded(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyProgram, float]:
-    """The integer program of all nodes, placed freely, and what is known without solving it."""
+def bounded(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyProgram | None, float]:
+    """The integer program of all nodes, placed freely, and what is known without solving it.
+
+    Of many nodes there is no program where nobody asks for a proof.
+    """
     model, memory = level.model, level.tables.memory
     prices = prices_of(units, memory, "throughput")
+    if problem.has_little_effort and model.size * model.devices > SMALL:
+        return None, load_bound(units, memory, "throughput", prices)
     heads = Heads.of(level.scheduler, model.banned[level.unit_of], prices.load)
     bound = max(load_bound(units, memory, "throughput", prices), heads.bound)
     program = LatencyProgram(model, level.scheduler, level.unit_of, heads)
-    if problem.time_budget and model.size * model.devices <= RELAXED:
+    if model.size * model.devices <= min(RELAXED, RELAXED_A_SECOND * problem.time_budget):
         bound = max(bound, program.relaxed() * (1 - ROUNDING))
     return program, bound
 
 
-def is_small(program: LatencyProgram) -> bool:
+def is_small(program: LatencyProgram | None) -> TypeGuard[LatencyProgram]:
     """Whether the integer program is asked."""
-    return program.model.size * program.model.devices <= SMALL and program.size <= SMALL
+    return program is not None and program.model.size * program.model.devices <= SMALL and program.size <= SMALL
 
 
 def proven(
-    problem: PlacementProblem, level: Level, program: LatencyProgram, answer: LatencyAnswer, bound: float, extra: Extra
+    problem: PlacementProblem,
+    level: Level,
+    program: LatencyProgram | None,
+    answer: LatencyAnswer,
+    bound: float,
+    extra: Extra,
 ) -> tuple[LatencyAnswer, float]:
     """What the integer program adds where it is small: a better answer, a better bound; ``extra`` adds rows to it."""
     if not is_small(program) or answer.value <= bound * (1 + 1e-9):

@@ -36,6 +36,8 @@ __all__ = ["in_turn", "solve_latency", "solved", "topological_order"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
+MOST_UNITS, LITTLE_EFFORT_UNITS = 1000, 200
+"""Units up to which a search starts from several pipelines; of more they take longer than the search."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
@@ -57,7 +59,8 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
-    starts, error = _starts(problem, tables, units, every=is_pipeline and not large)
+    every = is_pipeline and units.size <= (LITTLE_EFFORT_UNITS if problem.has_little_effort else MOST_UNITS)
+    starts, error = _starts(problem, tables, units, every=every)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
     if is_pipeline and not large:
