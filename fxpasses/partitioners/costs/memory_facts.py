@@ -1,4 +1,4 @@
-"""What a graph's values, state and operators need in memory, wherever they are: measured once, asked for each placement."""
+"""What values, state and operators of a graph need in memory, wherever they are: measured once for all placements."""
 
 from __future__ import annotations
 

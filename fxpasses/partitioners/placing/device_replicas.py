@@ -170,15 +170,14 @@ def _tried(
     twin, written = with_replicas(figures.graph_module, assignment, names)
     measured, step = _measured_again(twin, request, sends_state=figures.sends_state)
     runs = Runs(written, names)
-    seen = check_budgets(measured, request.topology, runs, step, always=True)
-    if seen.over:
-        return None
     now = objective_value(measured, request.topology, request.objective, runs, step)
     if how == "cheaper" and (
         now > found.value * (1 + 1e-12) or _seconds(measured, request, runs) >= _seconds(figures, request, found.runs)
     ):
         return None
     if _crossing(measured, request, runs) >= _crossing(figures, request, found.runs):
+        return None
+    if check_budgets(measured, request.topology, runs, step, always=True).over:  # takes longest, so it comes last
         return None
     saved = bytes_saved(written, names, measured.sent)
     bound = min(_bound(figures, request, found), now)

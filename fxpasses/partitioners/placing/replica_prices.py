@@ -58,8 +58,9 @@ class Prices:
     def _cone(self, needed: Iterable[Node], device: Device, held: _Held) -> dict[Node, int]:
         """What leads to the needed values, and the price of making each; not beyond what is there or never made.
 
-        Whoever makes a value makes all on some way from it to a needed one: where each such way costs more than to send
-        what is needed, nobody does. The cheapest way comes first (Dijkstra 1959); O((n + m) log n) of what is reached.
+        Nobody makes what is sent for as little. And whoever makes a value makes all on some way from it to a needed
+        one: where each such way costs more than to send what is needed, nobody does. The cheapest way comes first
+        (Dijkstra 1959); O((n + m) log n) of what is reached.
         """
         limit = sum(self.sending(node, device) for node in needed)
         largest = max(map(self.figures.sent, needed), default=0)
@@ -72,8 +73,10 @@ class Prices:
                 continue
             leaf = not is_compute(node)
             price = self._leaf(node, device, held, largest) if leaf else self.making(node, device)
-            making[node] = price if spent + price <= limit else NEVER
-            if making[node] < NEVER and self.home.get(node) != device.name:
+            is_here = self.home.get(node) == device.name
+            is_worthwhile = spent + price <= limit and (is_here or price < self.sending(node, device))
+            making[node] = price if is_worthwhile else NEVER
+            if is_worthwhile and not is_here:
                 for used in node.all_input_nodes:
                     heapq.heappush(waiting, (spent + price, pushed, used))
                     pushed += 1
