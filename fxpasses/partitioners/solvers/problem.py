@@ -98,8 +98,8 @@ class PlacementProblem:
         seed: For whatever is drawn.
         effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1. By default it follows
             ``time_budget``: all from half a second on, in proportion below, a fifth at least. All of them are the time
-            budget and 1.5 seconds for each program; some answers need several. With less than a fifth, latencies of
-            many nodes begin with one pipeline, and their bound is what any of their searches has for nothing.
+            budget and 1.5 seconds for each program; some answers need several. With less than a fifth, the bound of a
+            latency of many nodes is what is known for nothing.
         explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
             ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 

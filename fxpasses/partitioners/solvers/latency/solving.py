@@ -36,7 +36,7 @@ __all__ = ["in_turn", "solve_latency", "solved", "topological_order"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
-MOST_UNITS, LITTLE_EFFORT_UNITS = 1000, 200
+MOST_UNITS = 1000
 """Units up to which a search starts from several pipelines; of more they take longer than the search."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
@@ -59,7 +59,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
-    every = is_pipeline and units.size <= (LITTLE_EFFORT_UNITS if problem.has_little_effort else MOST_UNITS)
+    every = is_pipeline and units.size <= MOST_UNITS
     starts, error = _starts(problem, tables, units, every=every)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
