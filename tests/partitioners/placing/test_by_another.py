@@ -13,7 +13,7 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.placing import device_search
+from fxpasses.partitioners.placing import known_cuts
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.device_search import search
@@ -59,7 +59,7 @@ def test_what_is_found_for_the_sake_of_budgets_is_measured_by_what_was_asked_for
 ) -> None:
     """The bound is one on that figure, too: for memory it was at most the number of devices."""
     topology = tight(figures)
-    monkeypatch.setattr(device_search, "along_own_order", lambda *_args: None)
+    monkeypatch.setattr(known_cuts, "along_own_order", lambda *_args: None)
 
     found = search(figures, Request(topology, objective), "free", solve=as_if_memory_were_large)
 

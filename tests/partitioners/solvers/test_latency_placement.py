@@ -16,6 +16,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.latency import certifying
+from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
 
 RANDOM_GRAPHS = examples(90)
 
@@ -54,6 +55,28 @@ def test_the_search_alone_is_bounded_by_brute_force(seed: int, monkeypatch: pyte
     assert is_legal(problem, solution.device_of)
     check_schedule(problem, solution)
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective_value * (1 + 1e-9) ** 2
+
+
+@pytest.mark.parametrize(("effort", "seconds", "asked"), [(None, 0.1, 1), (None, 0.01, 0), (0.1, 0.1, 0)])
+def test_a_bound_that_takes_long_is_asked_for_where_there_is_time_and_a_proof_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, effort: float | None, seconds: float, asked: int
+) -> None:
+    """600 variables; the budget is kept and the bound holds either way."""
+    calls: list[float] = []
+    relaxed = LatencyProgram.relaxed
+    monkeypatch.setattr(LatencyProgram, "relaxed", lambda program: calls.append(relaxed(program)) or calls[-1])
+    graph = nx.DiGraph()
+    for layer, branch in itertools.product(range(50), range(4)):
+        graph.add_node((layer, branch), seconds=1.0 + (layer + branch) % 3, kept_bytes=1, output_seconds=0.2)
+        graph.add_edges_from(((layer - 1, other), (layer, branch)) for other in (branch, 0) if layer)
+    devices = [Device("left", 80), Device("middle", 80), Device("right", 80)]
+    problem = PlacementProblem(graph, devices, objective="latency", time_budget=seconds, effort=effort)
+
+    solution = solve_placement(problem)
+
+    assert asked == len(calls)
+    assert is_legal(problem, solution.device_of)
+    assert max(calls, default=0.0) * (1 - 1e-6) <= solution.bound <= solution.objective_value
 
 
 def test_nodes_that_wait_for_each_other_have_no_latency() -> None:
