@@ -37,7 +37,7 @@ __all__ = ["in_turn", "solve_latency", "solved", "topological_order"]
 ORDERS = 3
 """Linear orders that are cut for a start."""
 MOST_UNITS = 1000
-"""Units up to which a search starts from several pipelines; of more they take longer than the search."""
+"""Units up to which a search starts from several pipelines though little effort is wanted; else no long graph does."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
@@ -59,7 +59,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
-    every = is_pipeline and units.size <= MOST_UNITS
+    every = is_pipeline and (units.size <= MOST_UNITS if problem.has_little_effort else not is_long(units))
     starts, error = _starts(problem, tables, units, every=every)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
