@@ -59,8 +59,8 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if is_pipeline else None
     level = Level(tables, model, units.unit_of, flow)
     large = is_large(tables)
-    every = is_pipeline and (units.size <= MOST_UNITS if problem.has_little_effort else not is_long(units))
-    starts, error = _starts(problem, tables, units, every=every)
+    few = units.size <= MOST_UNITS if problem.has_little_effort else not is_long(units)
+    starts, error = _starts(problem, tables, units, every=is_pipeline and not large and few)
     if is_pipeline and isinstance(error, InfeasibleError):
         raise error
     if is_pipeline and not large:
