@@ -13,15 +13,19 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from fxpasses.devices import same_torch_device
+from fxpasses.errors import PlacementError
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.checkpoint_order import checkpoint_places
 from fxpasses.lowering.current_state import tensors_of
+from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.outlining.lazy_modules import LazyGraphModule
 from fxpasses.passes.placing_parts.direct_run import OTHERWISE, DirectRun, nobody_looks
 from fxpasses.passes.placing_parts.loading import loading_again
+from fxpasses.passes.placing_parts.recurrent_weights import compact_recurrent_weights
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
 from fxpasses.programs.input_contract import InputContract
@@ -54,7 +58,7 @@ class LoweredModule(GraphModule):
     program: ExportedProgram
     qualified_names: Mapping[str, str]
     submodule_of: Mapping[str, str]
-    _contract: InputContract
+    _inputs: GivenInputs
     _direct: DirectRun
     _checks_inputs: int  # the key of the hook that it comes with
     _replay: Replay
@@ -105,7 +109,7 @@ class LoweredModule(GraphModule):
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
         if torch.compiler.is_compiling() or not self._is_undisturbed() or not nobody_looks():
             return super().__call__(*args, **kwargs)
-        result = self._direct(self, self._contract.leaves_of(args, kwargs))
+        result = self._direct(self, self._inputs.leaves_of(args, kwargs))
         return super().__call__(*args, **kwargs) if result is OTHERWISE else result
 
     def _is_undisturbed(self) -> bool:
@@ -123,10 +127,11 @@ class LoweredModule(GraphModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:
         """A copy with tensors of its own; what describes the model is shared."""
         described = {name: vars(self)[name] for name in _DESCRIPTION if name in vars(self)}
-        memo.update((id(value), value) for value in (*described.values(), self._contract))
+        memo.update((id(value), value) for value in (*described.values(), self._inputs))
         copied = cast("LoweredModule", super().__deepcopy__(memo))
         vars(copied).update(described)
-        _make_callable(self, copied, self._contract)
+        _make_callable(self, copied, self._inputs)
+        compact_recurrent_weights(copied)
         if "plan" in described:
             refuse_to_run_on_paper(copied, self.plan.device_of.values())
         return copied
@@ -146,6 +151,19 @@ class LoweredModule(GraphModule):
     def direct_code(self) -> str | None:
         """What runs when nobody looks: the whole graph as one function; None if its own code always runs."""
         return self._direct.source(self)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoweredModule:
+        """Convert all tensors where they are, or to ``meta``; torch asks for this in ``to``, ``cuda`` and ``half``."""
+        for here in {tensor.device for tensor in (*self.parameters(), *self.buffers()) if not tensor.is_meta}:
+            there = fn(torch.empty(0, device=here)).device
+            if there.type != "meta" and not same_torch_device(here, there):
+                raise PlacementError(
+                    f"A lowered model cannot be moved from {here} to {there}: its plan says where each part runs, and "
+                    "copies go between these. Lower the model again with other devices, or edit and replay the plan."
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        compact_recurrent_weights(self)
+        return self
 
     def train(self, mode: bool = True) -> LoweredModule:
         """Switch the mode; operators keep the one in which they were captured, and a warning says which do."""
@@ -266,21 +284,21 @@ def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, of
     lowered._replay = replay
     lowered.qualified_names = parts.original_names
     lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
-    _make_callable(placed, lowered, InputContract.of(program))
+    _make_callable(placed, lowered, GivenInputs.of(InputContract.of(program), placed))
     return lowered
 
 
-def _make_callable(source: GraphModule, lowered: LoweredModule, contract: InputContract) -> None:
+def _make_callable(source: GraphModule, lowered: LoweredModule, inputs: GivenInputs) -> None:
     """Give a new module what ``GraphModule(root, graph)`` did not take over from its source."""
     _keep_persistence(source, lowered)
     for part in lowered.modules():
         if isinstance(part, LazyGraphModule):
             part.take_own_class()
-    lowered._contract = contract
+    lowered._inputs = inputs
     lowered._direct = DirectRun()
     if _tell_own_names not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source
         lowered.register_load_state_dict_post_hook(_tell_own_names)  # type: ignore[no-untyped-call]  # torch does not say
-    lowered._checks_inputs = lowered.register_forward_pre_hook(_Binding(contract), with_kwargs=True).id
+    lowered._checks_inputs = lowered.register_forward_pre_hook(inputs, with_kwargs=True).id
 
 
 @attrs.frozen
@@ -316,16 +334,6 @@ def _places(program: ExportedProgram) -> dict[str, int]:
     """The place of each parameter in the model's own order, by name; of tied ones that of the first."""
     first: dict[int, int] = {}
     return {name: first.setdefault(id(tensor), len(first)) for name, tensor in program.state_dict.items()}
-
-
-@attrs.frozen(eq=False)
-class _Binding:
-    """Checks and orders the inputs before the graph's own code runs."""
-
-    contract: InputContract
-
-    def __call__(self, _module: Any, args: Any, kwargs: Any) -> Any:
-        return self.contract.bind(args, kwargs)
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:

@@ -6,7 +6,7 @@ generated code frees after their last use. To and from devices with streams they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import attrs
@@ -14,6 +14,8 @@ import torch
 from torch.fx import GraphModule
 
 from fxpasses.devices import Device, same_torch_device
+from fxpasses.effects import analyze_effects
+from fxpasses.effects.aliasing import storage_key
 from fxpasses.errors import PlacementError
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.copies import (
@@ -29,9 +31,11 @@ from fxpasses.passes.placing_parts.copies import (
 )
 from fxpasses.passes.placing_parts.crossing_values import require_values
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
-from fxpasses.passes.placing_parts.moving_parts import Memo, move_part
+from fxpasses.passes.placing_parts.moved_tensors import MovedTensors
+from fxpasses.passes.placing_parts.moving_parts import move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
 from fxpasses.passes.placing_parts.own_names import keep_own_names
+from fxpasses.passes.placing_parts.recurrent_weights import compact_recurrent_weights
 from fxpasses.passes.placing_parts.state_homes import bring_state_home, follow_parts
 from fxpasses.passes.placing_parts.streams import streams_for
 
@@ -63,7 +67,7 @@ class PlaceOnDevices(PassBase):
 
     Raises:
         PlacementError: no such mapping; or the graph calls no submodule of that name; or parts on several torch devices
-            hold one module, or one parameter that is trained, which would become two.
+            hold one module, or a parameter or buffer that is trained or written to, which would become two.
         MissingMetadataError: a value would cross, and nothing says what it is; names the pass that writes it.
     """
 
@@ -84,11 +88,12 @@ class PlaceOnDevices(PassBase):
         require_values(graph_module, self.device_of)
 
     def _refuse_torn_state(self, graph_module: GraphModule) -> None:
-        """What parts on several torch devices share: a module is one object, a parameter that is trained one tensor."""
-        holder: dict[int, str] = {}
+        """What parts on several torch devices share: a module is one object, trained or written state one tensor."""
+        holder: dict[object, str] = {}
+        written = _written_state(graph_module)
         for part in self.device_of:
-            for what, path, each in _held_once(graph_module.get_submodule(part)):
-                first = holder.setdefault(id(each), part)
+            for what, path, identity in _held_once(graph_module.get_submodule(part), written):
+                first = holder.setdefault(identity, part)
                 there, here = (self.device_of[name].torch_device for name in (first, part))
                 if not same_torch_device(torch.device(there), torch.device(here)):
                     raise PlacementError(
@@ -99,14 +104,14 @@ class PlaceOnDevices(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Move, load, copy, and bring results back to where the model would give them."""
-        memo: Memo = {}
+        moved = MovedTensors(graph_module)
         wanted = result_devices(graph_module)
         device_of = {name: with_number(device) for name, device in self.device_of.items()}
         for name, device in device_of.items():
-            move_part(graph_module.get_submodule(name), device.torch_device, memo)
-        follow_parts(graph_module, device_of, memo)
+            move_part(graph_module.get_submodule(name), device.torch_device, moved)
+        follow_parts(graph_module, device_of, moved)
         streams = streams_for(_torch_devices(device_of.values()))
-        bring_state_home(graph_module, device_of, self.offloaded, memo, streams)
+        bring_state_home(graph_module, device_of, self.offloaded, moved, streams)
         insert_loads(graph_module, device_of, self.offloaded)
         insert_copies(graph_module, device_of, self.offloaded)
         return_results(graph_module, wanted)
@@ -114,15 +119,26 @@ class PlaceOnDevices(PassBase):
             overlap_copies(graph_module, streams, self.spare_bytes)
         call_loads(graph_module)
         keep_own_names(graph_module, device_of)
+        compact_recurrent_weights(graph_module)
         return PassResult(graph_module, True)
 
 
-def _held_once(part: torch.nn.Module) -> Iterator[tuple[str, str, object]]:
-    """What is the same object wherever it is held: called modules with state, and parameters that are trained."""
+def _written_state(graph_module: GraphModule) -> set[tuple[str, int]]:
+    """The memory of parameters and buffers that any node changes in place."""
+    effects = analyze_effects(graph_module)
+    state = effects.real_tensors()
+    return {storage_key(each) for storage in effects.written_storages for each in state.get(storage, ())}
+
+
+def _held_once(part: torch.nn.Module, written: Set[tuple[str, int]]) -> Iterator[tuple[str, str, object]]:
+    """What is the same object wherever it is held: called modules with state, and what is trained or written to."""
     for path, module in part.named_modules():
         if path and (any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(False))):
-            yield "module", path, module
-    yield from (("parameter", path, each) for path, each in part.named_parameters() if each.requires_grad)
+            yield "module", path, id(module)
+    yield from (("parameter", path, id(each)) for path, each in part.named_parameters() if each.requires_grad)
+    for path, each in (*part.named_parameters(), *part.named_buffers()):
+        if storage_key(each) in written:
+            yield "state", path, storage_key(each)
 
 
 def with_number(device: Device) -> Device:

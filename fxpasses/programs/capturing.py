@@ -111,7 +111,29 @@ def capture(
         raise InputError(f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}.")
     args, kwargs = tuple(args or ()), dict(kwargs or {})
     _refuse_symbols(model, args, kwargs)
-    return _export(model, args, kwargs, dynamic_shapes, strict)
+    return _export(model, *_each_its_own(model, args, kwargs), dynamic_shapes, strict)
+
+
+def _each_its_own(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Examples in which no tensor stands twice, and none is the model's state.
+
+    Torch takes two inputs that are one tensor for one input ever after, and one that is a parameter for the parameter.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    seen = {id(state) for state in (*model.parameters(), *model.buffers())}
+    shared = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            shared.append(index)
+        seen.add(id(leaf))
+    if not shared:
+        return args, kwargs
+    for index in shared:
+        leaves[index] = leaves[index].detach().clone().requires_grad_(leaves[index].requires_grad)
+    own: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, structure)
+    return own
 
 
 def _refuse_symbols(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

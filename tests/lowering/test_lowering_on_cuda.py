@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses import Device, LoweredModule, lower
 from fxpasses.cli.demo_model import demo_llama
+from fxpasses.errors import PlacementError
 from fxpasses.passes.placement import copies_of, loads_of
 from fxpasses.units import MiB
 
@@ -31,7 +32,8 @@ def all_digits() -> Iterator[None]:
     """No TF32, whatever the environment says: the CPU has the other results."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    yield
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
     torch.set_float32_matmul_precision(before)
 
 
@@ -329,3 +331,109 @@ def test_loads_run_beside_computation() -> None:
     beside = sum(any(a < d and c < b for c, d in kernels) for a, b in transfers)
     assert transfers
     assert beside
+
+
+class Attending(nn.Module):
+    """On a GPU attention gives another layout than on the CPU, where ``contiguous()`` has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.second = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x, x, x)[0])
+
+
+@pytest.mark.parametrize("device_map", [{"": "gpu"}, {"first": "gpu", "second": "host"}])
+def test_views_hold_in_the_layouts_of_the_gpu(device_map: dict[str, str]) -> None:
+    model, x = Attending().eval(), torch.randn(2, 10, 64)
+    lowered = lower(model, (x,), devices=gpu_and_cpu(), device_map=device_map)
+
+    with torch.no_grad():
+        assert_close(model(x), lowered(x))
+    loss_of = torch.randn_like(x)  # the sum of what is normalized is always the same
+    (model(x) * loss_of).sum().backward()
+    (lowered(x) * loss_of).sum().backward()
+    assert_gradients_close(model, lowered)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about itself, by version
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_takes_the_whole_model(backend: str) -> None:
+    """It sees plain copies, without a break in the graph."""
+    model, x = Mlp(4, 64), torch.randn(2, 64)
+    device_map = {"layers.0": "host", "layers.2": "host", "": "gpu"}
+    lowered = lower(model, (x,), devices=gpu_and_cpu(), device_map=device_map)
+    torch._dynamo.reset()
+    compiled = torch.compile(lowered, backend=backend, fullgraph=True)
+
+    with torch.no_grad():
+        assert_close(model(x), compiled(x))
+    model(x).sum().backward()
+    compiled(x).sum().backward()
+    assert_gradients_close(model, lowered)
+
+
+def test_a_region_for_gpus_does_what_it_did_where_the_model_was_captured() -> None:
+    """Autocast for GPUs changes nothing on the CPU, so the captured model has no cast behind it."""
+
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                x = self.first(x)
+            return self.second(x.float())
+
+    model, x = Casting(), torch.randn(2, 8)
+    for device_map in ({"first": "gpu", "second": "host"}, {"": "gpu"}):
+        lowered = lower(model, (x,), devices=gpu_and_cpu(), device_map=device_map)
+        with torch.no_grad():
+            assert_close(model(x), lowered(x))
+    there = copy.deepcopy(model).to("cuda")
+    lowered = lower(there, (x.to("cuda"),), devices=gpu_and_cpu(), device_map={"": "gpu"})
+    with torch.no_grad():
+        assert torch.equal(there(x.to("cuda")), lowered(x.to("cuda")))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_weights_of_recurrent_layers_are_in_one_piece(kind: type[nn.RNNBase]) -> None:
+    """Otherwise cuDNN puts them together in every run, and says so."""
+    model, x = kind(16, 32, 2, bidirectional=True, batch_first=True), torch.randn(2, 5, 16)
+    lowered = lower(model, (x,), devices=gpu_and_cpu(), device_map={"": "gpu"})
+
+    for module in (lowered, copy.deepcopy(lowered), copy.deepcopy(lowered).double().float()):
+        assert 1 == len({parameter.untyped_storage().data_ptr() for parameter in module.parameters()})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "RNN module weights")
+            assert_close(model(x), module(x))
+    model(x)[0].sum().backward()
+    lowered(x)[0].sum().backward()
+    assert_gradients_close(model, lowered)
+
+
+def test_inputs_are_taken_from_the_other_device() -> None:
+    """Parts that read them without a copy, and those that have one; gradients find their way back."""
+    model, x = Mlp(4, 64), torch.randn(2, 64)
+    for device_map in ({"layers.0": "host", "": "gpu"}, {"": "host"}, {"": "gpu"}):
+        lowered = lower(model, (x,), devices=gpu_and_cpu(), device_map=device_map)
+        there = x.to("cuda").requires_grad_()
+        lowered(there).sum().backward()
+        here = x.clone().requires_grad_()
+        model(here).sum().backward()
+
+        assert there.grad is not None
+        assert there.is_cuda
+        assert_close(here.grad, there.grad)
+        assert_close(model(x), lowered(x.to("cuda")))
+
+
+def test_a_lowered_model_is_not_moved() -> None:
+    device_map = {"layers.0": "host", "": "gpu"}
+    lowered = lower(Mlp(4, 64), (torch.randn(2, 64),), devices=gpu_and_cpu(), device_map=device_map)
+
+    with pytest.raises(PlacementError, match="A lowered model cannot be moved from cpu to cuda:0: its plan says where"):
+        lowered.cuda()

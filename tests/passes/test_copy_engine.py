@@ -17,7 +17,7 @@ from torch.overrides import BaseTorchFunctionMode
 from fxpasses import Device, LoweredModule, lower
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import placement, split
-from fxpasses.passes.placement import PlaceOnDevices
+from fxpasses.passes.placement import PlaceOnDevices, copies_of
 from fxpasses.passes.placing_parts.copy_engine import CopyEngine, begin_load
 from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.placing_parts.streams import CudaStreams, streams_for
@@ -234,6 +234,29 @@ def test_a_model_is_right_when_every_copy_is_as_late_as_it_may_be(name: str, mon
     for one, *others in zip(expected, actual, inferred, by_graph, strict=True):
         assert [True] * 3 == [torch.equal(one, other) for other in others]
     assert {g.sum().item() for g in wanted} == {g.sum().item() for g in given}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_capture_sees_plain_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So torch.compile takes the whole model, gradients included, and torch.export exports it again."""
+    make, inputs, device_map = MAPS[name]
+    model, args = make(), inputs()
+    monkeypatch.setattr(placement, "streams_for", lambda _devices: LateStreams())
+    lowered = lower(model, args, devices=cpu_pair(), device_map=device_map)
+    expected = model(*args)
+    wanted = torch.autograd.grad(sum(map(torch.sum, expected)), list(model.parameters()))
+
+    torch._dynamo.reset()
+    actual = torch.compile(lowered, backend="aot_eager", fullgraph=True)(*args)
+    given = torch.autograd.grad(sum(map(torch.sum, actual)), list(lowered.parameters()))
+    again = torch.export.export(lowered, args)
+
+    for one, other, third in zip(expected, actual, again.module()(*args), strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, third)
+    assert sorted(g.sum().item() for g in wanted) == pytest.approx(sorted(g.sum().item() for g in given), rel=1e-4)
+    copies = again.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    assert len(copies_of(lowered)) == len(copies)
 
 
 def test_a_cache_is_right_when_every_copy_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from fake_streams import LateStreams
-from fuzz import examples
+from fuzz import FUZZ, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networkx.utils import UnionFind
-from programs import random_program
+from programs import STEPS, random_program
+from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -24,19 +26,20 @@ from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.passes import split
 from fxpasses.passes.placement import PlaceOnDevices, copies_of
 from fxpasses.passes.placing_parts.direct_run import DirectRun
+from fxpasses.passes.placing_parts.streams import streams_for
 
-DEVICES = [Device(name) for name in ("left", "middle", "right")]
+DEVICES = tuple(Device(name) for name in ("left", "middle", "right"))
 
 
 def random_parts(
-    graph_module: GraphModule, rng: random.Random, *, tears: bool = False
+    graph_module: GraphModule, rng: random.Random, *, tears: bool = False, devices: Sequence[Device] = DEVICES
 ) -> tuple[Assignment, dict[str, Device]]:
     """Runs of operators on random devices; what must share a device does, unless it is torn."""
     figures = GraphFigures.of(graph_module)
     together: UnionFind[Node] = UnionFind(figures.nodes)
     for group in () if tears else must_share(figures):
         together.union(*group)
-    drawn = {together[node]: rng.choice(DEVICES) for node in figures.nodes}
+    drawn = {together[node]: rng.choice(devices) for node in figures.nodes}
     part_of: dict[Node, str] = {}
     device_of: dict[str, Device] = {}
     before = None
@@ -99,5 +102,62 @@ def test_parts_that_tear_memory_are_refused_and_never_wrong(seed: int) -> None:
     """Parts made by hand: a write that another device would have to see is an error, not a wrong answer."""
     try:
         check_meaning(seed, tears=True)
+    except PassError as error:
+        assert isinstance(error.__cause__, PlacementError)  # noqa: PT017  # refusing is one of two right answers
+
+
+APART = (Device("left", torch_device="cpu:1"), Device("middle"), Device("right", torch_device="cpu:1"))
+"""``cpu:1`` is main memory, and yet another torch device: what goes there is copied."""
+
+
+def shown_by(run: Callable[..., Any], module: nn.Module, inputs: Any) -> dict[str, torch.Tensor]:
+    """Outputs, written inputs and state by name, in main memory; the state is as before afterwards."""
+    state = module.state_dict(keep_vars=True)
+    before = {name: value.detach().clone() for name, value in state.items()}
+    given = [tensor.clone() for tensor in inputs]
+    with torch.no_grad():
+        leaves = [leaf for leaf in pytree.tree_leaves((run(*given), given)) if isinstance(leaf, torch.Tensor)]
+        named = {**{str(index): leaf for index, leaf in enumerate(leaves)}, **state}
+        found = {name: value.detach().cpu().clone() for name, value in named.items()}
+        for name, value in state.items():
+            value.copy_(before[name])
+    return found
+
+
+def check_memories(seed: int, devices: Sequence[Device], streams: Any = None, *, tears: bool = False) -> int:
+    """A program means on devices with memories of their own what it meant; tells how many copies there are."""
+    rng = random.Random(seed)
+    steps = tuple(step for step in STEPS if step not in ("random", "autocast"))  # other devices draw, and round, others
+    program = random_program(rng, size=rng.randint(3, 14), steps=steps)
+    graph_module = program.graph_module
+    assignment, device_of = random_parts(graph_module, rng, devices=devices, tears=tears)
+    before = {name: value.clone() for name, value in graph_module.state_dict().items()}
+    expected = shown_by(graph_module, graph_module, program.inputs)
+    placed = split(graph_module, assignment, names=str, constants=rng.choice(["share", "pass_in"])).graph_module
+    with patch("fxpasses.passes.placement.streams_for", streams or streams_for):
+        PlaceOnDevices({name: device_of[name] for name in device_of if name in placed._modules})(placed)
+    run = DirectRun()
+    for way in (placed, lambda *given: run(placed, given)):
+        found = shown_by(way, placed, program.inputs)
+        for name in expected.keys() - found.keys():  # what nobody writes to, each device has for itself
+            assert torch.equal(before[name], expected[name]), name
+        for name in expected.keys() & found.keys():
+            torch.testing.assert_close(
+                found[name], expected[name], rtol=1e-5, atol=1e-5, equal_nan=True, msg=f"{name}, seed {seed}"
+            )
+    return len(copies_of(placed))
+
+
+@pytest.mark.parametrize("begin", range(0, 200 * FUZZ, 50))
+def test_a_random_program_means_the_same_in_several_memories(begin: int) -> None:
+    """What is written to copies of inputs, or to views of them, comes back; state is one tensor in one place."""
+    assert 100 < sum(check_memories(seed, APART) for seed in range(begin, begin + 50))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 10**6))
+def test_parts_that_tear_memory_are_refused_or_right_in_several_memories(seed: int) -> None:
+    try:
+        check_memories(seed, APART, tears=True)
     except PassError as error:
         assert isinstance(error.__cause__, PlacementError)  # noqa: PT017  # refusing is one of two right answers

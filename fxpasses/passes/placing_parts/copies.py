@@ -77,7 +77,8 @@ def loads_of(graph_module: GraphModule) -> list[Copy]:
 def insert_copies(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str] = ()) -> None:
     """Insert one copy per (value, target device), right before the first part that needs it.
 
-    An input of the caller that a part writes to in a copy is written back after it. Linear in nodes and edges.
+    An input of the caller that parts write to in a copy, or in views of it, is written back before somebody else looks.
+    Linear in nodes and edges.
 
     Args:
         graph_module: The top level of a split whose parts are moved.
@@ -101,6 +102,7 @@ class _Copying:
     offloaded: Container[str]
     memory: SharedMemory
     copied: dict[tuple[Node, str], Node] = attrs.field(factory=dict)
+    brought_back: dict[Node, Node] = attrs.field(factory=dict)  # the last write to what a copy was made of
 
     def run(self) -> None:
         for node in list(self.graph_module.graph.nodes):
@@ -117,11 +119,9 @@ class _Copying:
         written = self.memory.written_by(part)
         for value in dict.fromkeys(part.all_input_nodes):
             if self._crosses(value, part, device):
-                replica = self._replica(value, part, device)
-                part.replace_input_with(value, replica)
-                if not written.isdisjoint(self.memory.storages(value)):
-                    self._write_back(part, value, replica)
+                part.replace_input_with(value, self._replica(value, part, device))
         if written:
+            self._write_back(part, device, written)
             self._forget(written, device)
 
     def _crosses(self, value: Node, part: Node, device: Device) -> bool:
@@ -135,9 +135,18 @@ class _Copying:
                 self.copied[value, device.name] = copy_node(self.graph_module, value, device)
         return self.copied[value, device.name]
 
-    def _write_back(self, part: Node, value: Node, replica: Node) -> None:
-        with self.graph_module.graph.inserting_after(part):
-            self.graph_module.graph.call_function(torch.ops.aten.copy_.default, (value, replica))
+    def _write_back(self, part: Node, device: Device, written: frozenset[int]) -> None:
+        """Bring what a part wrote to copies, or to views of copies, to what these are copies of."""
+        for (value, target), replica in self.copied.items():
+            if target != device.name or written.isdisjoint(self.memory.storages(value)):
+                continue
+            before = self.brought_back.get(value)
+            if before is not None and not any(before < user < part for user in value.users):
+                self.graph_module.graph.erase_node(before)  # nobody has looked since
+            with self.graph_module.graph.inserting_after(part):
+                self.brought_back[value] = self.graph_module.graph.call_function(
+                    torch.ops.aten.copy_.default, (value, replica)
+                )
 
     def _forget(self, written: frozenset[int], device: Device) -> None:
         """Copies of what was just written are out of date, but for the one that was written to."""

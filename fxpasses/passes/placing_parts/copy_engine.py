@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fxpasses.devices import same_torch_device
+from fxpasses.passes.placing_parts.copies import COPY
 from fxpasses.passes.placing_parts.loading import note_load
 from fxpasses.passes.placing_parts.streams import CudaStreams, Streams
 
@@ -178,13 +179,17 @@ _ALONE = _count_alone()
 """Holders of a tensor in one variable, counted as they are counted above."""
 
 
-def begin_copy(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket:
-    """In a graph: :meth:`CopyEngine.begin`."""
+def begin_copy(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket | torch.Tensor:
+    """In a graph: :meth:`CopyEngine.begin`; while the graph is captured, a plain copy, which compilers know."""
+    if torch.compiler.is_compiling():
+        return _plain(value, device)
     return engine.begin(value, device)
 
 
-def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket:
-    """In a graph: :meth:`CopyEngine.begin` for a parameter of an offloaded part."""
+def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket | torch.Tensor:
+    """In a graph: :meth:`CopyEngine.begin` for a parameter of an offloaded part; while it is captured, a plain copy."""
+    if torch.compiler.is_compiling():
+        return _plain(value, device)
     ticket = engine.begin(value, device)
     assert ticket.copy is not None  # it was begun just now
     if note_load(ticket.copy, value):
@@ -192,21 +197,28 @@ def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) ->
     return ticket
 
 
-def await_copy(engine: CopyEngine, ticket: Ticket) -> torch.Tensor:
+def _plain(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    copy: torch.Tensor = COPY(value, device=device)
+    return copy
+
+
+def await_copy(engine: CopyEngine, ticket: Ticket | torch.Tensor) -> torch.Tensor:
     """In a graph: :meth:`CopyEngine.wait`."""
-    return engine.wait(ticket)
+    return engine.wait(ticket) if isinstance(ticket, Ticket) else ticket
 
 
-def let_read(engine: CopyEngine, ticket: Ticket, device: torch.device) -> None:
+def let_read(engine: CopyEngine, ticket: Ticket | torch.Tensor, device: torch.device) -> None:
     """In a graph: :meth:`CopyEngine.let_read`."""
-    engine.let_read(ticket, device)
+    if isinstance(ticket, Ticket):
+        engine.let_read(ticket, device)
 
 
-def release_copy(engine: CopyEngine, ticket: Ticket) -> None:
+def release_copy(engine: CopyEngine, ticket: Ticket | torch.Tensor) -> None:
     """In a graph: :meth:`CopyEngine.release`."""
-    engine.release(ticket)
+    if isinstance(ticket, Ticket):
+        engine.release(ticket)
 
 
-def finish_copies(engine: CopyEngine, *tickets: Ticket) -> None:
+def finish_copies(engine: CopyEngine, *tickets: Ticket | torch.Tensor) -> None:
     """In a graph: :meth:`CopyEngine.finish`."""
-    engine.finish(*tickets)
+    engine.finish(*[ticket for ticket in tickets if isinstance(ticket, Ticket)])

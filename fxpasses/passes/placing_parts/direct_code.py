@@ -32,6 +32,7 @@ from fxpasses.outlining.regions import BODY_AT
 from fxpasses.passes.assertions import is_proven_assertion
 from fxpasses.passes.placing_parts.bindings import binding_of
 from fxpasses.passes.placing_parts.copies import COPY, COPY_OF
+from fxpasses.passes.placing_parts.copy_engine import await_copy, release_copy
 from fxpasses.passes.placing_parts.state_reads import StateReads
 
 __all__ = ["DirectCode", "Unwritable", "can_be_written_out", "write_direct_code"]
@@ -104,12 +105,13 @@ def write_direct_code(graph_module: GraphModule) -> DirectCode:
 
 @attrs.define
 class _Line:
-    """A statement: what it makes, and what it uses."""
+    """A statement: what it makes, what it uses, and which copy between devices it gives the memory of back."""
 
     depth: int
     text: str
     made: str | None
     uses: tuple[str, ...]
+    releases: str | None = None
 
 
 @attrs.define(eq=False)
@@ -122,6 +124,7 @@ class _Writer:
     lines: list[_Line] = attrs.field(factory=list)
     state: StateReads = attrs.field(init=False)
     depth: int = 1
+    _awaited: dict[str, str] = attrs.field(factory=dict)  # the variable of each copy, by that of its ticket
     _known: dict[int, str] = attrs.field(factory=dict)
     _variables: int = 0
 
@@ -249,6 +252,10 @@ class _Writer:
         call = f"{function}({arguments})" if function else arguments
         variable = self._variable(f"v_{node.name}")
         self.say(f"{variable} = {call}", made=variable, uses=_names_in(call))
+        if node.target is await_copy:
+            self._awaited[_names_in(arguments)[-1]] = variable
+        elif node.target is release_copy:
+            self.lines[-1].releases = self._awaited.get(_names_in(arguments)[-1])
         return variable
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Node, Written]) -> str:
@@ -276,7 +283,7 @@ class _Writer:
         """The statements; each value is let go right after its last use."""
         kept: set[str] = set()
         text: list[str] = []
-        for line in reversed(self.lines):
+        for line in reversed(_released_early(self.lines)):
             last = [name for name in dict.fromkeys(line.uses) if name not in kept]
             kept.update(last)
             if line.made is not None and line.made not in kept:
@@ -284,6 +291,20 @@ class _Writer:
             freed = "" if line.text.startswith("return") or not last else f"; {' = '.join(last)} = None"
             text.append(" " * line.depth + line.text + freed)
         return text[::-1]
+
+
+def _released_early(lines: Sequence[_Line]) -> list[_Line]:
+    """Statements in which each copy is released right after its last use, which may be far inside of a part."""
+    last_use = {name: index for index, line in enumerate(lines) for name in line.uses}
+    moved: dict[int, list[_Line]] = {}
+    stay: list[tuple[int, _Line]] = []
+    for index, line in enumerate(lines):
+        at = last_use.get(line.releases, index) if line.releases is not None else index
+        if at < index:
+            moved.setdefault(at, []).append(attrs.evolve(line, depth=lines[at].depth))
+        else:
+            stay.append((index, line))
+    return [each for index, line in stay for each in (line, *moved.get(index, ()))]
 
 
 def _is_attribute(body: Any) -> TypeGuard[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -12,29 +12,30 @@ from fxpasses.devices import MAIN_MEMORY, Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.passes.placing_parts.copies import DEVICE
-from fxpasses.passes.placing_parts.moving_parts import Memo, fake_on, moved
+from fxpasses.passes.placing_parts.moved_tensors import MovedTensors, tables_of
+from fxpasses.passes.placing_parts.moving_parts import fake_on
 from fxpasses.passes.placing_parts.streams import Streams
 
 __all__ = ["bring_state_home", "follow_parts"]
 
 
-def follow_parts(graph_module: GraphModule, device_of: Mapping[str, Device], memo: Memo) -> None:
+def follow_parts(graph_module: GraphModule, device_of: Mapping[str, Device], moved: MovedTensors) -> None:
     """Hold what parts on one torch device took with them outside of parts, too: another name of it, or a result.
 
-    Call it right after the parts are moved: the memo goes by what was there before.
+    Call it right after the parts are moved: what was moved is known by what was there before.
 
     Args:
         graph_module: The top level of a split.
         device_of: The device of each part, by the name of its submodule.
-        memo: Tensors already moved.
+        moved: Tensors already moved.
     """
     places = {str(torch.device(device.torch_device)): device for device in device_of.values()}
     home: dict[int, Device] = {}
     for table in _outside_tables(graph_module, device_of):
         for name, held in table.items():
-            found = [place for place in places if isinstance(held, torch.Tensor) and (id(held), place) in memo]
+            found = moved.places(held, places) if isinstance(held, torch.Tensor) else []
             if len(found) == 1:
-                table[name] = memo[id(held), found[0]]
+                table[name] = moved.to(held, torch.device(found[0]))
                 home[id(table[name])] = places[found[0]]
     for node in graph_module.graph.find_nodes(op="get_attr"):
         device = home.get(id(find_attribute(graph_module, str(node.target)).value))
@@ -49,19 +50,14 @@ def _outside_tables(graph_module: GraphModule, parts: Iterable[str]) -> Iterator
     inside = {module for part in parts for module in graph_module.get_submodule(part).modules()}
     for module in graph_module.modules():
         if module not in inside:
-            yield from _tables(module)
-
-
-def _tables(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where a module holds tensors."""
-    return module._parameters, module._buffers, vars(module)
+            yield from tables_of(module)
 
 
 def bring_state_home(
     graph_module: GraphModule,
     device_of: Mapping[str, Device],
     offloaded: Container[str],
-    memo: Memo,
+    moved: MovedTensors,
     streams: Streams | None = None,
 ) -> None:
     """Move state that is passed into parts to where it belongs.
@@ -73,38 +69,44 @@ def bring_state_home(
         graph_module: The top level of a split.
         device_of: The device of each part, by the name of its submodule.
         offloaded: Parts that load their parameters.
-        memo: Tensors already moved.
+        moved: Tensors already moved.
         streams: Those of the devices; what is loaded over them is held in memory that they can read by themselves.
     """
-    effects: EffectAnalysis | None = None
+    together: dict[object, list[tuple[Node, torch.Tensor]]] = {}  # one tensor may be read by several nodes
     for node in graph_module.graph.find_nodes(op="get_attr"):
-        parts = [user for user in node.users if user.op == "call_module" and str(user.target) in device_of]
         value = find_attribute(graph_module, str(node.target)).value
-        if not parts or not isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            together.setdefault(moved.same_memory(value), []).append((node, value))
+    effects: EffectAnalysis | None = None
+    for group in together.values():
+        users = {user for node, _value in group for user in node.users}
+        parts = sorted(user for user in users if user.op == "call_module" and str(user.target) in device_of)
+        if not parts:
             continue
         effects = effects or analyze_effects(graph_module)
-        home = _home(node, sorted(parts), device_of, offloaded, effects)
-        DEVICE.write(node, MAIN_MEMORY if home is None else home.name)
-        target = torch.device("cpu") if home is None else torch.device(home.torch_device)
-        there = moved(value, target, memo)
-        if home is None and streams is not None:
-            there = _pinned(there, streams)
-        _replace(graph_module, value, there)
-        if "val" in node.meta:
-            node.meta["val"] = fake_on(node.meta["val"], target)
+        storages = {storage for node, _value in group for storage in effects.storages(node)}
+        home = _home(storages, parts, device_of, offloaded, effects)
+        for node, value in group:
+            DEVICE.write(node, MAIN_MEMORY if home is None else home.name)
+            target = torch.device("cpu") if home is None else torch.device(home.torch_device)
+            there = moved.to(value, target)
+            if home is None and streams is not None:
+                there = _pinned(there, streams)
+            _replace(graph_module, value, there)
+            if "val" in node.meta:
+                node.meta["val"] = fake_on(node.meta["val"], target)
 
 
 def _home(
-    node: Node,
+    storages: Set[int],
     parts: list[Node],
     device_of: Mapping[str, Device],
     offloaded: Container[str],
     effects: EffectAnalysis,
 ) -> Device | None:
     """The device whose memory holds it; None for main memory."""
-    storages = set(effects.storages(node))
     for part in parts:
-        if storages.intersection(effects.of(part).writes):
+        if not storages.isdisjoint(effects.of(part).writes):
             return device_of[str(part.target)]
     resident = (device_of[str(part.target)] for part in parts if str(part.target) not in offloaded)
     return next(resident, None)
@@ -124,7 +126,7 @@ def _replace(graph_module: GraphModule, old: torch.Tensor, new: torch.Tensor) ->
     if new is old:
         return
     for module in graph_module.modules():
-        for table in _tables(module):
+        for table in tables_of(module):
             for name, held in table.items():
                 if held is old:
                     table[name] = new

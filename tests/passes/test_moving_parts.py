@@ -1,0 +1,152 @@
+"""What changes when a part moves: views that hold in any layout, regions that do what they did, recurrent weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.wrap import wrap_with_autocast
+from torch.fx import GraphModule
+
+from fxpasses.passes.placement import move_part
+from fxpasses.passes.placing_parts.recurrent_weights import (
+    RecurrentLayers,
+    compact_recurrent_weights,
+    recurrent_layers,
+)
+from fxpasses.passes.placing_parts.steady_views import steady_views
+from fxpasses.programs.capturing import capture
+
+aten = torch.ops.aten
+
+
+def exported(model: nn.Module, *args: torch.Tensor) -> GraphModule:
+    return capture(model, args).module(check_guards=False)  # type: ignore[return-value]
+
+
+def targets(module: GraphModule) -> list[Any]:
+    return [node.target for node in module.graph.find_nodes(op="call_function", target=aten.view.default)] + [
+        node.target for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default)
+    ]
+
+
+class Plain(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1) * 2
+
+
+class WrittenThrough(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.view(-1).add_(1)
+        return y + 1
+
+
+class ShownTwice(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y, y.view(-1)
+
+
+class OfTheInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)
+
+
+class ShownOnce(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).view(-1)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Plain(), aten.reshape.default),
+        (ShownOnce(), aten.reshape.default),
+        (WrittenThrough(), aten.view.default),
+        (ShownTwice(), aten.view.default),
+        (OfTheInput(), aten.view.default),
+    ],
+)
+def test_a_view_may_copy_unless_somebody_would_miss_a_write(model: nn.Module, expected: Any) -> None:
+    module, x = exported(model, torch.randn(2, 3)), torch.randn(2, 3)
+
+    steady_views(module)
+    module.recompile()
+
+    assert [expected] == targets(module)
+    for one, other in zip(model(x), module(x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_view_holds_behind_what_is_laid_out_otherwise() -> None:
+    module = exported(Plain(), torch.randn(2, 3))
+    move_part(module, "cpu")
+    x = torch.randn(3, 2).t()
+
+    assert torch.equal(x.reshape(-1) * 2, module(x))
+
+
+class Casting(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.kind, dtype=torch.bfloat16):
+            x = self.linear(x)
+        return x.float()
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type of 'xpu'", "ignore:CUDA is not available")
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", ("meta", True)), ("xpu", ("xpu", False))])
+def test_a_region_does_on_its_new_device_what_it_did_on_the_old_one(kind: str, expected: tuple[str, bool]) -> None:
+    """One for another kind of device than that of the capture did nothing, and begins nothing there."""
+    module = exported(Casting(kind).eval(), torch.randn(2, 4))
+    (region,) = module.graph.find_nodes(op="call_function", target=wrap_with_autocast)
+    region.args = (*region.args[:2], True, *region.args[3:])  # as it is captured where there is such a device
+
+    move_part(module, "meta")
+
+    assert expected == (region.args[0], region.args[2])
+
+
+LAYERS = [
+    (nn.LSTM, {"num_layers": 2}),
+    (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 4}),
+    (nn.LSTM, {"bias": False, "batch_first": True}),
+    (nn.GRU, {"num_layers": 3, "bidirectional": True, "bias": False}),
+    (nn.RNN, {"nonlinearity": "relu"}),
+    (nn.RNN, {"nonlinearity": "tanh", "batch_first": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), LAYERS)
+def test_recurrent_layers_are_described_as_the_module_describes_itself(kind: Any, options: dict[str, Any]) -> None:
+    model = kind(6, 8, **options).eval()
+    (found,) = recurrent_layers(exported(model, torch.randn(2, 3, 6)))
+
+    assert [id(weight) for weight in model._flat_weights] == [id(weight) for weight in found.weights]
+    assert model.mode == found.kind
+    assert (6, 8, model.proj_size) == (found.input_size, found.hidden_size, found.projected_size)
+    assert (model.num_layers, model.bidirectional) == (found.layers, found.bidirectional)
+    assert model.batch_first == found.batch_first
+    assert (4 if model.bias else 2) + (model.proj_size > 0) == found.per_layer
+
+
+def test_weights_that_cudnn_does_not_read_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = exported(nn.LSTM(6, 8).eval(), torch.randn(2, 3, 6))
+    before = [parameter.data_ptr() for parameter in module.parameters()]
+    monkeypatch.setattr(RecurrentLayers, "compact", lambda _self: pytest.fail("these are on the CPU"))
+
+    compact_recurrent_weights(module)
+
+    assert before == [parameter.data_ptr() for parameter in module.parameters()]
+
+
+def test_weights_that_come_from_outside_are_not_this_graphs() -> None:
+    program = capture(nn.LSTM(6, 8).eval(), (torch.randn(2, 3, 6),))
+
+    assert [] == list(recurrent_layers(program.graph_module))
