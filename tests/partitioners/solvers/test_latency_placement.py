@@ -90,6 +90,21 @@ def test_nodes_that_wait_for_each_other_have_no_latency() -> None:
     assert "A latency needs nodes that do not wait for each other in a circle; 'a', 'b' do." == str(caught.value)
 
 
+def test_the_devices_of_a_pipeline_stand_in_the_order_in_which_values_flow() -> None:
+    """A device that is needed by another one comes first, though the other one begins before it."""
+    graph = nx.DiGraph([("x", "z"), ("y", "z")])
+    for node, seconds in {"x": 5.0, "y": 1.0, "z": 0.0, "alone": 2.0}.items():
+        graph.add_node(node, seconds=seconds, output_seconds=0.0)
+    pinned = {"x": "a", "y": "b", "z": "a", "alone": "b"}
+
+    solution = solve_placement(
+        PlacementProblem(graph, [Device("a"), Device("b")], objective="latency", pinned=pinned, time_budget=0)
+    )
+
+    assert 5.0 == solution.objective_value == solution.bound
+    assert ("b", "a") == solution.order
+
+
 def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
     """Branches run side by side though no device holds more than a third of the nodes."""
     graph = nx.DiGraph()

@@ -47,7 +47,8 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     """Place a reduced problem whose units each fit some device, in a pipeline or freely.
 
     Returns:
-        The answer, with the devices in the order in which they begin, and when each node starts.
+        The answer, with the devices in the order in which values flow through them, or else in which they begin; and
+        when each node starts.
 
     Raises:
         InfeasibleError: proven that none exists; says by how many bytes and which node.
@@ -73,7 +74,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         answer, bound = _node_by_node(problem, level, units, starts)
     if math.isinf(answer.value):
         raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
-    return solved(answer, units, bound)
+    return solved(answer, units, bound, flow)
 
 
 def topological_order(tables: CostTables) -> Ints:
@@ -108,11 +109,13 @@ def _in_groups(
     return answer, min(bound, answer.value)
 
 
-def solved(answer: LatencyAnswer, units: Units, bound: float) -> Solved:
-    """The answer for nodes, with the devices in the order in which they begin."""
+def solved(answer: LatencyAnswer, units: Units, bound: float, flow: Flow | None = None) -> Solved:
+    """The answer for nodes, with the devices in the order in which they begin; a pipeline's as values flow."""
     home = answer.home[units.unit_of]
-    used = np.unique(home).tolist()
-    devices = sorted(used, key=lambda device: (float(answer.start[home == device].min()), device))
+    begin = {device: (float(answer.start[home == device].min()), device) for device in np.unique(home).tolist()}
+    devices = sorted(begin, key=begin.__getitem__)
+    if flow is not None:
+        devices = flow.ordered(answer.home, devices)
     return Solved(home, tuple(devices), bound, answer.start, answer.value)
 
 
