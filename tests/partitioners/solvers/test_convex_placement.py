@@ -174,3 +174,42 @@ def test_what_lies_between_two_of_a_group_joins_them_and_cycles_of_groups_do_not
     assert solution.device_of["a1"] == solution.device_of["m"] == solution.device_of["a2"]
     assert solution.device_of["b1"] == solution.device_of["b2"] != solution.device_of["a1"]
     assert 2 == len(np.unique(list(solution.device_of.values())))
+
+
+def test_of_the_sets_on_the_fewest_devices_those_of_the_smallest_loads_are_looked_for() -> None:
+    """Moves go on as long as the load gets smaller, though the number of devices stays the same."""
+    graph = nx.DiGraph([("s", "v"), ("s", "u"), ("s", "w"), ("v", "w"), ("t", "u"), ("t", "w")])
+    for node, seconds, kept_bytes, output in (
+        ("s", 0.2, 0, 1.0),
+        ("v", 0.0, 10, 0.0),
+        ("t", 1.4, 5, 0.0),
+        ("u", 1.5, 10, 1.0),
+        ("w", 0.0, 18, 0.0),
+    ):
+        graph.nodes[node].update(seconds=seconds, kept_bytes=kept_bytes, output_seconds=output)
+    devices = [Device("a", 27), Device("b", 27)]
+
+    solution = solve_placement(
+        PlacementProblem(graph, devices, objective="devices", contiguity="convex", pinned={"u": "b"}, time_budget=0)
+    )
+
+    assert 2 == solution.objective_value
+    assert pytest.approx({"a": 2.4, "b": 2.7}) == solution.load
+
+
+@pytest.mark.parametrize("time_budget", [0.0, 0.05])
+def test_a_latency_is_refused_with_the_proof_that_loads_have(time_budget: float) -> None:
+    """What the search takes of the budget for its first answers is not what the proof gets."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for node, kept_bytes, live_bytes in (("v", 10, 0), ("w", 0, 8), ("x", 0, 8), ("y", 10, 0), ("z", 5, 0)):
+        graph.add_node(node, seconds=1.0, kept_bytes=kept_bytes, live_bytes=live_bytes)
+    graph.nodes["z"]["shared_bytes"] = {"table": 8}
+    graph.add_edges_from(pair.split() for pair in ("v w", "v y", "w x", "w y", "w z", "x z", "x y", "y z"))
+    devices = [Device("a", 11), Device("b", 14), Device("c", 17)]
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(
+            PlacementProblem(graph, devices, objective="latency", contiguity="convex", time_budget=time_budget)
+        )
+
+    assert 1 == caught.value.missing_bytes

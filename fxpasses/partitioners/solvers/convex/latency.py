@@ -12,6 +12,7 @@ import attrs
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
+from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, proven, work_of
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
@@ -54,11 +55,14 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
     answer = _first(pipelines, level, units)
-    if answer is None or units.size <= MOST_BALANCED:
-        evenly = started(level, [_by_loads(inner, tables, units)])[0]
+    balanced = _by_loads(inner, tables, units) if answer is None or units.size <= MOST_BALANCED else None
+    if balanced is not None:
+        evenly = started(level, [balanced])[0]
         answer = evenly if answer is None else min(answer, evenly, key=lambda each: each.value)
+    sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
+    if answer is None:
+        raise refuse(problem, tables, units, level.model, sets.rows if sets.row_count <= ROWS else None)
     if units.size <= MOST_MOVED:
-        sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
         answer = _descended(level, sets, answer, int(WORK_A_SECOND * (0.5 + problem.time_budget)))
         if is_small(program) and sets.row_count <= ROWS:
             answer, bound = proven(problem, level, program, answer, bound, sets.rows)
@@ -85,10 +89,13 @@ def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAn
     return None if found.start is None else level.started(units.homes(found.device_of), found.start)
 
 
-def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints:
-    """The convex sets of the smallest largest load."""
-    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8)
-    device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
+def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
+    """The convex sets of the smallest largest load, if any are found."""
+    loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8, explain="never")
+    try:
+        device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
+    except PlacementError:
+        return None
     return units.homes(device_of)
 
 

@@ -87,6 +87,11 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> In
     return units.homes(device_of)
 
 
+def _is_smaller(rank: tuple[float, ...], best: tuple[float, ...]) -> bool:
+    """Whether the first figures that differ by more than rounding say so."""
+    return next((a < b for a, b in zip(rank, best, strict=True) if not math.isclose(a, b, rel_tol=1e-12)), False)
+
+
 @attrs.frozen(eq=False)
 class _Search:
     """Moves that keep the sets convex, each better than the one before."""
@@ -125,7 +130,7 @@ class _Search:
                 for moved_home, falling in zip(batch, self.ranks(batch).tolist() if len(batch) else [], strict=True):
                     used = (float(len(np.unique(moved_home))),) if self.objective == "devices" else ()
                     rank = (*used, *falling)
-                    if rank < tuple(value * (1 - 1e-12) for value in best):
+                    if _is_smaller(rank, best):
                         best, better = rank, moved_home
             if better is None:
                 return home
