@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -168,7 +169,13 @@ def _export(
 
 
 def _told(error: BaseException) -> str:
-    """What torch says in its first line; of sizes that cannot change as asked, also which, why, and what could."""
+    """What torch says in its first line; of sizes that cannot change as asked, also which, why, and what could.
+
+    Of an operator that it cannot run without data, torch says the name only.
+    """
+    if isinstance(error, UnsupportedOperatorException):
+        name = str(error.func).removesuffix(".default").replace(".", "::", 1)
+        return f"{error.func} has no fake kernel; add one with torch.library.register_fake({name!r})"
     paragraph = str(error).strip().partition("\n\n")[0]
     if not paragraph.startswith("Constraints violated"):
         return _first_line(error)

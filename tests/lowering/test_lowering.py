@@ -503,6 +503,25 @@ def test_a_model_that_torch_cannot_export_shows_the_reason_and_the_users_line() 
     assert "in forward: if x.sum() > 0:" in str(caught.value)
 
 
+def test_an_operator_without_a_fake_kernel_is_named_with_what_to_do() -> None:
+    """Torch says the name of the operator, and nothing else."""
+    with torch.library._scoped_library("fxpasses_tests", "FRAGMENT") as library:
+        library.define("undescribed(Tensor x) -> Tensor")
+        library.impl("undescribed", torch.neg, "CPU")
+
+        class Undescribed(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.ops.fxpasses_tests.undescribed(x)
+
+        with pytest.raises(CaptureError) as caught:
+            lower(Undescribed(), (torch.randn(3),), devices=[Device("cpu")])
+
+    assert str(caught.value).startswith(
+        "torch.export cannot capture Undescribed: fxpasses_tests.undescribed.default has no fake kernel; add one with "
+        "torch.library.register_fake('fxpasses_tests::undescribed')\n  at "
+    )
+
+
 def test_offloading_is_named_where_no_placement_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing proves then that there is none; a slip in what is asked for is told without it."""
     found = PlacementError("No placement was found.", reason=NONE_FOUND)
