@@ -252,6 +252,9 @@ class Topology:
     links: tuple[Link, ...] = attrs.field(default=(), converter=_listed)
 
     def __attrs_post_init__(self) -> None:
+        for what, given in (("Devices", self.devices), ("Links", self.links)):
+            if not isinstance(given, tuple):
+                raise InputError(f"{what} come as a list of fxpasses.{what[:-1]} objects, not as {given!r}.")
         if not self.devices:
             raise InputError("There is no device to place the model on; give at least one, such as Device('cpu').")
         names: dict[str, Device] = {}
@@ -343,12 +346,11 @@ class Topology:
         """
         if isinstance(links, Link):
             raise InputError(f"Links come as a list; write [Link({links.first!r}, {links.second!r}, ...)].")
-        links = tuple(links)
         if isinstance(devices, Device):
             raise InputError(f"Devices come as a list; write [Device({devices.name!r}, ...)].")
         if not isinstance(devices, Topology):
-            return cls(tuple(devices), links)
-        if links:
+            return cls(devices, links)
+        if _listed(links):
             raise InputError("A Topology has its own links; give the others to it: Topology(devices, links).")
         return devices
 

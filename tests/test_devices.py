@@ -130,6 +130,11 @@ def test_a_negative_memory_is_refused() -> None:
             lambda: Topology.of(Topology(fake_devices(2)), [Link("device0", "device1")]),
             "A Topology has its own links; give the others to it: Topology(devices, links).",
         ),
+        (lambda: Topology.of(3), "Devices come as a list of fxpasses.Device objects, not as 3."),  # type: ignore[arg-type]
+        (
+            lambda: Topology.of(fake_devices(2), None),  # type: ignore[arg-type]
+            "Links come as a list of fxpasses.Link objects, not as None.",
+        ),
         (
             lambda: Topology.of([]),
             "There is no device to place the model on; give at least one, such as Device('cpu').",
