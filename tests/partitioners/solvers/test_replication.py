@@ -89,6 +89,21 @@ def test_brute_force_over_copies_finds_nothing_better(seed: int) -> None:
     assert solution.is_optimal
 
 
+@pytest.mark.parametrize("seed", [24, 62, 102, 114])
+def test_what_takes_far_too_long_to_send_leaves_the_proof_its_digits(seed: int) -> None:
+    """Some values take a billion times what nodes take: they are not sent, and the best way is found all the same."""
+    problem = replicable_problem(seed, time_budget=1.0)
+    draw = random.Random(seed)
+    for _node, facts in problem.graph.nodes(data=True):
+        if draw.random() < 0.6:
+            facts.update({kind: facts[kind] * 1e12 for kind in ("output_seconds", "output_bytes") if kind in facts})
+
+    solution = solve_placement(problem)
+
+    assert pytest.approx(min(cost(problem, ways) for ways in every_way(problem))) == solution.objective_value
+    assert solution.is_optimal
+
+
 def test_a_mask_that_all_read_is_computed_where_it_is_read() -> None:
     """Sending it would cost more than computing it again; the plain answer sends it."""
     graph = nx.DiGraph()

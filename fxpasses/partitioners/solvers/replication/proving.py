@@ -36,11 +36,14 @@ class ReplicaProgram:
         return self.problem.contiguity == "free" or not np.any(self.tables.forward >= 0)
 
     def solve(self, below: float, *, seconds: float) -> tuple[Ints | None, NDArray[np.bool_] | None, float]:
-        """Homes and presence of nodes whose largest load is at most ``below``, and the proven bound."""
+        """Homes and presence of nodes whose largest load is at most ``below``, and the proven bound.
+
+        Seconds are shares of ``below``, which is more than 0. What takes longer alone is left out, or sent in twice
+        that: such numbers would leave no digits for the others.
+        """
         tables = self.tables
         count, kinds = tables.seconds.shape
-        allowed = np.isfinite(tables.seconds)
-        scale = float(tables.seconds[allowed].max(initial=0.0)) or 1.0
+        allowed = tables.seconds <= below * (1 + ROUNDING)
         program = Program()
         here = program.add((count, kinds), 0.0, np.where(allowed, 1.0, 0.0), whole=True)
         home = program.add((count, kinds), 0.0, 1.0, whole=True)
@@ -50,16 +53,16 @@ class ReplicaProgram:
         program.at_most(np.ones(len(once)), (1.0, here[once]))
         self._together(program, home)
         self._budgets(program, here)
-        top = program.add(1, 0.0, below / scale * (1 + ROUNDING))
-        weights = np.where(allowed, tables.seconds, 0.0) / scale
-        terms = self._sent(program, here, home, scale)
+        top = program.add(1, 0.0, 1 + ROUNDING)
+        weights = np.where(allowed, tables.seconds, 0.0) / below
+        terms = self._sent(program, here, home, below)
         program.at_most(
             np.zeros(kinds), (weights.T, here.T), *terms, (-1.0, np.broadcast_to(top, kinds).reshape(-1, 1))
         )
         answer = program.minimize((1.0, top), seconds=seconds)
         if answer.x is None:
-            return None, None, answer.bound * scale
-        return np.argmax(answer.x[home], axis=1), answer.x[here] > 0.5, answer.bound * scale
+            return None, None, answer.bound * below
+        return np.argmax(answer.x[home], axis=1), answer.x[here] > 0.5, answer.bound * below
 
     def _together(self, program: Program, home: Ints) -> None:
         position = {node: index for index, node in enumerate(self.tables.nodes)}
@@ -85,7 +88,7 @@ class ReplicaProgram:
                 terms.append((tables.shared[None, :] / unit, held[None, :]))
             program.at_most(tables.memory[device] / unit, *terms)
 
-    def _sent(self, program: Program, here: Ints, home: Ints, scale: float) -> list[tuple[Floats, Ints]]:
+    def _sent(self, program: Program, here: Ints, home: Ints, below: float) -> list[tuple[Floats, Ints]]:
         """What is sent from a device to another, and what that adds to the loads of both."""
         tables = self.tables
         count, kinds = here.shape
@@ -107,7 +110,7 @@ class ReplicaProgram:
                 if source == target:
                     continue
                 over = sent[:, source, target]
-                seconds[:, source, target] = tables.sending(source, target) / scale
+                seconds[:, source, target] = np.minimum(tables.sending(source, target) / below, 2.0)
                 program.at_most(np.ones(count), (1.0, home[:, source]), (1.0, enters[:, target]), (-1.0, over))
                 program.at_most(np.zeros(count), (seconds[:, source, target], over), (-1.0, longest[:, source]))
                 if ahead is not None:
