@@ -185,3 +185,20 @@ def test_a_microsecond_counts_beside_seconds(least: float, scale: float) -> None
 
     assert pytest.approx(5 * scale, rel=1e-5) == solution.objective_value
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize("unit", [1e-24, 1.0])
+def test_the_smallest_load_on_the_fewest_devices_is_found_where_sending_takes_far_longer(unit: float) -> None:
+    """What the search begins with sends a value that takes a billion times what nodes take, and more."""
+    graph = nx.DiGraph([("b", "a"), ("a", "d")])
+    for node, seconds, sent in (("a", 0.3, 5e12), ("b", 0.8, 0.0), ("c", 0.7, 5e12), ("d", 0.5, 5e11)):
+        graph.add_node(node, seconds=seconds * unit, output_seconds=sent * unit)
+    problem = PlacementProblem(
+        graph, [Device("x"), Device("y")], objective="devices", contiguity="free", pinned={"b": "x", "c": "y"}
+    )
+
+    solution = solve_placement(problem)
+
+    assert 2 == solution.objective_value
+    assert {"a": "y", "b": "x", "c": "y", "d": "y"} == solution.device_of
+    assert pytest.approx(1.5 * unit) == max(solution.load.values())

@@ -18,7 +18,7 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.annealing.annealer import Best
 from fxpasses.partitioners.solvers.free.rounds import Rounds
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
+from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.packing import Packing
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
@@ -112,7 +112,11 @@ class FreeSearch:
         seconds = self.program_seconds
         if self.model.by_bytes:
             return self.settle(Packing.of(self.model, seconds=seconds).least_bytes(below=best.value), best)
-        return self.settle(least_load(self.model, below=best.value, seconds=seconds), best)
+        while True:
+            below = best.value
+            bound = self.settle(least_load(self.model, below=below, seconds=seconds), best)
+            if below <= FAR * best.value or math.isinf(below):
+                return bound
 
     def settle(self, proof: Proof, best: Best) -> float:
         """Take what a program found; the bound is the value itself when they agree up to the program's rounding."""

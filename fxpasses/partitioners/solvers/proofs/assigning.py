@@ -18,6 +18,7 @@ from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = [
+    "FAR",
     "ROUNDING",
     "Extra",
     "Proof",
@@ -31,6 +32,8 @@ __all__ = [
 ROUNDING = 1e-6
 """HiGHS keeps rows up to about 1e-9; a value within this share of a bound counts as proven."""
 
+FAR = 1e3
+"""Times that what a program is asked to be below may be more than what it finds; beyond, its digits say nothing."""
 
 Extra = Callable[[Program, Ints], None] | None
 """Adds rows to a program on the variables that say which device runs a unit."""
@@ -51,10 +54,14 @@ def program_size(model: LoadModel) -> int:
 
 
 def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra = None) -> Proof:
-    """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is."""
+    """The smallest largest load that is at most ``below``; a bound of ``inf`` says that none is.
+
+    If it is ``FAR`` below, ask again with what was found.
+    """
     model = model.under(below * (1 + ROUNDING))
     program, runs = add_assignments(model, extra=extra)
-    scale = float(model.weight.max(initial=0.0)) or 1.0
+    longest = float(model.weight.max(initial=0.0))
+    scale = below if FAR * longest < below < math.inf else longest or 1.0
     top = program.add(1, 0.0, below / scale * (1 + ROUNDING) if math.isfinite(below) else np.inf)
     add_budgets(program, model, runs)
     each = np.broadcast_to(top, model.devices)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
+from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Floats, Ints
@@ -141,12 +141,15 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     program = ReplicaProgram(problem, tables, may)
     least, more, most = SMALL
     is_small = program.size <= min(least + more * problem.time_budget, most)
-    if program.is_known and is_small and value > bound * (1 + 1e-9):
-        home, present, proven = program.solve(value, seconds=problem.program_seconds)
+    below = math.inf
+    while program.is_known and is_small and below > FAR * value and value > bound * (1 + 1e-9):
+        below = value
+        home, present, proven = program.solve(below, seconds=problem.program_seconds)
         if home is not None and present is not None:
             copies = min(copies, Copies(home, present), key=search.rank)
             value = float(copies.figures(tables).load.max())
-        bound = value if proven >= value * (1 - ROUNDING) else max(bound, proven * (1 - ROUNDING))
+        if below <= FAR * value:
+            bound = value if proven >= value * (1 - ROUNDING) else max(bound, proven * (1 - ROUNDING))
     return Solved(copies.home, search.order(copies), bound, value=value, present=copies.present)
 
 
