@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -180,8 +181,15 @@ class GraphFigures:
 
     @cached_property
     def needs(self) -> NDArray[np.int64]:
-        """Bytes of inputs and activations that must be on a device while one node runs there."""
-        living = [sum(map(self.sizes.__getitem__, storages)) for storages in self.living]
+        """Bytes of inputs and activations that must be on a device while one node runs there.
+
+        Of a view that it reads these are its own: what is sent to another device is a copy of the view alone.
+        """
+        values = {node: result_bytes(node, homes) for node, homes in self.homes.items() if node.op != "output"}
+        living = [
+            sum(min(_least_of(storage, node, values, self.sizes[storage]), self.sizes[storage]) for storage in storages)
+            for node, storages in zip(self.nodes, self.living, strict=True)
+        ]
         return np.array(living, dtype=np.int64) + self.inside
 
     @cached_property
@@ -294,6 +302,29 @@ def _storages_used(node: Node, effects: EffectAnalysis) -> dict[int, None]:
     told = effects.of(node)
     found = {storage: None for used in node.all_input_nodes for storage in effects.storages(used)}
     found.update(dict.fromkeys((*told.reads, *told.writes, *effects.storages(node))))
+    return found
+
+
+def _least_of(storage: int, node: Node, values: Mapping[Node, Mapping[int, int]], whole: int) -> int:
+    """Bytes of a storage that a node needs: of each view a copy, or of what several of them are views of."""
+    read = [used for used in node.all_input_nodes if storage in values[used]]
+    sizes = [values[used][storage] for used in read]
+    largest = max([*sizes, values[node].get(storage, 0)])
+    if len(read) < 2:
+        return largest or whole
+    seen = Counter(other for used in read for other in _viewed(used, storage, values))
+    shared = [values[other][storage] for other, times in seen.items() if times > 1]
+    return max(largest, min([sum(sizes), whole, *shared]))
+
+
+def _viewed(value: Node, storage: int, values: Mapping[Node, Mapping[int, int]]) -> dict[Node, None]:
+    """A value and all that it is a view of, in one storage."""
+    found, waiting = {value: None}, [value]
+    while waiting:
+        for used in waiting.pop().all_input_nodes:
+            if used not in found and storage in values[used]:
+                found[used] = None
+                waiting.append(used)
     return found
 
 

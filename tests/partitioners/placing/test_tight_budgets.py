@@ -142,3 +142,23 @@ def test_a_long_chain_has_a_certificate() -> None:
 
     assert found.gap == pytest.approx(0, abs=1e-9)
     assert all(row.peak_bytes <= (row.budget_bytes or 0) for row in found.devices)
+
+
+class Halved(nn.Module):
+    """A view of half of what is made is all that the last operator reads."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.relu().relu()
+        return torch.cat([y, x])[:16] * 2, y
+
+
+def test_of_a_view_that_is_sent_only_its_own_bytes_count() -> None:
+    """The device that multiplies holds half of the joined tensor, though the whole of it is one storage."""
+    graph = torch.export.export(Halved(), (torch.randn(16, 8),)).module(check_guards=False)
+    devices = [Device("left", 2048, is_fake=True), Device("right", 1024, is_fake=True)]
+
+    placement = place_by_device(graph, devices, contiguity="pipeline")
+
+    last = next(node for node in graph.graph.nodes if node.target == torch.ops.aten.mul.Tensor)
+    assert "right" == placement.assignment.partition_of[last]
+    assert [last] == [node for node, part in placement.assignment.partition_of.items() if str(part) == "right"]
