@@ -52,11 +52,11 @@ LITTLE = 1.5 * STEPS_A_SECOND
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 RECOMBINING = 0.8
-"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; half before narrowing."""
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
 PART = 0.25
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
-"""Steps of narrowing, where devices are alike or there is much time: a part of it; no more than there are."""
+"""Steps of narrowing, and where there is much time a part of it; no more than there are."""
 CORES = 20
 """How many cores a try of it goes through."""
 PROMISING, VAIN = 1000, 3
@@ -191,7 +191,7 @@ def _refined_and_decided(
 
 
 def _improve(gap: _Gap, steps: float) -> None:
-    """Look for something better: by annealings, and where states are few among the most promising ideals, too.
+    """Look for something better: where states are few among the most promising ideals, then by annealings.
 
     Not in long graphs, where one try of either takes longer than all else.
     """
@@ -200,11 +200,9 @@ def _improve(gap: _Gap, steps: float) -> None:
     seconds = gap.search.problem.time_budget
     if gap.search.has_many_states:
         gap.recombine(max(min(RECOMBINING, seconds), PART * steps / STEPS_A_SECOND))
-    elif steps > MUCH or len(gap.search.classes) == 1:
-        gap.recombine(min(RECOMBINING, seconds) / 2)
-        gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
-    else:
-        gap.recombine(min(RECOMBINING, seconds))
+        return
+    gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
+    gap.recombine(min(RECOMBINING, seconds) / 2)
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ __all__ = ["DeviceClass"]
 Bools = NDArray[np.bool_]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class DeviceClass:
     """Devices that are alike: what a unit and a crossing value weigh on each of them.
 
@@ -41,7 +43,7 @@ class DeviceClass:
     passed: bool | None = None
     local: Bools | None = None
 
-    @property
+    @cached_property
     def charges(self) -> tuple[bytes, ...]:
         """What tells the crossings of two classes apart."""
         every = (self.leaving, self.entering, self.to_next, self.from_last)

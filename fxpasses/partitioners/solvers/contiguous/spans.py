@@ -6,6 +6,7 @@ shared keys where they are named (:mod:`~fxpasses.partitioners.solvers.contiguou
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 
 import attrs
@@ -82,28 +83,57 @@ class Spans:
         return larger
 
     def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
-        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal."""
-        nested = self.nested(rows, columns)
+        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal.
+
+        Compiled code says the same to the last bit, where it is loaded.
+        """
         if self.credit is not None:
-            return self._by_bytes(rows, columns, nested, self.credit, below)
-        found = []
+            return self._by_bytes(rows, columns, self.nested(rows, columns), self.credit, below)
+        found = (self._compiled if "numba" in sys.modules else self._in_numpy)(rows, columns, below)
         passing = self.transfers.passing(rows, columns)
-        crossing: dict[tuple[bytes, ...], Floats] = {}
         for kind, group in enumerate(self.classes):
-            key = group.charges
-            if key not in crossing:
-                crossing[key] = self.transfers.crossing(kind, rows, columns)
-            load = crossing[key] + (self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None])
-            np.maximum(load, 0.0, out=load)
-            legal = (load < below) & self._meant(group, nested, passing)
+            if passing is not None and group.passed is not None:
+                found[kind][passing != group.passed] = np.inf
             if (banned := self.banned[kind]) is not None:
-                legal &= banned[columns][None, :] == banned[rows][:, None]
-            found.append(np.where(legal, load, np.inf))
+                found[kind][banned[columns][None, :] != banned[rows][:, None]] = np.inf
         if self.is_tight:
             pairs = Pairs.where(np.logical_or.reduce([np.isfinite(load) for load in found]))
             size = self.sizes(rows, columns, pairs)
             for load, group in zip(found, self.classes, strict=True):
                 load.ravel()[pairs.cells[size > group.memory]] = np.inf
+        return found
+
+    def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The loads of nested pairs under a threshold."""
+        nested, found = self.nested(rows, columns), []
+        saved: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in saved:
+                saved[group.charges] = self.transfers.saved(kind, rows, columns)
+            start, end = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
+            load = start[:, None] + end[None, :] - saved[group.charges]
+            load += self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None]
+            np.maximum(load, 0.0, out=load)
+            found.append(np.where((load < below) & nested, load, np.inf))
+        return found
+
+    def _compiled(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The same."""
+        from fxpasses.partitioners.solvers.contiguous.span_runs import charged  # numba is heavy
+
+        numbers, words = (self._numbers(rows), self._numbers(columns)), self.family.words
+        bits = words[:, :0] if self.family.is_nested else words
+        shape = (len(numbers[0]), len(numbers[1]))
+        known, found = np.zeros(shape, dtype=np.uint8), []
+        saved: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in saved:
+                saved[group.charges] = self.transfers.saved(kind, rows, columns)
+            ends = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
+            weight = self.weight[kind][rows], self.weight[kind][columns]
+            load = np.empty(shape)
+            charged(load, saved[group.charges], ends, weight, numbers, (bits[rows], bits[columns]), known, below)
+            found.append(load)
         return found
 
     def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:

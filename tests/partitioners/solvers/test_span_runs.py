@@ -1,0 +1,57 @@
+"""Loads of pairs of ideals that compiled code finds are those of numpy, to the bit: either may be used."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from fuzz import examples
+from random_placements import sending_problem
+from test_arc_lists import charging, with_values_back
+
+from fxpasses.partitioners.solvers.contiguous import span_runs  # noqa: F401  # numba is loaded from here on
+from fxpasses.partitioners.solvers.contiguous.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals, pack
+from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
+
+
+def spans_of(seed: int, draw: np.random.Generator) -> Spans:
+    """All ideals of a random problem, or prefixes of one order, with values that go back for some."""
+    problem = sending_problem(seed)
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    if seed % 3 == 0:
+        units = with_values_back(units, draw)
+    classes = tuple(charging(group, draw) for group in device_classes(problem, tables, units))
+    words = all_ideals(units, 100_000) if seed % 2 else pack(np.tri(units.size, dtype=bool))
+    assert words is not None
+    return Spans.of(units, CutFamily.of(words, 1e-6 * draw.random(units.size)), classes)
+
+
+def loads(spans: Spans, below: float, seed: int) -> list[Floats]:
+    """For blocks of pairs and for chosen ones."""
+    chosen = np.sort(np.random.default_rng(seed).choice(spans.family.count, max(1, spans.family.count // 2), False))
+    every, some = slice(0, spans.family.count), slice(1, spans.family.count - 1)
+    blocks = [(every, every), (some, every), (chosen, every), (some, chosen)]
+    return [load for rows, columns in blocks for load in spans.loads(rows, columns, below)]
+
+
+@pytest.mark.parametrize("begin", range(0, examples(60), 20))
+def test_compiled_code_finds_the_same_loads(begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    finite = 0
+    for seed in range(begin, begin + 20):
+        draw = np.random.default_rng(seed)
+        spans = spans_of(seed, draw)
+        below = float(draw.choice([0.3, 1.0, np.inf])) * max(float(weight[-1]) for weight in spans.weight)
+        found = loads(spans, below, seed)
+        with monkeypatch.context() as without:
+            without.delitem(sys.modules, "numba")
+            expected = loads(spans, below, seed)
+
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        finite += sum(int(np.isfinite(load).sum()) for load in found)
+    assert finite > 1000
