@@ -108,7 +108,8 @@ class ModelPath(torch.nn.Module):
 
     def __init__(self, root: torch.nn.Module, path: str, names: OwnNames) -> None:
         super().__init__()
-        vars(self).update(root=root, path=path, names=names)
+        own = vars(self)  # past __setattr__; key by key, as torch.compile of torch 2.11 follows no update()
+        own["root"], own["path"], own["names"] = root, path, names
 
     def _own_holder(self, name: str) -> torch.nn.Module | None:
         """The module that really is here, if it has a tensor by that name."""

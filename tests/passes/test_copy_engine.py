@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -72,12 +73,30 @@ def test_who_writes_to_the_source_waits_until_it_was_read(source: torch.device) 
     assert streams.is_before("copy", "write")
 
 
-def test_the_memory_that_a_copy_reads_is_held_until_it_was_read() -> None:
+@pytest.mark.parametrize("target", [HOST, OTHER])
+def test_the_memory_that_a_copy_reads_is_held_until_it_was_read(target: torch.device) -> None:
+    """Also where nobody ever waits for the copy, as something raises."""
     streams = ClockedStreams()
 
-    CopyEngine(streams).begin(on(GPU), HOST)
+    CopyEngine(streams).begin(on(GPU), target)
 
     assert [streams.lane(GPU, "out")] == streams.held
+
+
+def test_what_the_host_has_waited_for_is_free_at_once() -> None:
+    """The allocator need not look: nothing is held for the rest of the run, or until it looks next."""
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    value = on(GPU)
+    there = weakref.ref(value)
+
+    ticket = engine.begin(value, HOST)
+    del value
+    assert there() is not None
+    engine.wait(ticket)
+
+    assert there() is None
+    assert [] == streams.held
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -95,6 +114,25 @@ def test_the_memory_of_a_copy_is_used_again_only_after_its_last_use(training: bo
     assert ticket.copy is None
     assert (not training) == streams.is_before("use", "copy into the same memory")
     assert ([streams.compute(GPU)] if training else []) == streams.held
+
+
+def test_memory_is_free_at_once_where_torch_compile_has_failed_before() -> None:
+    """From then on each call of a Python function holds its arguments once more."""
+
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(breaking, backend="eager", fullgraph=True)(torch.ones(1))
+    streams = ClockedStreams()
+    engine = CopyEngine(streams)
+    with torch.no_grad():
+        ticket = engine.begin(on(HOST), GPU)
+        engine.wait(ticket)
+        engine.release(ticket)
+
+    assert [] == streams.held
 
 
 def test_memory_on_another_gpu_is_used_again_only_after_its_last_use() -> None:

@@ -41,24 +41,36 @@ class Ticket:
         event: Happens when it is done; None if it was done at once, from main memory to main memory.
         from_host: It reads the value itself in main memory, which only the host can wait for.
         is_kept: Autograd may keep the copy for the backward pass.
+        staged: What the side stream reads, kept until the copy has surely happened; None where nobody has to.
+        lane: The side stream.
     """
 
-    __slots__ = ("copy", "device", "event", "from_host", "is_kept", "staged", "streams", "used")
+    __slots__ = ("copy", "device", "event", "from_host", "is_kept", "lane", "staged", "streams", "used")
 
     def __init__(
-        self, streams: Streams, copy: torch.Tensor, device: torch.device, event: Any, *, from_host: bool, staged: Any
+        self,
+        streams: Streams,
+        copy: torch.Tensor,
+        device: torch.device,
+        event: Any,
+        *,
+        from_host: bool,
+        staged: torch.Tensor | None = None,
+        lane: Any = None,
     ) -> None:
         self.streams = streams
         self.copy: torch.Tensor | None = copy
         self.device = device
         self.event = event
         self.from_host = from_host
-        self.staged = staged
+        self.staged, self.lane = staged, lane
         self.is_kept = torch.is_grad_enabled()
         self.used = False
 
     def __del__(self) -> None:
-        # Something raised between the use and the release: the memory must outlive the use all the same.
+        # Something raised before what is read was read, or before what was used was released: memory must outlive both.
+        if self.staged is not None and self.streams.overlaps(self.staged.device):
+            self.streams.hold(self.staged, self.lane)
         if self.copy is not None and self.used and self.streams.overlaps(self.device):
             self.streams.hold(self.copy, self.streams.compute(self.device))
 
@@ -85,16 +97,19 @@ class CopyEngine(torch.nn.Module):
         streams, source = self.streams, value.device
         lanes = self._lanes(source, device)
         if not lanes:  # the caller gives in main memory what the model was captured with on a device
-            return Ticket(streams, streams.send(value, device), device, None, from_host=False, staged=None)
+            return Ticket(streams, streams.send(value, device), device, None, from_host=False)
         if streams.overlaps(source):
             streams.wait(lanes[0], streams.record(streams.compute(source)))
         sent = self._readable(value)
         with streams.on(lanes):
             copy = streams.send(sent, device)
-        if streams.overlaps(source):
-            streams.hold(value, lanes[0])
         from_host = sent is value and not streams.overlaps(source)
-        return Ticket(streams, copy, device, streams.record(lanes[0]), from_host=from_host, staged=sent)
+        staged: torch.Tensor | None = sent
+        if streams.overlaps(source) and streams.overlaps(device):  # the host does not learn when it has happened
+            streams.hold(value, lanes[0])
+            staged = None
+        event = streams.record(lanes[0])
+        return Ticket(streams, copy, device, event, from_host=from_host, staged=staged, lane=lanes[0])
 
     def _readable(self, value: torch.Tensor) -> torch.Tensor:
         """What the side stream reads instead of a value: a pinned copy, or a view.
@@ -121,6 +136,7 @@ class CopyEngine(torch.nn.Module):
             self.streams.wait(self.streams.compute(ticket.device), ticket.event)
         elif ticket.event is not None:
             self.streams.synchronize(ticket.event)
+            ticket.staged = None  # it was read: its memory is free for the next value at once
         ticket.used = True
         assert ticket.copy is not None  # a graph awaits before it releases
         return ticket.copy
@@ -160,23 +176,24 @@ class CopyEngine(torch.nn.Module):
 
 def _is_held_elsewhere(tensor: torch.Tensor) -> bool:
     """Whether another variable than the caller's, or a view, keeps the memory of a tensor."""
-    return any(now > alone for now, alone in zip(_holders(tensor), _ALONE, strict=True))
+    return any(now > alone for now, alone in zip(_holders(tensor), _holders_of_one(), strict=True))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
     return sys.getrefcount(tensor), int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-def _count_alone() -> tuple[int, int]:
+def _holders_of_one() -> tuple[int, int]:
+    """Holders of a tensor in one variable, counted as deep as above: how many a call takes changes in a process.
+
+    Once ``torch.compile`` has failed, for one, each call of a Python function holds its arguments once more.
+    """
+
     def called_with(tensor: torch.Tensor) -> tuple[int, int]:
-        return _holders(tensor)  # as deep as in _is_held_elsewhere
+        return _holders(tensor)
 
-    tensor = torch.empty(1)
+    tensor = torch.empty(0)
     return called_with(tensor)
-
-
-_ALONE = _count_alone()
-"""Holders of a tensor in one variable, counted as they are counted above."""
 
 
 def begin_copy(engine: CopyEngine, value: torch.Tensor, device: torch.device) -> Ticket | torch.Tensor:
