@@ -64,6 +64,12 @@ def _lstm_backward(_args: tuple[Any, ...], result: Any) -> Any:
     return (*result[:4], torch.empty_like(result[4]), *result[5:])
 
 
+def _group_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
+    """With weights as floats, the gradient of half precision is said to be floats."""
+    gradient = result[0]
+    return (gradient.to(args[1].dtype), *result[1:]) if isinstance(gradient, Tensor) else result
+
+
 def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
     """To which bag each index belongs: one more than there are indices; the size of each bag, and of what ends them."""
     bag_of = result[1].new_empty(args[1].shape[0] + 1) if result[1].numel() else result[1]
@@ -83,6 +89,7 @@ _ENLARGED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTyp
         **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
+        aten.native_group_norm_backward.default: _group_norm_backward,
         aten._embedding_bag.default: _embedding_bag,
         aten._embedding_bag_forward_only.default: _embedding_bag,
     }

@@ -6,6 +6,7 @@ is known. The sizes are what torch's allocator was asked for.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,28 +14,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from fxpasses.partitioners.costs.attention_scratch import (
+    attention_backward_scratch_bytes,
+    attention_scratch_bytes,
+)
 from fxpasses.partitioners.costs.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
+from fxpasses.partitioners.costs.laid_out_copies import LAID_OUT_COPIES, dense_copies
 from fxpasses.partitioners.costs.linear_algebra_scratch import LINEAR_ALGEBRA
+from fxpasses.partitioners.costs.loss_scratch import LOSSES
 from fxpasses.partitioners.costs.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
+from fxpasses.partitioners.costs.normalization_scratch import NORMALIZATIONS
 from fxpasses.partitioners.costs.product_scratch import product_scratch_bytes
+from fxpasses.partitioners.costs.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.transposed_copies import tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
-_BLOCKS = ((768, 256), (192, 64), (0, 32))
-"""From how many queries on so many rows of attention are computed at once."""
-_KEYS = 512
-"""The most keys at once."""
 _NUMBER = 8
+_TABLES = 512
 _FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
 """Up to so many points distances are computed one by one, or always, if the caller says so."""
-_SMALL_IMAGE = 128
-"""Up to so many rows and columns an image is resized with channels last."""
 aten = torch.ops.aten
 
 
@@ -47,7 +52,7 @@ def scratch_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
         result: What it makes of them.
     """
     if (asks := _SCRATCH.get(func)) is not None:
-        return asks(args, result)
+        return 0 if _is_elsewhere(next(iter(tensors_in([args, result])))) else asks(args, result)
     return _converted_bytes(func, args, result) + _number_bytes(func, args, result) if _is_pointwise(func) else 0
 
 
@@ -59,21 +64,24 @@ def may_need_scratch(target: Any, args: Sequence[Any], operands: Sequence[Tensor
 
 
 def _is_pointwise(func: Any) -> bool:
-    return torch.Tag.pointwise in getattr(func, "tags", ())
+    return torch.Tag.pointwise in getattr(func, "tags", ()) or func in _POINTWISE_UNTAGGED
 
 
 def _converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
-    """Copies of the operands of another type than the one that an operator on elements computes in."""
+    """Copies of the operands of another type than the one that an operator on elements computes in.
+
+    What is written in place is computed in the type of all operands, and converted back.
+    """
     operands = tensors_in([each for place, each in enumerate(args) if place != _CONDITIONS.get(func)])
     made = tensors_in(result)
     if not operands or not made or _is_elsewhere(made[0]):
         return 0
     common = made[0].dtype
-    if common is torch.bool:  # a comparison
-        common = operands[0].dtype
-        for each in operands[1:]:
-            common = torch.promote_types(common, each.dtype)
-    return sum(_bytes(each, common) for each in operands if each.dtype != common)
+    is_written = func._schema.is_mutable and func not in _CONDITIONS
+    if common is torch.bool or is_written:  # a comparison
+        common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    written = made[:1] if is_written else []
+    return sum(_bytes(each, common) for each in (*operands, *written) if each.dtype != common)
 
 
 def _wraps_number(func: Any, args: Sequence[Any]) -> bool:
@@ -97,28 +105,104 @@ def _number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
 
 
 def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
-    """The operand of a sum in the type of the sum, which half precision has only in between."""
+    """The operand of a sum, in the type of the sum.
+
+    Half precision is added up as floats where what is added up does not lie together: the channels of a batch.
+    """
     given: Tensor = args[0]
     made = tensors_in(result)[0]
-    if _is_elsewhere(given):
+    if given.dtype != made.dtype:
+        return _bytes(given, made.dtype)
+    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+    if not _is_half(given) or not along or _lie_together(given, along):
         return 0
-    is_half = given.dtype in (torch.bfloat16, torch.float16)
-    dtype = torch.float32 if is_half else made.dtype
-    if given.dtype == dtype:
-        return 0
-    return _bytes(given, dtype) + (_bytes(made, dtype) if is_half else 0)
+    return _bytes(given, torch.float32) + _bytes(made, torch.float32)
+
+
+def _lie_together(given: Tensor, along: Sequence[int]) -> bool:
+    """Whether some dimensions follow each other in memory."""
+    added = {place % given.dim() for place in along}
+    places = [place for place in range(given.dim()) if concrete_size(given.shape[place]) != 1]
+    places.sort(key=lambda place: concrete_size(given.stride(place)))
+    return sum(is_added for is_added, _ in itertools.groupby(places, added.__contains__)) <= 1
 
 
 def _mean_bytes(args: Sequence[Any], result: Any) -> int:
-    """That of a sum, or what it is divided by."""
-    divisor = 0 if _is_elsewhere(args[0]) else _NUMBER + tensors_in(result)[0].element_size()
-    return max(_reduced_bytes(args, result), divisor)
-
-
-def _contiguous_bytes(args: Sequence[Any], _result: Any) -> int:
-    """A dense copy of an operand that has another layout."""
+    """That of a sum, which half precision has as floats, or what it is divided by."""
     given: Tensor = args[0]
-    return 0 if given.is_contiguous() or _is_elsewhere(given) else _bytes(given, given.dtype) + tile_bytes(given)
+    made = tensors_in(result)[0]
+    as_floats = _bytes(given, torch.float32) + _bytes(made, torch.float32) if _is_half(made) else 0
+    return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
+
+
+def _scattered_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """What is gathered or scattered in half precision, as floats."""
+    return _bytes(result, torch.float32) if _is_half(result) else 0
+
+
+def _added_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The same where single elements are added; rows are added one by one."""
+    return _scattered_bytes(args, result) if args[1] % max(1, result.dim()) == result.dim() - 1 else 0
+
+
+def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
+    """How large each is, and the largest number; of complex numbers, which of them are."""
+    given: Tensor = args[0]
+    size = _bytes(given, given.dtype)
+    if given.is_complex():
+        return size // 2 + concrete_size(given.numel())
+    return size + _NUMBER + given.element_size() if given.is_floating_point() else 0
+
+
+def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Which are not zero, and that as numbers to be added up."""
+    given: Tensor = args[0]
+    if len(args) == 1 or args[1] in (None, []):
+        return _NUMBER * torch.get_num_threads()
+    return _bytes(given, torch.int64) + (0 if given.dtype is torch.bool else _bytes(given, torch.bool))
+
+
+def _grid_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Places of an image with three coordinates, or four of a volume; products in half precision have blocks."""
+    base = _bytes(result, result.dtype) // int(result.shape[-1]) * (int(result.shape[-1]) + 1)
+    return base + (base // 2 if _is_half(args[0]) else 0)
+
+
+def _drawn_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Probabilities, divided by what is drawn, and sums of their rows."""
+    given: Tensor = args[0]
+    return _bytes(given, given.dtype) + 4 * _bytes(given, given.dtype) // int(given.shape[-1]) + _TABLES
+
+
+def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """Which weights are minus infinity, and which rows have no others."""
+    count = concrete_size(result.numel())
+    return count + 2 * count // max(1, concrete_size(result.shape[-1])) + _TABLES
+
+
+def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The difference."""
+    return max(_bytes(each, each.dtype) for each in args[:2])
+
+
+def _table_bytes(args: Sequence[Any], _result: Any) -> int:
+    """How often each dimension is repeated, and with which steps."""
+    return 4 * _NUMBER * len(args[1])
+
+
+def _windows_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Where each element of a dimension is."""
+    return _NUMBER * concrete_size(args[1][args[2]])
+
+
+def _selected_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The tile through which a gradient is copied."""
+    return tile_bytes(args[0])
+
+
+def _bag_backward_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Where each index is, sorted."""
+    return 4 * _bytes(args[1], torch.int64) + _TABLES
 
 
 def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
@@ -131,7 +215,9 @@ def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
 
 def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
     """What is left of the operand when the largest is taken away, and the largest."""
-    return 0 if _is_elsewhere(result) else _bytes(args[0], result.dtype) + _bytes(result, result.dtype)
+    given: Tensor = args[0]
+    converted = 0 if given.dtype == result.dtype else _bytes(given, result.dtype)
+    return converted + _bytes(given, result.dtype) + _bytes(result, result.dtype)
 
 
 def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -139,7 +225,7 @@ def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
     given: Tensor = args[0]
     if len(args) == 1 or not given.dim() or _is_elsewhere(given):
         return 0 if _is_elsewhere(given) else _bytes(given, given.dtype)
-    return _contiguous_bytes([given.transpose(args[1], -1)], None)
+    return dense_copies([given.transpose(args[1], -1)], None)
 
 
 def _smallest_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -158,9 +244,9 @@ def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
 
 
 def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Memory as large as the operand, which turns out to be too small."""
+    """Memory as large as the operand, which turns out to be too small, and a dense copy of it."""
     size = _bytes(args[0], args[0].dtype)
-    return size if not _is_elsewhere(result) and _bytes(result, result.dtype) > size else 0
+    return (size if _bytes(result, result.dtype) > size else 0) + dense_copies(args, result)
 
 
 def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -169,29 +255,10 @@ def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
     right: Tensor = args[1]
     is_euclidean, mode = (args[2] == 2, args[3]) if len(args) > 3 else (True, 1)
     many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
-    if _is_elsewhere(result) or not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
-        return 0
+    if not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
+        return dense_copies(args, result, places=(0, 1))
     rows = sum(math.prod(map(concrete_size, each.shape[:-1])) for each in (left, right))
     return rows * (concrete_size(left.shape[-1]) + 2) * left.element_size()
-
-
-def _resized_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Both images with channels last, where the result is small."""
-    given: Tensor = args[0]
-    if sum(map(concrete_size, result.shape[-2:])) > _SMALL_IMAGE:
-        return _taps_bytes(args, result, taps=2)
-    if _is_elsewhere(given) or given.is_contiguous(memory_format=torch.channels_last):
-        return 0
-    return _bytes(given, given.dtype) + _bytes(result, result.dtype)
-
-
-def _taps_bytes(args: Sequence[Any], result: Tensor, taps: int = 4) -> int:
-    """For each row and column of the result, which ones of the operand are added up, and with which weights."""
-    if _is_elsewhere(result):
-        return 0
-    weight = max(result.element_size(), torch.float32.itemsize)
-    places = sum(map(concrete_size, result.shape[2:]))
-    return taps * places * (torch.int64.itemsize + weight)
 
 
 def _inverse_transform_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -205,12 +272,6 @@ def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
     return _bytes(given, given.dtype) if given.is_complex() and not _is_elsewhere(result) else 0
 
 
-def _channel_bytes(args: Sequence[Any], result: Any) -> int:
-    """What normalization multiplies by and adds, for each channel."""
-    given: Tensor = args[0]
-    return 0 if _is_elsewhere(given) else 2 * concrete_size(given.shape[1]) * tensors_in(result)[0].element_size()
-
-
 def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
     """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
 
@@ -222,19 +283,8 @@ def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
     return max(_bytes(size_of, torch.int64) * 3 // 2, _bytes(bag_of, torch.int64))
 
 
-def _attention_bytes(args: Sequence[Any], _result: Any) -> int:
-    """What each thread has of a block of attention: weights, their maxima and sums, and rows of the result.
-
-    In half precision the weights are there twice. Source: Dao, "FlashAttention-2" (arXiv:2307.08691), algorithm 1.
-    """
-    query, key = args[0], args[1]
-    if _is_elsewhere(query):
-        return 0
-    queries, keys, width = (concrete_size(size) for size in (query.shape[-2], key.shape[-2], query.shape[-1]))
-    rows = min(queries, next(rows for least, rows in _BLOCKS if queries >= least))
-    weights = rows * min(keys, _KEYS)
-    in_half = 2 * weights if query.dtype in (torch.bfloat16, torch.float16) else 0
-    return torch.get_num_threads() * (4 * (weights + 2 * rows + rows * width) + in_half)
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
@@ -254,12 +304,24 @@ _CONDITIONS: Mapping[Any, int] = MappingProxyType(
 )
 """Which operand decides, and is read as it is."""
 
+_POINTWISE_UNTAGGED = frozenset(
+    (
+        *(aten.floor_divide.default, aten.floor_divide.Scalar),
+        *(aten.floor_divide_.Tensor, aten.floor_divide_.Scalar),
+    )
+)
+"""Operators on elements that torch does not call so."""
+
 _TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
 """Operators whose kernels take the number as it is."""
 
 _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         **LINEAR_ALGEBRA,
+        **LAID_OUT_COPIES,
+        **LOSSES,
+        **NORMALIZATIONS,
+        **RESIZED,
         **dict.fromkeys(
             (
                 *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
@@ -274,48 +336,40 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
         ),
         aten.kthvalue.default: _smallest_bytes,
+        **dict.fromkeys(
+            (
+                *(aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
+                *(aten.scatter_reduce.two, aten.scatter_.src, aten.scatter_.value, aten.scatter_add_.default),
+            ),
+            _scattered_bytes,
+        ),
+        **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
+        aten.dist.default: _distance_of_all_bytes,
+        aten.repeat.default: _table_bytes,
+        aten.unfold_backward.default: _windows_bytes,
+        aten.select_backward.default: _selected_bytes,
+        aten.isinf.default: _infinite_bytes,
+        **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _counted_bytes),
+        aten.affine_grid_generator.default: _grid_bytes,
+        aten.multinomial.default: _drawn_bytes,
+        aten._safe_softmax.default: _masked_softmax_bytes,
+        aten._embedding_bag_backward.default: _bag_backward_bytes,
         aten.sort.default: _sorted_bytes,
         aten.im2col.default: _unfolded_bytes,
         **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
-        **dict.fromkeys(
-            (
-                *(aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec),
-                *(aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec),
-            ),
-            _resized_bytes,
-        ),
-        **dict.fromkeys(
-            (
-                *(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec),
-                *(aten.upsample_trilinear3d.default, aten.upsample_trilinear3d.vec),
-            ),
-            _taps_bytes,
-        ),
         aten._fft_c2r.default: _inverse_transform_bytes,
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
         aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
         aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,
         aten.convolution.default: convolution_scratch_bytes,
         aten.convolution_backward.default: convolution_backward_scratch_bytes,
-        aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_bytes,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention_scratch_bytes,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward_scratch_bytes,
         **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bag_bytes),
+        **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), dense_copies),
         **dict.fromkeys(
             (
-                *(aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default),
-                *(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default),
-            ),
-            _channel_bytes,
-        ),
-        **dict.fromkeys(
-            (
-                *(aten._softmax.default, aten._log_softmax.default, aten.native_layer_norm.default),
-                *(aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default),
-            ),
-            _contiguous_bytes,
-        ),
-        **dict.fromkeys(
-            (
-                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default),
+                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.nansum.default),
                 *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
             ),
             _reduced_bytes,

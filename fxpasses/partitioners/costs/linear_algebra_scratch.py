@@ -114,7 +114,7 @@ LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxy
         aten._linalg_eigh.default: _symmetric,
         aten._linalg_svd.default: _singular,
         aten.linalg_qr.default: _orthogonal,
-        aten._linalg_solve_ex.default: _solved,
+        **dict.fromkeys((aten._linalg_solve_ex.default, aten.linalg_lu_solve.default), _solved),
         aten._linalg_slogdet.default: _determinant,
         aten._linalg_det.default: _determinant,
         aten.cholesky_solve.default: _copied_factor,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fxpasses.partitioners.costs.convolution_shapes import round_up
-from fxpasses.partitioners.tensor_sizes import concrete_size
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
-__all__ = ["product_scratch_bytes"]
+__all__ = ["lays_out", "product_scratch_bytes"]
 
 _ROWS, _COLUMNS, _WIDE = 256, 64, 192
 """Rows and columns of a block, and columns where both operands are large."""
@@ -26,6 +26,8 @@ _SHORT, _LONG, _LONGEST = 512, 1024, 1088
 _PADDING, _TABLES = 16, 1152
 _MARGIN = 1.3
 _FLOAT = 4
+_BATCHED = 3
+"""Dimensions of several matrices."""
 
 
 def product_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -40,8 +42,15 @@ def product_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     left, right = [each for each in args if isinstance(each, Tensor)][-2:]
     if left.device.type != "cpu" or 0 in (*left.shape, *right.shape):
         return 0
-    copies = sum(_dense_copy_bytes(each) for each in (left, right))
-    return copies + (_half_bytes(left, right) if left.dtype in (torch.bfloat16, torch.float16) else 0)
+    is_half = left.dtype in (torch.bfloat16, torch.float16)
+    copied = _all_copied_bytes if is_half and left.dim() == _BATCHED and lays_out(left.dtype) else _dense_copy_bytes
+    return copied(left) + copied(right) + (_half_bytes(left, right) if is_half else 0)
+
+
+def _all_copied_bytes(operand: Tensor) -> int:
+    """A copy of all matrices at once, unless they lie one after the other, by rows or by columns."""
+    is_dense = operand.is_contiguous() or operand.transpose(-1, -2).is_contiguous()
+    return 0 if is_dense else tensor_bytes(operand)
 
 
 def _dense_copy_bytes(operand: Tensor) -> int:
@@ -59,7 +68,7 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     if right.dim() == 1:
         return 0
     (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
-    if 1 in (rows, columns) or not _lays_out(left.dtype):
+    if 1 in (rows, columns) or not lays_out(left.dtype):
         return 0
     if left.dtype is torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
         return rows * columns * _FLOAT
@@ -76,7 +85,7 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     return torch.get_num_threads() * (blocks + _TABLES)
 
 
-def _lays_out(dtype: torch.dtype) -> bool:
+def lays_out(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies in half precision on this processor."""
     asked = torch.ops.mkldnn
     supported = asked._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else asked._is_mkldnn_fp16_supported

@@ -36,11 +36,8 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratc
     ran = dry_run(node, autocast)
     if ran is None:
         return 0
-    return (
-        ran.inside
-        + (ran.scratch if with_scratch else 0)
-        + max(0, ran.made - sum(map(memory_bytes, tensors_in(value_of(node)))))
-    )
+    known = result_bytes(node, range(len(tensors_in(value_of(node)))))
+    return ran.inside + (ran.scratch if with_scratch else 0) + max(0, ran.made - sum(known.values()))
 
 
 def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
