@@ -25,6 +25,8 @@ _IMAGE = 3
 """The backward of so many channels reads them as they are."""
 _SMALL_KERNEL = 3
 """Up to so many places in a row, the backward of one channel a group has a kernel of its own."""
+_WIDEST_HALF = 5
+"""Up to so many places in a row, the gradient of the weight of few channels has a kernel in half precision."""
 _LEAST_BLOCK = 8
 """The smallest block in which the gradient of a weight is made, by a kernel that does not do everything."""
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -33,6 +35,8 @@ _UNFOLDING = (
     *(_BACKENDS.Slow2d, _BACKENDS.Slow3d, _BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d),
     *(_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d),
 )
+_ONE_BY_ONE = (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
+"""Kernels that unfold one sample after the other."""
 
 
 def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -50,8 +54,13 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
         return 0
     chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, result)
     if chosen in _UNFOLDING:
-        needs_none = chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d) and _needs_no_columns(shapes)
-        return (0 if needs_none else _columns(chosen, shapes, settings)) + _unfolding_copies(chosen, given, weight)
+        copies = _unfolding_copies(chosen, given, weight)
+        if chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d) and _needs_no_columns(shapes):
+            of_groups = shapes.source_bytes
+            if chosen == _BACKENDS.Slow2d:
+                of_groups = max(shapes.result_bytes, _part_bytes(shapes, given))
+            return copies + (of_groups if shapes.groups > 1 else 0)
+        return copies + _columns(chosen, shapes, settings)
     if not _is_in_onednn(chosen, settings):
         return 0
     copies = _copies(given, weight, given, weight)
@@ -72,18 +81,23 @@ def convolution_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int
         return 0
     chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, gradient)
     if chosen in _UNFOLDING:
-        needs_none = chosen == _BACKENDS.Slow2d and _needs_no_columns(shapes)
+        is_plain = chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d)
+        needs_none = (is_plain or shapes.groups > 1) and _needs_no_columns(shapes)
         columns = 0 if needs_none else _columns(chosen, shapes, settings)
-        return columns + _unfolding_copies(chosen, given, weight, gradient)
+        of_groups = _bytes(given) + shapes.weight_bytes + _bias_bytes(gradient) if shapes.groups > 1 else 0
+        of_groups = max(of_groups, _part_bytes(shapes, given, gradient))
+        return max(columns, of_groups) + _unfolding_copies(chosen, given, weight, gradient)
     if not _is_in_onednn(chosen, settings):
         return 0
     copies = _copies(given, weight, given, weight, gradient)
     own, bias = _kept_bytes(given, mask[0]), _bias_bytes(gradient) if mask[2] else 0
     weights = shapes.weight_bytes if mask[1] else 0
     if _has_channels_last(given, weight):
-        in_order = _forward_in_order(shapes) if settings[3] else _data_in_order(shapes)
+        in_order = _forward_in_order(shapes) + shapes.from_one() if settings[3] else _data_in_order(shapes)
         for_given = own + in_order if mask[0] else 0
         for_weight = own + _weights_in_order(shapes, bias) if mask[1] or mask[2] else 0
+        if settings[3] and shapes.is_depthwise and shapes.is_volumes and shapes.vector == LARGEST_VECTOR:
+            for_given += shapes.weight_of_channels(is_filled=True)
     else:
         for_given = (_forward(shapes) if settings[3] else _data(shapes)) if mask[0] else 0
         for_weight = own + _weights(shapes, bias) if mask[1] or mask[2] else 0
@@ -108,7 +122,8 @@ def _forward(shapes: Convolution) -> int:
     is_image = _is_few(shapes)
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
-    return max(source + weight + result + shapes.bias_in_blocks(block) + shapes.picked(), result + own)
+    while_made = source + weight + result + shapes.bias_in_blocks(block) + shapes.picked() + shapes.sample_in_floats()
+    return max(while_made, result + own)
 
 
 def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
@@ -117,19 +132,38 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     A strided kernel wants channels last; what it makes is copied twice.
     """
     own = shapes.source_bytes
-    before_bias = own + ALIGNMENT if has_bias else 0
+    before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     if _is_unusual(shapes):
         return shapes.in_columns(own, before_bias=before_bias)
     if _spreads(shapes) or _prefers_order(shapes):
         weight = shapes.weight_in_order(shapes.channels, shapes.made)
         spread = shapes.tables(is_spread=shapes.is_strided)
-        added = own if has_bias and shapes.is_uneven else 0
+        added = _added(shapes, has_bias=has_bias and (shapes.is_uneven or shapes.is_half))
         return max(spread + added + shapes.result_bytes + weight + own, 3 * own)
     if not (block := shapes.block):
-        return shapes.in_columns(own, before_bias=before_bias)
+        is_wide = shapes.is_half or shapes.made > shapes.vector // 2
+        spread = _spread_groups(shapes, own) if shapes.is_strided and is_wide else 0
+        return max(spread, shapes.in_columns(own, before_bias=before_bias))
     result, source = shapes.in_blocks(shapes.result, block), shapes.in_blocks(shapes.source, block)
     before_bias = source + ALIGNMENT if has_bias else 0
-    return max(before_bias + result + shapes.weight_in_blocks(block) + source, source + own)
+    if has_bias and shapes.is_half:
+        before_bias += source  # once more as it is added
+    while_made = before_bias + result + shapes.weight_in_blocks(block) + source
+    if has_bias and shapes.is_strided and shapes.groups > 1:
+        while_made = max(while_made, 3 * own)
+    if shapes.is_half and shapes.is_depthwise and shapes.is_strided:
+        while_made = max(while_made, _spread_groups(shapes, own))
+    return max(while_made, source + own)
+
+
+def _added(shapes: Convolution, *, has_bias: bool) -> int:
+    """Where a bias is added to what a transposed convolution made: in half precision to floats."""
+    return shapes.source_bytes * (2 if shapes.is_half else 1) if has_bias else 0
+
+
+def _spread_groups(shapes: Convolution, own: int) -> int:
+    """A strided kernel may be one that knows channels last also where channels of groups fill no vector."""
+    return shapes.tables(is_spread=True) + shapes.result_bytes + shapes.weight_in_blocks(shapes.vector) + own
 
 
 def _weights(shapes: Convolution, bias: int) -> int:
@@ -159,20 +193,25 @@ def _weights(shapes: Convolution, bias: int) -> int:
 
 def _forward_in_order(shapes: Convolution) -> int:
     tables = shapes.tables() if shapes.fills(shapes.channels) else 0
-    return shapes.weight_in_order(shapes.made, shapes.channels) + tables
+    return shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
 
 
 def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     own = shapes.source_bytes
     if _is_unusual(shapes) and not shapes.is_depthwise:
-        return shapes.in_columns(own) - own
+        before_bias = _added(shapes, has_bias=has_bias) + shapes.weight_bytes + ALIGNMENT if has_bias else 0
+        return shapes.in_columns(own, before_bias=before_bias) - own
     if shapes.is_depthwise and shapes.is_volumes:
+        return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
+    if _is_spread_apart(shapes):
         return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
     weight = shapes.weight_in_order(shapes.channels, shapes.made)
     if shapes.fills(shapes.made):
-        added = own if has_bias and shapes.is_strided and shapes.is_uneven else 0
+        added = _added(shapes, has_bias=has_bias and shapes.is_strided and (shapes.is_uneven or shapes.is_half))
         return weight + added + shapes.tables(is_spread=shapes.is_strided)
-    return weight + (own + ALIGNMENT if has_bias else 0)
+    is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
+    spread = shapes.tables(is_spread=True) if shapes.is_strided and is_wide else 0
+    return weight + spread + (_added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0)
 
 
 def _weights_in_order(shapes: Convolution, bias: int) -> int:
@@ -184,10 +223,11 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
     vector = shapes.vector
     if _is_as_given(shapes):
         return 3 * shapes.weight_bytes + 2 * bias
-    if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
+    if (_is_unusual(shapes) and not _is_spread_apart(shapes)) or (shapes.is_dilated and shapes.is_volumes):
         return 2 * shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
     if shapes.is_depthwise:
-        weight = shapes.weight_of_channels(is_filled=max(shapes.kernel) > _SMALL_KERNEL or shapes.is_volumes)
+        is_small = max(shapes.kernel) <= _SMALL_KERNEL and not shapes.is_volumes and not shapes.is_dilated
+        weight = shapes.weight_of_channels(is_filled=not is_small)
     else:
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
     while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + _sums_in_floats(shapes, weight)
@@ -208,16 +248,24 @@ def _is_in_onednn(chosen: Any, settings: Sequence[Any]) -> bool:
 
 
 def _needs_no_columns(shapes: Convolution) -> bool:
-    return shapes.is_pointwise and not shapes.is_strided and shapes.groups == 1
+    return shapes.is_pointwise and not shapes.is_strided
 
 
 def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
     """What torch's own kernels have: columns of one sample or of all, for one group after the other."""
-    is_single = chosen in (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
+    is_single = chosen in _ONE_BY_ONE
     ones = shapes.result[1] * shapes.element if is_single else 0
     made = shapes.source_bytes if settings[3] else shapes.result_bytes
     put_together = made if shapes.groups > 1 else 0
+    if put_together and settings[3]:  # a part of what is read, and what is made of it
+        put_together += made + shapes.result_bytes // shapes.groups
     return (1 if is_single else shapes.result[0]) * shapes.column_bytes + put_together + ones
+
+
+def _part_bytes(shapes: Convolution, *operands: Tensor) -> int:
+    """What one group reads of several samples, dense."""
+    is_copied = shapes.groups > 1 and shapes.source[0] > 1
+    return sum(map(_bytes, operands)) // shapes.groups if is_copied else 0
 
 
 def _is_few(shapes: Convolution) -> bool:
@@ -237,12 +285,19 @@ def _is_unusual(shapes: Convolution) -> bool:
     return shapes.is_dilated and shapes.is_strided
 
 
+def _is_spread_apart(shapes: Convolution) -> bool:
+    """Whether there is a kernel for channels last all the same: each group has whole blocks of channels."""
+    return shapes.is_depthwise and shapes.is_dilated and not shapes.is_strided and not shapes.is_volumes
+
+
 def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
     """Whether the same is true of the gradient of the weight."""
     if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
         return True
     if shapes.is_depthwise:
         return max(shapes.kernel) > _SMALL_KERNEL
+    if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
+        return True
     if block > _LEAST_BLOCK:
         return False
     return block < _LEAST_BLOCK or shapes.is_dilated or shapes.is_small or (shapes.is_volumes and shapes.is_strided)

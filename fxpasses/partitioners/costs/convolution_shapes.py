@@ -15,7 +15,7 @@ from fxpasses.partitioners.tensor_sizes import concrete_size
 __all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "round_up"]
 
 ALIGNMENT = 128
-_PAGE, _STRIDING, _UNEVEN = 4096, 37_016, 37_000
+_PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
 LARGEST_VECTOR = 16
 _SMALLEST_BLOCK = 4
@@ -23,6 +23,8 @@ _VOLUMES = 5
 """Dimensions of a batch of volumes."""
 _TURNING = 9000
 """Bytes of tables where operands are turned."""
+_HALVES = 6500
+"""The same in half precision, whatever is computed."""
 _SUMS = 4
 """How many gradients of a weight each thread has where the input is unfolded."""
 _FLOAT = 4
@@ -154,7 +156,8 @@ class Convolution:
 
     def in_columns(self, made: int, *, before_bias: int = 0) -> int:
         """Where each thread has the columns of one group and one slice, and what is made is then laid out."""
-        return max(torch.get_num_threads() * self._columns_of_slice + before_bias + _SUMS * ALIGNMENT, made) + made
+        columns = self._columns_of_slice * (2 if self.is_half else 1)  # floats
+        return max(torch.get_num_threads() * columns + before_bias + _SUMS * ALIGNMENT, made) + made
 
     def sums_of_columns(self) -> int:
         """Where each thread has columns, and gradients of the weight."""
@@ -181,7 +184,7 @@ class Convolution:
     def weight_in_order(self, along: int, other: int) -> int:
         """The weight for a kernel that knows channels last, which makes ``along`` channels of ``other`` in a group."""
         if self.is_depthwise:
-            return self.weight_of_channels(is_filled=self.is_dilated)
+            return self.weight_of_channels(is_filled=False)
         if self.fills(other):  # several vectors of what is made at once
             size = self.groups * round_up(along, _lanes(along, self.vector)) * other * self.kernel_bytes
             return size * (2 if self.is_half and other == 1 else 1)  # in pairs
@@ -210,7 +213,7 @@ class Convolution:
             size + -(-(kernel - 1) // stride)
             for size, kernel, stride in zip(self.result[2:], self.kernel, self.stride, strict=True)
         )
-        uneven = _UNEVEN if self.is_uneven else 0
+        uneven = (_UNEVEN_HALF if self.is_half else _UNEVEN) if self.is_uneven else 0
         return threads * (_STRIDING + uneven + places * self.result[1] * self.element)
 
     @property
@@ -224,6 +227,23 @@ class Convolution:
             return 0
         sample = round_up(self.source[1], self.vector) * math.prod(self.result[2:]) * self.element
         return torch.get_num_threads() * sample + ALIGNMENT
+
+    def sample_in_floats(self) -> int:
+        """What each thread makes of one place of a sample, in half precision, before it fills whole blocks."""
+        if not (self.is_pointwise and self.is_half) or self.made % self.vector == 0:
+            return 0
+        sample = round_up(self.made, self.vector) * math.prod(self.result[2:]) * _FLOAT
+        return torch.get_num_threads() * sample + ALIGNMENT
+
+    def more_tables(self) -> int:
+        """What kernels have beside in half precision, and over volumes."""
+        return (_HALVES if self.is_half else 0) + (_PAGE if self.is_volumes and self.fills(self.channels) else 0)
+
+    def from_one(self) -> int:
+        """What the gradient of a transposed convolution that makes one channel is spread to."""
+        if self.source[1] != 1:
+            return 0
+        return _STRIDING + (self.result_bytes if self.is_strided else 0)
 
     def turned_samples(self) -> int:
         """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16."""
