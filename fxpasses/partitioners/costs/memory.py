@@ -3,8 +3,8 @@
 A storage lives from the node that makes it to the last use of its last alias. What crosses into a part stays until
 that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
 needs it to the last. An input that is on the device already is there all the time. What an operator needs for itself is
-there while it runs. What goes into an autocast or grad-mode region stays until the part leaves it, and so do the
-parameters that autocast has cast and kept.
+there while it runs. What goes into a region goes with its last use there, as without autograd nobody else holds it; the
+parameters that autocast has cast and kept stay until the part leaves the region.
 """
 
 from __future__ import annotations

@@ -74,19 +74,13 @@ class Residence:
             device = self.device_of[user]
             entered, left = self.spans[self.part_of[user]]
             is_inside = node in self.position and self.part_of[user] == self.part_of[node]
-            stop = max(self.position[user], self._leaves(user, node)) if is_inside else left
+            stop = self.position[user] if is_inside else left
             begin = start if device == own else self.position[user] if own is None else entered
             first[device] = min(first.get(device, begin), begin)
             last[device] = max(last.get(device, stop), stop)
             if own is not None and device != own:
                 last[own] = max(last[own], self.position[user])
         return [Stay(device, first[device], last[device]) for device in last]
-
-    def _leaves(self, user: Node, value: Node) -> int:
-        """The last position of the outermost region around a user that a value comes into from outside."""
-        known = self.effects.region_stack(value)
-        entered = next((marker for marker in self.effects.region_stack(user) if marker not in known), None)
-        return -1 if entered is None else self.region_ends[self.part_of[user], entered]
 
     def autocast(self, node: Node) -> tuple[object, int]:
         """Who shares the casts that autocast keeps for a node (its part, the region, its parameters); until when."""

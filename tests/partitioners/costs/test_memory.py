@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ class CachedCasts(nn.Module):
 
 
 class EntersARegion(nn.Module):
-    """A large value goes into a region and is used at its beginning: whoever enters the region holds it to its end."""
+    """A large value goes into a region and is used at its beginning, and gone then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,8 +181,33 @@ def test_the_predicted_peak_is_within_a_tenth_of_what_is_allocated_and_never_und
 
     real = most + sum(held.values())
     assert real <= row.peak_bytes
-    # who enters a region may hold what goes in to its end: without autograd it is gone sooner
-    assert row.peak_bytes <= (1.15 if name == "entering a region" else 1.1) * real
+    assert row.peak_bytes <= 1.1 * real
+
+
+class Region(nn.Module):
+    """What goes into a region is small beside what is made at its end."""
+
+    def __init__(self, region: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self.region, self.layer = region, nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = torch.sin(x.repeat(64, 1))
+        with self.region():
+            y = self.layer(large[:8]).repeat(16, 1).relu()
+            return self.layer(y).repeat(8, 1).sin().sum() + y
+
+
+@pytest.mark.parametrize("region", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
+def test_what_goes_into_a_region_is_gone_after_its_last_use(region: Callable[[], AbstractContextManager[None]]) -> None:
+    """It was thought to stay to the end of the region: a fifth to a third too much here."""
+    model, x = Region(region).eval(), torch.randn(8, 64)
+    lowered = lower(model, (x,), devices=[Device("only")])
+
+    with torch.no_grad():
+        real = allocated_peak(lambda: lowered(x)) + x.nbytes + sum(each.nbytes for each in model.parameters())
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
 
 
 class Rounds(nn.Module):
