@@ -24,7 +24,7 @@ from fxpasses.partitioners.costs.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
-from fxpasses.partitioners.costs.laid_out_copies import LAID_OUT_COPIES, dense_copies
+from fxpasses.partitioners.costs.laid_out_copies import LAID_OUT_COPIES, dense_copies, transform_copies
 from fxpasses.partitioners.costs.linear_algebra_scratch import LINEAR_ALGEBRA
 from fxpasses.partitioners.costs.loss_scratch import LOSSES
 from fxpasses.partitioners.costs.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
@@ -263,7 +263,9 @@ def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 def _inverse_transform_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Where several dimensions are transformed: what is made of the others, and a copy that may be written."""
-    return 0 if _is_elsewhere(result) or len(args[1]) == 1 else 2 * _bytes(args[0], args[0].dtype)
+    if len(args[1]) == 1:
+        return transform_copies(args, result)
+    return 2 * _bytes(args[0], args[0].dtype)
 
 
 def _length_bytes(args: Sequence[Any], result: Tensor) -> int:

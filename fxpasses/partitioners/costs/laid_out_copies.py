@@ -18,7 +18,7 @@ from torch._prims_common import suggest_memory_format
 from fxpasses.partitioners.costs.transposed_copies import tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
-__all__ = ["LAID_OUT_COPIES", "dense_copies", "format_copies"]
+__all__ = ["LAID_OUT_COPIES", "dense_copies", "format_copies", "transform_copies"]
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def _flattened(args: Sequence[Any], _result: Any) -> int:
     return 0 if _in_one_row(given, range(given.dim())) else tensor_bytes(given)
 
 
-def _transformed(args: Sequence[Any], _result: Any) -> int:
+def transform_copies(args: Sequence[Any], _result: Any) -> int:
     """Transforms of rows that do not lie one after the other."""
     given: Tensor = args[0]
     along = {place % given.dim() for place in args[1]}
@@ -130,7 +130,7 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         **{func: partial(dense_copies, places=places) for func, places in _DENSE.items()},
         **{func: partial(format_copies, like=like) for func, like in _FORMATTED.items()},
         **dict.fromkeys((aten.argmax.default, aten.argmin.default), _flattened),
-        **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), _transformed),
+        **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), transform_copies),
         **dict.fromkeys((aten.tril.default, aten.triu.default), _triangle),
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,

@@ -38,7 +38,8 @@ def _batch_backward(args: Sequence[Any], _result: Any) -> int:
         return 0
     if _is_dense(given) and _is_dense(gradient):
         return tensor_bytes(given)
-    as_floats = _FLOAT * concrete_size(given.numel()) if _is_half(given) and given.dim() > _ROWS else 0
+    is_converted = given.dtype is torch.float16 or (_is_half(given) and given.dim() > _ROWS)
+    as_floats = _FLOAT * concrete_size(given.numel()) if is_converted else 0
     return as_floats + 8 * concrete_size(given.shape[1]) * _FLOAT
 
 

@@ -114,6 +114,7 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "reflected": lambda x: F.pad(x, (1, 2), mode="reflect"),
     "repeated": lambda x: x.repeat(1, 2, 1),
     "windows": lambda x: x.unfold(1, 4, 2),
+    "transforms of rows": lambda x: torch.fft.irfft(torch.fft.rfft(x.float(), dim=1), dim=1),
     "distances": lambda x: torch.cdist(x.float(), x.detach().float() * 2, p=1),
 }
 
