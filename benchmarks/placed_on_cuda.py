@@ -100,6 +100,6 @@ if torch.cuda.is_available():
         "(CUDA) run a Llama of width 2,048 with half of its layers in main memory; the peer is accelerate's "
         "dispatch_model (size: layers)",
         sizes=(4, 8),
-        promise=1.1,
+        promise=2.0,
         rounds=11,
     )(lambda layers: _beside_offloading(layers, 64, 2048))
