@@ -8,6 +8,7 @@ parameters from pinned memory, one part ahead.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,29 +78,23 @@ def _beside_offloading(layers: int, tokens: int, width: int) -> Duel:
     return _inference(ours, peer, ids)
 
 
-if torch.cuda.is_available():
-    case(
-        "(CUDA) run one token through a Llama on one GPU; the peer is the model itself (size: layers)",
-        sizes=(2, 8),
-        promise=1.0,
-        rounds=31,
-    )(lambda layers: _beside_the_model(layers, 1, 256))
-    case(
-        "(CUDA) run 2,048 tokens through a Llama of width 2,048; the peer is the model itself (size: layers)",
-        sizes=(2, 8),
-        promise=0.98,
-        rounds=21,
-    )(lambda layers: _beside_the_model(layers, 2048, 2048))
-    case(
-        "(CUDA) run a Llama in two parts of one GPU; the peer is accelerate's dispatch_model (size: layers)",
-        sizes=(2, 8),
-        promise=1.1,
-        rounds=31,
-    )(lambda layers: _beside_dispatch_model(layers, 64, 256))
-    case(
-        "(CUDA) run a Llama of width 2,048 with half of its layers in main memory; the peer is accelerate's "
-        "dispatch_model (size: layers)",
-        sizes=(4, 8),
-        promise=2.0,
-        rounds=11,
-    )(lambda layers: _beside_offloading(layers, 64, 2048))
+_CASES: tuple[tuple[str, tuple[int, ...], float, int, Callable[[int], Duel]], ...] = (
+    (
+        "run one token through a Llama on one GPU; the peer is the model itself",
+        *((2, 8), 1.0, 31, lambda layers: _beside_the_model(layers, 1, 256)),
+    ),
+    (
+        "run 2,048 tokens through a Llama of width 2,048; the peer is the model itself",
+        *((2, 8), 0.98, 21, lambda layers: _beside_the_model(layers, 2048, 2048)),
+    ),
+    (
+        "run a Llama in two parts of one GPU; the peer is accelerate's dispatch_model",
+        *((2, 8), 1.1, 31, lambda layers: _beside_dispatch_model(layers, 64, 256)),
+    ),
+    (
+        "run a Llama of width 2,048 with half of its layers in main memory; the peer is accelerate's dispatch_model",
+        *((4, 8), 2.0, 11, lambda layers: _beside_offloading(layers, 64, 2048)),
+    ),
+)
+for _name, _sizes, _promise, _rounds, _make in _CASES if torch.cuda.is_available() else ():
+    case(f"(CUDA) {_name} (size: layers)", sizes=_sizes, promise=_promise, rounds=_rounds)(_make)

@@ -40,7 +40,8 @@ class _Place:
             )
         if given.is_meta:
             raise InputError(
-                f"The input {self.name!r} is on meta, where there is no data, and the model reads it on {self.device}."
+                f"The input {self.name!r} is on meta, where there is no data, and the model reads it on {self.device}: "
+                "give a tensor with data."
             )
         return given.to(self.device)
 
@@ -74,21 +75,21 @@ class GivenInputs:
             InputError: they are not what the model was captured with, or cannot be where it reads them.
         """
         leaves = self.contract.leaves_of(args, kwargs)
-        for at, place in self.places.items():
-            if not place.holds(leaves[at]):
-                leaves[at] = place.take(leaves[at])
+        self._bring(leaves)
         return leaves
 
     def __call__(self, _module: Any, args: Any, kwargs: Any) -> Any:
         """As a hook before the graph's own code."""
         bound, named = self.contract.bind(args, kwargs)
         leaves, structure = pytree.tree_flatten(bound)
+        return pytree.tree_unflatten(leaves, structure) if self._bring(leaves) else bound, named
+
+    def _bring(self, leaves: list[Any]) -> bool:
+        """Put what is elsewhere where it is read; whether there was any."""
         elsewhere = [at for at, place in self.places.items() if not place.holds(leaves[at])]
-        if not elsewhere:
-            return bound, named
         for at in elsewhere:
             leaves[at] = self.places[at].take(leaves[at])
-        return pytree.tree_unflatten(leaves, structure), named
+        return bool(elsewhere)
 
 
 def _place(node: Node, memory: SharedMemory) -> _Place | None:

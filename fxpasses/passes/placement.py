@@ -31,7 +31,7 @@ from fxpasses.passes.placing_parts.copies import (
 )
 from fxpasses.passes.placing_parts.crossing_values import require_values
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
-from fxpasses.passes.placing_parts.moved_tensors import MovedTensors
+from fxpasses.passes.placing_parts.moved_tensors import MovedTensors, tables_of
 from fxpasses.passes.placing_parts.moving_parts import move_part
 from fxpasses.passes.placing_parts.overlapping import overlap_copies
 from fxpasses.passes.placing_parts.own_names import keep_own_names
@@ -136,9 +136,10 @@ def _held_once(part: torch.nn.Module, written: Set[tuple[str, int]]) -> Iterator
         if path and (any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(False))):
             yield "module", path, id(module)
     yield from (("parameter", path, id(each)) for path, each in part.named_parameters() if each.requires_grad)
-    for path, each in (*part.named_parameters(), *part.named_buffers()):
-        if storage_key(each) in written:
-            yield "state", path, storage_key(each)
+    for path, module in part.named_modules():
+        for name, each in (entry for table in tables_of(module) for entry in table.items()):
+            if isinstance(each, torch.Tensor) and storage_key(each) in written:
+                yield "state", f"{path}.{name}" if path else name, storage_key(each)
 
 
 def with_number(device: Device) -> Device:

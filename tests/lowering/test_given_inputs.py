@@ -57,7 +57,7 @@ def test_inputs_that_nobody_reads_may_be_anywhere() -> None:
 def test_an_input_without_data_is_refused() -> None:
     lowered = lower(Mlp(4, 64), (torch.randn(2, 64),), devices=pair())
 
-    said = "The input 'x' is on meta, where there is no data, and the model reads it on cpu."
+    said = "The input 'x' is on meta, where there is no data, and the model reads it on cpu: give a tensor with data."
     with pytest.raises(InputError, match=re.escape(said)):
         lowered(torch.randn(2, 64, device="meta"))
 

@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.wrap import wrap_with_autocast
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from fxpasses.passes.placement import move_part
+from fxpasses import Device, PassError
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.passes import split
+from fxpasses.passes.placement import PlaceOnDevices, move_part
 from fxpasses.passes.placing_parts.recurrent_weights import (
     RecurrentLayers,
     compact_recurrent_weights,
@@ -150,3 +154,28 @@ def test_weights_that_come_from_outside_are_not_this_graphs() -> None:
     program = capture(nn.LSTM(6, 8).eval(), (torch.randn(2, 3, 6),))
 
     assert [] == list(recurrent_layers(program.graph_module))
+
+
+@pytest.mark.parametrize("as_buffer", [True, False])
+def test_state_that_a_part_writes_to_is_not_held_by_parts_on_other_devices(as_buffer: bool) -> None:
+    """It would become two, and one of them would stay as it was."""
+    root, graph, mode = nn.Module(), torch.fx.Graph(), FakeTensorMode()
+    if as_buffer:
+        root.register_buffer("count", torch.zeros(2))
+    else:
+        root.count = torch.zeros(2)
+    x, count = graph.placeholder("x"), graph.get_attr("count")
+    total = graph.call_function(torch.add, (x, graph.call_method("add_", (count, 1))))
+    again = graph.get_attr("count")
+    product = graph.call_function(torch.mul, (total, again))
+    for node in graph.nodes:
+        node.meta["val"] = mode.from_tensor(torch.zeros(2))
+    parts = {node: "b" if node in (again, product) else "a" for node in graph.nodes if node is not x}
+    graph.output(product)
+    module = GraphModule(root, graph)
+    placed = split(module, Assignment.of(module, parts), names=str).graph_module
+
+    with pytest.raises(PassError, match="The parts a on cpu and b on cpu:1 share the state count, which would become"):
+        PlaceOnDevices({"a": Device("left"), "b": Device("right", torch_device="cpu:1")})(placed)
+    PlaceOnDevices({"a": Device("left"), "b": Device("right")})(placed)
+    assert torch.equal(torch.full((2,), 2.0), placed(torch.ones(2)))

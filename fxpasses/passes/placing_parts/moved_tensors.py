@@ -43,8 +43,8 @@ class MovedTensors:
         root: The module that holds everything: which of its tensors show the same memory is found here.
     """
 
-    def __init__(self, root: torch.nn.Module | None = None) -> None:
-        self._memory_of = {} if root is None else _shared_memories(root)
+    def __init__(self, root: torch.nn.Module) -> None:
+        self._memory_of = _shared_memories(root)
         self._tensors: dict[tuple[int, str], torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []  # an id is used again once its tensor is gone
         self._memories: dict[tuple[_Memory, str], torch.Tensor] = {}

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.arguments import bind_arguments
 from fxpasses.editing.attributes import find_attribute
 
 __all__ = ["RecurrentLayers", "compact_recurrent_weights", "recurrent_layers"]
@@ -99,8 +100,7 @@ def recurrent_layers(graph_module: GraphModule) -> Iterator[RecurrentLayers]:
 
 
 def _layers(graph_module: GraphModule, node: Node, kind: str, gates: int) -> RecurrentLayers | None:
-    given: Any = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]  # an operator
-    given.update(node.kwargs)
+    given = bind_arguments(node)
     weights = [_held(graph_module, weight) for weight in given["params"]]
     held = [weight for weight in weights if weight is not None]
     if not held or len(held) < len(weights):

@@ -7,6 +7,7 @@ shared keys where they are named (:mod:`~fxpasses.partitioners.solvers.contiguou
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cached_property
 
 import attrs
@@ -106,12 +107,9 @@ class Spans:
     def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
         """The loads of nested pairs under a threshold."""
         nested, found = self.nested(rows, columns), []
-        saved: dict[tuple[bytes, ...], Floats] = {}
-        for kind, group in enumerate(self.classes):
-            if group.charges not in saved:
-                saved[group.charges] = self.transfers.saved(kind, rows, columns)
+        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
             start, end = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
-            load = start[:, None] + end[None, :] - saved[group.charges]
+            load = start[:, None] + end[None, :] - saved
             load += self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None]
             np.maximum(load, 0.0, out=load)
             found.append(np.where((load < below) & nested, load, np.inf))
@@ -125,14 +123,11 @@ class Spans:
         bits = words[:, :0] if self.family.is_nested else words
         shape = (len(numbers[0]), len(numbers[1]))
         known, found = np.zeros(shape, dtype=np.uint8), []
-        saved: dict[tuple[bytes, ...], Floats] = {}
-        for kind, group in enumerate(self.classes):
-            if group.charges not in saved:
-                saved[group.charges] = self.transfers.saved(kind, rows, columns)
+        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
             ends = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
             weight = self.weight[kind][rows], self.weight[kind][columns]
             load = np.empty(shape)
-            charged(load, saved[group.charges], ends, weight, numbers, (bits[rows], bits[columns]), known, below)
+            charged(load, saved, ends, weight, numbers, (bits[rows], bits[columns]), known, below)
             found.append(load)
         return found
 
@@ -142,12 +137,9 @@ class Spans:
             return [np.isfinite(load) for load in self.loads(rows, columns, below)]
         nested, found = self.nested(rows, columns), []
         passing = self.transfers.passing(rows, columns)
-        crossing: dict[tuple[bytes, ...], Floats] = {}
+        crossing = self._of_classes(self.transfers.crossing, rows, columns)
         for kind, group in enumerate(self.classes):
-            key = group.charges
-            if key not in crossing:
-                crossing[key] = self.transfers.crossing(kind, rows, columns)
-            fine = crossing[key] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
+            fine = crossing[kind] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
             fine &= self._meant(group, nested, passing)
             if (banned := self.banned[kind]) is not None:
                 fine &= banned[columns][None, :] == banned[rows][:, None]
@@ -158,6 +150,16 @@ class Spans:
             for fine, group in zip(found, self.classes, strict=True):
                 fine.ravel()[pairs.cells[size > group.memory]] = False
         return found
+
+    def _of_classes(
+        self, find: Callable[[int, slice | Ints, slice | Ints], Floats], rows: slice | Ints, columns: slice | Ints
+    ) -> list[Floats]:
+        """Something about transfers for each class, found once for those that are charged alike."""
+        known: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in known:
+                known[group.charges] = find(kind, rows, columns)
+        return [known[group.charges] for group in self.classes]
 
     @cached_property
     def is_tight(self) -> bool:
