@@ -9,6 +9,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -213,7 +214,7 @@ class Device:
 
 @attrs.frozen
 class Link:
-    """A connection between two devices, the same in both directions.
+    """A connection between two devices, the same in both directions unless another link leads the other way.
 
     Args:
         first: Name of one device.
@@ -244,8 +245,11 @@ class Link:
 class Topology:
     """A set of devices and the links between them; pairs that no link names use the default link.
 
+    One link between two devices counts both ways; where two join them, each counts from its first to its second.
+
     Raises:
-        InputError: no device, two of one name, one called "main memory", or a link to a device that is not there.
+        InputError: no device, two of one name, one called "main memory", a link to a device that is not there, or two
+            from one device to another.
     """
 
     devices: tuple[Device, ...] = attrs.field(converter=_listed)
@@ -269,11 +273,14 @@ class Topology:
             if device.name in names:
                 raise InputError(f"Two devices are called {device.name!r}; give each its own name.")
             names[device.name] = device
-        known: dict[frozenset[str], None] = {}
+        known: dict[tuple[str, str], None] = {}
         for link in self.links:
             self._check_link(link, names)
-            if (ends := frozenset((link.first, link.second))) in known:
-                raise InputError(f"Two links join {link.first} and {link.second}; give one, which counts both ways.")
+            if (ends := (link.first, link.second)) in known:
+                raise InputError(
+                    f"Two links lead from {link.first} to {link.second}; give one, which counts both ways, or write "
+                    f"the way back as {link.second}:{link.first}."
+                )
             known[ends] = None
 
     def _check_link(self, link: Any, names: Mapping[str, Device]) -> None:
@@ -293,15 +300,27 @@ class Topology:
         raise InputError(f"There is no device {name!r}; there are {', '.join(d.name for d in self.devices)}.")
 
     def link(self, source: str, target: str) -> Link:
-        """The link between two devices; the default one where none was given."""
-        for link in self.links:
-            if {link.first, link.second} == {source, target}:
-                return link
-        return Link(source, target)
+        """The link from one device to another; the default one where none was given."""
+        return self._links.get((source, target)) or self._links.get((target, source)) or Link(source, target)
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link]:
+        return {(link.first, link.second): link for link in self.links}
 
     def seconds(self, source: str, target: str, size: float) -> float:
         """The time that ``size`` bytes take from one device to another; 0 within a device."""
         return 0.0 if source == target else self.link(source, target).seconds(size)
+
+    def there_and_back(self) -> Topology:
+        """The same for what goes one way and comes back as large, a value and its gradient, as one of both sizes.
+
+        The latency counts once, on the way there. Where links are alike both ways that is no other topology.
+        """
+        pairs = [(link, self.link(link.second, link.first)) for link in self.links]
+        if all(way.bandwidth == back.bandwidth for way, back in pairs):
+            return self
+        links = [attrs.evolve(way, bandwidth=2 / (1 / way.bandwidth + 1 / back.bandwidth)) for way, back in pairs]
+        return Topology(self.devices, links)
 
     @classmethod
     def routed(cls, devices: Iterable[Device], links: Iterable[Link], *, size: float = MiB) -> Topology:
@@ -319,23 +338,28 @@ class Topology:
             InputError: no route joins two of the devices, or what else a topology refuses.
         """
         known = cls.of(devices, links)
+        ends = {pair for link in known.links for pair in ((link.first, link.second), (link.second, link.first))}
+        given = {(first, second): known.link(first, second) for first, second in sorted(ends)}
         best: dict[tuple[str, str], Link] = {}
         for bandwidth in sorted({link.bandwidth for link in known.links}, reverse=True):
-            fast: nx.Graph[str] = nx.Graph()
+            fast: nx.DiGraph[str] = nx.DiGraph()
             fast.add_weighted_edges_from(
-                (link.first, link.second, link.latency) for link in known.links if link.bandwidth >= bandwidth
+                (*pair, link.latency) for pair, link in given.items() if link.bandwidth >= bandwidth
             )
             for first, latencies in nx.all_pairs_dijkstra_path_length(fast):
                 for second, latency in latencies.items():
-                    route = Link(first, second, bandwidth, latency) if first < second else None
+                    route = Link(first, second, bandwidth, latency) if first != second else None
                     if route is not None:
                         best[first, second] = min(
                             best.get((first, second), route), route, key=lambda a: a.seconds(size)
                         )
-        for one, other in itertools.combinations(sorted(device.name for device in known.devices), 2):
+        pairs = list(itertools.combinations(sorted(device.name for device in known.devices), 2))
+        for one, other in pairs:
             if (one, other) not in best:
                 raise InputError(f"No route joins {one} and {other}; give a link that does.")
-        return cls(known.devices, tuple(best.values()))
+        there, back = [best[one, other] for one, other in pairs], [best[other, one] for one, other in pairs]
+        apart = [way for route, way in zip(there, back, strict=True) if not _are_alike(route, way)]
+        return cls(known.devices, (*there, *apart))
 
     @classmethod
     def of(cls, devices: Topology | Iterable[Device], links: Iterable[Link] = ()) -> Topology:
@@ -353,6 +377,11 @@ class Topology:
         if _listed(links):
             raise InputError("A Topology has its own links; give the others to it: Topology(devices, links).")
         return devices
+
+
+def _are_alike(first: Link, second: Link) -> bool:
+    """Whether two links take the same for everything."""
+    return (first.bandwidth, first.latency) == (second.bandwidth, second.latency)
 
 
 _DEVICE_OPTIONS = ("memory", "flops", "bandwidth", "overhead", "backend")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fxpasses.devices import Device, Link
+from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 
@@ -47,6 +47,13 @@ def random_problem(seed: int, *, training: bool | None = None, **options: Any) -
     if draw.random() < 0.2:
         extra["forbidden"] = {draw.choice(nodes): [draw.choice(names)]}
     return PlacementProblem(graph, devices, links, **(extra | options))
+
+
+def with_two_rates(problem: PlacementProblem, seed: int) -> PlacementProblem:
+    """The same, but the way back over each link, or over most of them, is slower or faster."""
+    draw = random.Random(seed)
+    back = [Link(link.second, link.first, draw.choice([4.0, 32.0, 1024.0]), 0.5) for link in problem.links]
+    return attrs.evolve(problem, links=[*problem.links, *(link for link in back if draw.random() < 0.9)])
 
 
 def sending_problem(seed: int, work: float = 3.0) -> PlacementProblem:
@@ -189,7 +196,7 @@ def _add_transfers(problem: PlacementProblem, node: Any, home: Table, position: 
             users = [position[user] for user in problem.graph.successors(node)]
             if other == maker or not users:
                 continue
-            link = next(link for link in problem.links if {link.first, link.second} == {name, far})
+            link = Topology.of(problem.devices, problem.links).link(name, far)
             amount = facts.get("output_bytes", 0)
             taken = facts.get("output_seconds", 0.0) + (link.seconds(amount) if amount else 0.0)
             crosses = (home[:, position[node]] == maker) & (home[:, users] == other).any(axis=1)

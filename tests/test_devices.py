@@ -109,8 +109,9 @@ def test_a_negative_memory_is_refused() -> None:
         (lambda: Link("a", "b", 1e9, -1), "A link's latency is a number of seconds from 0 on, not -1."),
         (lambda: Link("a", "a"), "A link joins two devices, and this one 'a' with itself; leave it out."),
         (
-            lambda: Topology(fake_devices(2), (Link("device0", "device1"), Link("device1", "device0"))),
-            "Two links join device1 and device0; give one, which counts both ways.",
+            lambda: Topology(fake_devices(2), (Link("device0", "device1"), Link("device0", "device1", 1e9))),
+            "Two links lead from device0 to device1; give one, which counts both ways, or write the way back as "
+            "device1:device0.",
         ),
         (
             lambda: Topology(fake_devices(1), ("a:b",)),  # type: ignore[arg-type]
@@ -219,6 +220,27 @@ def test_pairs_are_joined_along_the_fastest_routes() -> None:
     assert Link("b", "d", 2e9, 2e-6) == topology.link("b", "d")
     assert Link("c", "d", 3e9, 0.0) == topology.link("c", "d")
     assert Link("a", "c", 1e6, 1e-6) == Topology.routed(devices, links, size=1).link("a", "c")
+
+
+def test_a_link_counts_both_ways_unless_another_leads_back() -> None:
+    up, down = Link("a", "b", 1e9, 1e-6), Link("b", "a", 4e9, 2e-6)
+
+    assert up == Topology([Device("a"), Device("b")], [up]).link("b", "a")
+    both = Topology([Device("a"), Device("b")], [up, down])
+    assert (up, down) == (both.link("a", "b"), both.link("b", "a"))
+    assert (0.5, 0.125) == (round(both.seconds("a", "b", 5e8), 3), round(both.seconds("b", "a", 5e8), 3))
+
+
+def test_routes_follow_links_the_way_they_lead() -> None:
+    """From a to c the way over b is fast, back it is not: there the direct link is better."""
+    links = [Link("a", "b", 8e9, 0.0), Link("b", "a", 1e6, 0.0), Link("b", "c", 8e9, 0.0), Link("a", "c", 1e9, 0.0)]
+
+    topology = Topology.routed([Device(name) for name in "abc"], links)
+
+    assert Link("a", "c", 8e9, 0.0) == topology.link("a", "c")
+    assert Link("c", "a", 1e9, 0.0) == topology.link("c", "a")
+    assert Link("b", "a", 1e9, 0.0) == topology.link("b", "a")  # by way of c
+    assert topology.link("b", "c") is topology.link("c", "b")
 
 
 def test_devices_without_a_route_between_them_are_refused() -> None:

@@ -52,7 +52,7 @@ def devices_option(command: Command) -> Command:
 
 def links_option(command: Command) -> Command:
     """``--link``, as ``links``."""
-    text = "A connection between two devices."
+    text = "A connection between two devices; a second one may lead back at another rate."
     return click.option("--link", "links", multiple=True, metavar="A:B=16GiB/s,5us", help=text)(command)
 
 

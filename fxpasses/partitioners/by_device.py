@@ -106,7 +106,7 @@ def place_by_device(
         refuse_impossible(figures, topology, supports)
         refuse_too_large_to_step(plain, topology, step)
     request = Request(
-        topology,
+        topology if training is None else topology.there_and_back(),
         objective,
         supports,
         as_groups(colocate),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -96,7 +97,8 @@ def _each_used(graph_module: GraphModule, topology: Topology, time_budget: float
     bound: float | None = None
     for share in _CHEAPER:
         links = [
-            Link(link.first, link.second, link.bandwidth / share, link.latency * share) for link in _all_links(topology)
+            attrs.evolve(link, bandwidth=link.bandwidth / share, latency=link.latency * share)
+            for link in _all_links(topology)
         ]
         placement = place_by_device(
             graph_module,
@@ -114,5 +116,5 @@ def _each_used(graph_module: GraphModule, topology: Topology, time_budget: float
 
 
 def _all_links(topology: Topology) -> list[Link]:
-    names = [device.name for device in topology.devices]
-    return [topology.link(first, second) for at, first in enumerate(names) for second in names[at + 1 :]]
+    pairs = itertools.permutations((device.name for device in topology.devices), 2)
+    return [attrs.evolve(topology.link(*pair), first=pair[0], second=pair[1]) for pair in pairs]

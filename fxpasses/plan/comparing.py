@@ -185,10 +185,11 @@ def _changed_devices(first: Plan, second: Plan) -> Iterator[Change]:
 
 
 def _by_ends(links: tuple[Link, ...]) -> dict[str, dict[str, Any]]:
-    """A link counts both ways, so the order of its ends tells nothing."""
-    found = {}
+    """A link counts both ways, so the order of its ends tells nothing unless another leads the other way."""
+    found, ends = {}, {(link.first, link.second) for link in links}
     for link in links:
-        first, second = sorted((link.first, link.second))
+        both_ways = (link.second, link.first) not in ends
+        first, second = sorted((link.first, link.second)) if both_ways else (link.first, link.second)
         found[f"link {first}:{second}"] = attrs.asdict(attrs.evolve(link, first=first, second=second))
     return found
 

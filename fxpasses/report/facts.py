@@ -63,7 +63,7 @@ def summarize(
         graph_module,
         assignment,
         device_of,
-        plan.topology,
+        plan.topology if step is None else plan.topology.there_and_back(),
         seconds=lambda node, _: whole[node],
         sent=value_bytes if step is None else step.sent,
         loads=uses.loads(plan.offloaded),

@@ -212,7 +212,7 @@ def _changes(now: _Now) -> Iterator[_Change]:
         for first, second in _used_links(now):
             link = now.topology.link(first, second)
             faster = Link(first, second, link.bandwidth * LINK, link.latency / LINK)
-            others = [each for each in now.topology.links if {each.first, each.second} != {first, second}]
+            others = [each for each in now.topology.links if (each.first, each.second) != (first, second)]
             yield _Change(
                 "link",
                 f"{first}:{second}",

@@ -140,6 +140,22 @@ def test_a_link_has_no_direction() -> None:
     assert str(one.diff(one)) == str(one.diff(other)) == "The plans are the same."
 
 
+def test_a_link_has_a_direction_where_another_leads_back() -> None:
+    one, other = (
+        attrs.evolve(
+            plan(left=["a/*"]),
+            devices=(Device("left"), Device("right")),
+            links=(Link("left", "right", rate, 0.0), Link("right", "left", 3e9 - rate, 0.0)),
+        )
+        for rate in (1e9, 2e9)
+    )
+
+    assert Plan.from_json(one.to_json()).links == one.links
+    assert [("link left:right", 1e9, 2e9), ("link right:left", 2e9, 1e9)] == [
+        (change.what, change.before, change.after) for change in one.diff(other).devices
+    ]
+
+
 def test_a_plan_that_is_followed_does_not_differ_from_itself() -> None:
     """What only a search knows, the objective's value and its bound, is no difference."""
     inputs = (torch.randn(2, 64),)

@@ -87,6 +87,29 @@ def test_wherever_operators_are_the_figures_of_a_step_agree(data: st.DataObject)
         assert together.seconds <= run.seconds * (1 + 1e-9)
 
 
+def test_gradients_take_the_way_back() -> None:
+    """It is a thousand times slower than the way there; what placing predicts counts it, too."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 32))
+    links = [Link("device0", "device1", 1e9, 1e-5), Link("device1", "device0", 1e6, 0.0)]
+    planned = place(
+        model,
+        (torch.randn(16, 32),),
+        devices=fake_devices(2),
+        links=links,
+        pinned={"0": "device0", "1": "device1", "2": "device1"},
+        training=Training(),
+    )
+
+    run = planned.simulate()
+    there, back = (span for span in run.timeline.spans if "→" in span.track)
+
+    assert ["device0 → device1", "device1 → device0"] == [there.track, back.track]
+    assert pytest.approx([1e-5 + 16 * 64 * 4 / 1e9, 16 * 64 * 4 / 1e6]) == [there.seconds, back.seconds]
+    assert pytest.approx(planned.plan.predicted["seconds"]) == run.seconds
+    load = {row.name: row.estimated_ms / 1e3 for row in planned.summary.devices}
+    assert pytest.approx(load) == {name: run.timeline.busy(name) for name in load}
+
+
 def test_a_backward_takes_twice_its_forward(planned: Planned) -> None:
     whole = planned.simulate(detail="ops").timeline
     taken = {kind: sum(span.seconds for span in whole.spans if span.kind == kind) for kind in ("forward", "backward")}

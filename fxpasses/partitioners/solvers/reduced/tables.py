@@ -131,10 +131,11 @@ def _links(problem: PlacementProblem) -> tuple[Floats, Floats]:
     usual = Link("a", "b")
     latency = np.full((len(index), len(index)), float(usual.latency))
     per_byte = np.full((len(index), len(index)), 1 / usual.bandwidth)
-    for link in reversed(problem.links):  # the first that names a pair counts
-        a, b = index[link.first], index[link.second]
-        latency[a, b] = latency[b, a] = link.latency
-        per_byte[a, b] = per_byte[b, a] = 1 / link.bandwidth
+    given = {(index[link.first], index[link.second]): link for link in problem.links}
+    for (source, target), link in given.items():
+        for ends in ((source, target), (target, source)):
+            own = given.get(ends, link)  # a link counts both ways, unless another leads the other way
+            latency[ends], per_byte[ends] = own.latency, 1 / own.bandwidth
     return latency, per_byte
 
 
