@@ -185,6 +185,36 @@ def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
     return max(_bytes(each, each.dtype) for each in args[:2])
 
 
+def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """A product of two operands, of the slices along one dimension, and that with the third, added up slice by slice.
+
+    ``args`` are three operands, for each the dimensions that it lacks, those that are summed up, and the one with the
+    slices.
+    """
+    operands, lacking, summed = args[:3], args[3:6], args[6]
+    along = args[7] if len(args) > 7 else 1
+    shapes = [list(map(concrete_size, each.shape)) for each in operands]
+    for shape, places in zip(shapes, lacking, strict=True):
+        for place in places:
+            shape.insert(place, 1)
+    first = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
+    kept = [
+        size for place, size in enumerate(first) if place != along and not (place in summed and place in lacking[2])
+    ]
+    slices = 1 if along in summed else max(1, *(shape[along] for shape in shapes))
+    return (math.prod(kept) + concrete_size(result.numel()) // slices) * result.element_size()
+
+
+def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What one product needs: they are added one after the other."""
+    return product_scratch_bytes((args[1][0], args[2][0]), result) if concrete_size(args[1].shape[0]) else 0
+
+
+def _bins_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """Where each begins, and what each thread counts."""
+    return (1 + torch.get_num_threads()) * _bytes(result, result.dtype) + result.element_size()
+
+
 def _table_bytes(args: Sequence[Any], _result: Any) -> int:
     """How often each dimension is repeated, and with which steps."""
     return 4 * _NUMBER * len(args[1])
@@ -347,6 +377,9 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         ),
         **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
         aten.dist.default: _distance_of_all_bytes,
+        aten._trilinear.default: _products_of_three_bytes,
+        aten.addbmm.default: _added_products_bytes,
+        aten.histc.default: _bins_bytes,
         aten.repeat.default: _table_bytes,
         aten.unfold_backward.default: _windows_bytes,
         aten.select_backward.default: _selected_bytes,

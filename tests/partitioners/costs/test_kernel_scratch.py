@@ -226,6 +226,10 @@ KERNELS = {
     "length": (aten.abs.default, lambda: (torch.randn(64, 64, dtype=torch.cfloat),)),
     "a number": (aten.mul.Tensor, lambda: (torch.randn(8), 2.0)),
     "mean": (aten.mean.dim, lambda: (torch.randn(64, 256), [1])),
+    "added products": (
+        aten.addbmm.default,
+        lambda: (torch.randn(64, 48), torch.randn(8, 64, 64)[:, :, ::2], torch.randn(8, 32, 48)),
+    ),
 }
 
 
@@ -234,6 +238,13 @@ def test_a_kernel_copies_what_it_works_on(name: str) -> None:
     func, make = KERNELS[name]
 
     assert_near(func, make(), tables=0)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bins", [10, 1000])
+def test_each_thread_counts_what_falls_into_bins(bins: int, dtype: torch.dtype) -> None:
+    assert_near(aten.histc.default, (torch.randn(2000, dtype=dtype), bins, -1, 1), tables=0)
 
 
 @pytest.mark.usefixtures("_threads")

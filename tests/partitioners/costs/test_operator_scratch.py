@@ -189,3 +189,10 @@ def test_the_backward_of_attention_has_two_blocks_for_each_thread(queries: int, 
     query, key = torch.randn(2, 2, queries, 32).to(dtype), torch.randn(2, 2, keys, 32).to(dtype)
 
     assert_each_operator_is_near(backward_too(lambda x: F.scaled_dot_product_attention(x, key, key), query), more=1.15)
+
+
+@pytest.mark.parametrize("rows", [(64,), (4, 3), (1,)])
+def test_a_bilinear_layer_has_products_of_two_operands_slice_by_slice(rows: tuple[int, ...]) -> None:
+    layer, right = torch.nn.Bilinear(32, 48, 16), torch.randn(*rows, 48, requires_grad=True)
+
+    assert_each_operator_is_near(backward_too(lambda x: layer(x, right), torch.randn(*rows, 32)))
