@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError
+from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
 from fxpasses.lowering.program_copies import copied_program, with_keywords_given, with_regions_closed, with_true_users
 from fxpasses.outlining.opening import open_regions
@@ -78,6 +79,13 @@ class Prepared:
     graphs: tuple[str, ...]
 
 
+def _check_examples(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> None:
+    """Torch captures a graph without its hooks; that of a lowered model knows what its own graph is good for."""
+    for hook in model._forward_pre_hooks.values() if isinstance(model, GraphModule) else ():
+        if isinstance(hook, GivenInputs):
+            hook.contract.bind(args or (), kwargs or {})
+
+
 def prepare(
     model: Any,
     args: Sequence[Any] | None = None,
@@ -98,6 +106,7 @@ def prepare(
         PipelineError: the pipeline cannot work.
     """
     clock = clock or Clock(None)
+    _check_examples(model, args, kwargs)
     with clock.step("capture"):
         captured = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     if args is not None or kwargs is not None:

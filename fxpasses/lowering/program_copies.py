@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import is_marker
 from fxpasses.passes.opening_regions import CloseRegions
+from fxpasses.programs.calling_convention import keep_conditions
 
 __all__ = ["copied_program", "with_keywords_given", "with_regions_closed", "with_true_users"]
 
@@ -21,7 +22,7 @@ def copied_program(program: ExportedProgram) -> ExportedProgram:
     """The same program with graphs of its own; tensors are shared. Linear in nodes."""
     graph_module, _nodes = copy_graph_module(program.graph_module)
     graph_module.meta.update(program.graph_module.meta)
-    return ExportedProgram(
+    copied = ExportedProgram(
         root=graph_module,
         graph=graph_module.graph,
         graph_signature=copy.deepcopy(program.graph_signature),
@@ -32,6 +33,8 @@ def copied_program(program: ExportedProgram) -> ExportedProgram:
         constants=dict(program.constants),
         verifiers=program.verifiers,
     )
+    keep_conditions(program, copied)
+    return copied
 
 
 def with_true_users(program: ExportedProgram) -> ExportedProgram:

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing import erase_nodes
 from fxpasses.errors import InputError
+from fxpasses.programs.calling_convention import keep_conditions
 
 __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
 
@@ -260,7 +261,7 @@ def _structured(
     if first.signature is None:
         raise InputError("The program has no call signature; export the model again.")
     signature = dataclasses.replace(first.signature, in_spec=inputs, out_spec=outputs)
-    return ExportedProgram(
+    structured = ExportedProgram(
         root=program.graph_module,
         graph=program.graph_module.graph,
         graph_signature=program.graph_signature,
@@ -271,3 +272,5 @@ def _structured(
         constants=constants,
         verifiers=program.verifiers,
     )
+    keep_conditions(program, structured)
+    return structured

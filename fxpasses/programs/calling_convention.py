@@ -24,6 +24,7 @@ __all__ = [
     "give_plain_outputs",
     "insert_user_input",
     "insert_user_output",
+    "keep_conditions",
     "rename_user_input",
     "rename_user_output",
     "replace_example",
@@ -47,6 +48,12 @@ def root_signature(program: ExportedProgram) -> Any:
     if not entries or entries[0].fqn != "" or entries[0].signature is None:
         raise GraphError("the program does not record how it is called (its module_call_graph has no root entry)")
     return entries[0].signature
+
+
+def keep_conditions(source: ExportedProgram, target: ExportedProgram) -> None:
+    """Give a copy of a program the conditions on sizes: torch reads them off symbols, which a loaded program lacks."""
+    if hasattr(source, "_guards_code"):
+        target._guards_code = list(source._guards_code)
 
 
 def drop_user_input(program: ExportedProgram, index: int) -> None:

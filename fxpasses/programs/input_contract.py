@@ -1,11 +1,15 @@
 """What a lowered model accepts: the structure, shapes, dtypes and ranges that it was captured with, checked in words.
 
-The check runs before each call and costs a few microseconds an input.
+The check runs before each call and costs a few microseconds an input. It is plain arithmetic, so that it also runs
+while the model is compiled or captured again: sizes are symbols then, and what is asked of them becomes a condition of
+the new graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,23 +18,89 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.printers import PythonPrinter
 
 from fxpasses.errors import InputError, also_as
+from fxpasses.wording import listed
 
 __all__ = ["InputContract"]
 
 _MISFIT = also_as(InputError, TypeError())
 """Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
+_SOURCE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?")
+"""How torch writes an input in the conditions of a program; ``flat_args`` are all of them, flattened."""
+_FUNCTIONS = {"math": math, "torch": torch}
+"""What these conditions may call."""
+MOST_TOLD = 4
+"""Inputs of which an error tells the sizes."""
+
+
+@attrs.frozen(eq=False)
+class _Derived:
+    """A size that follows from others: the symbols, and the size by their values."""
+
+    symbols: tuple[str, ...]
+    size: Callable[..., int]
+
+    @classmethod
+    def of(cls, expression: sympy.Expr) -> _Derived:
+        symbols = tuple(sorted(map(str, expression.free_symbols)))
+        code = PythonPrinter().doprint(expression)
+        return cls(symbols, eval(f"lambda {', '.join(symbols)}: {code}", {**_FUNCTIONS}))
+
+
+@attrs.frozen(eq=False)
+class _Relation:
+    """A condition on sizes under which the graph was captured: in words, and whether it holds for inputs."""
+
+    words: str
+    holds: Callable[[Sequence[Any], Sequence[Any]], bool]
+
+    @classmethod
+    def of(cls, code: str, names: Sequence[str], leaves: Sequence[str]) -> _Relation | None:
+        """Read what torch wrote of parameters and flattened inputs; None where it speaks of what is neither.
+
+        What it wrote of strides is no condition here: inputs may lie in memory as they like.
+        """
+        if ".stride()" in code or ".storage_offset()" in code:
+            return None
+        place = {name: f"given[{index}]" for index, name in enumerate(names)}
+        known = []
+
+        def source(match: re.Match[str]) -> str:
+            name, entry = match.groups()
+            if name == "flat_args":
+                known.append(f"flat[{entry}]")
+            elif name in place:
+                known.append(place[name] + ("" if entry is None else f"[{entry}]"))
+            else:  # one of *args has a name of its own
+                known.append(place.get(f"{name}_{entry}", ""))
+            return known[-1]
+
+        written = _SOURCE.sub(source, code)
+        if "" in known:
+            return None
+        words = _SOURCE.sub(lambda match: _name_of(match, names, leaves), code).replace(".size()[", ".shape[")
+        return cls(words, eval(f"lambda given, flat: {written}", {**_FUNCTIONS}))
 
 
 @attrs.frozen
 class _Leaf:
-    """One tensor, number or constant among the flattened inputs."""
+    """One tensor, number or constant among the flattened inputs.
+
+    Args:
+        path: What it is called in errors.
+        shape: Ints and sympy expressions; None for what is no tensor.
+        dtype: None for what is no tensor.
+        constant: The value that the model was captured for alone.
+        sizes: For each dimension its size, the name of its symbol, or how it follows from others.
+    """
 
     path: str
-    shape: tuple[Any, ...] | None  # ints and sympy expressions; None for what is no tensor
+    shape: tuple[Any, ...] | None
     dtype: torch.dtype | None
     constant: Any = None
+    sizes: tuple[int | str | _Derived, ...] = ()
 
 
 @attrs.frozen(eq=False)
@@ -43,6 +113,7 @@ class InputContract:
         specs: The structure of each.
         leaves: The flattened inputs, for each parameter.
         ranges: The allowed values of each symbol: lower and upper bound, None where there is none.
+        relations: What else has to hold of sizes.
     """
 
     names: tuple[str, ...]
@@ -50,6 +121,7 @@ class InputContract:
     specs: tuple[pytree.TreeSpec, ...]
     leaves: tuple[tuple[_Leaf, ...], ...]
     ranges: Mapping[str, tuple[int | None, int | None]]
+    relations: tuple[_Relation, ...] = ()
 
     @classmethod
     def of(cls, program: ExportedProgram) -> InputContract:
@@ -71,7 +143,15 @@ class InputContract:
             at += spec.num_leaves
             leaves.append(tuple(_leaf(name, index, len(chunk), *each) for index, each in enumerate(chunk)))
         ranges = {str(symbol): _bounds(bound) for symbol, bound in program.range_constraints.items()}
-        return cls(forward_names, len(args_spec.children()), specs, tuple(leaves), ranges)
+        flat_names = [
+            name if len(chunk) == 1 else f"(leaf {index} of {name})"
+            for name, chunk in zip(forward_names, leaves, strict=True)
+            for index in range(len(chunk))
+        ]
+        conditions = getattr(program, "_guards_code", None) or ()
+        relations = (_Relation.of(code, forward_names, flat_names) for code in conditions)
+        found = tuple(each for each in relations if each is not None)
+        return cls(forward_names, len(args_spec.children()), specs, tuple(leaves), ranges, found)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Check a call and put its arguments in the captured order.
@@ -86,9 +166,7 @@ class InputContract:
         Raises:
             InputError: arguments are missing, too many, of another structure, shape, dtype, or out of range.
         """
-        ordered = self._ordered(args, kwargs)
-        if not torch.compiler.is_compiling():  # while it is captured again, sizes are symbols and must stay free
-            self._check(ordered)
+        ordered, _leaves = self._check(self._ordered(args, kwargs))
         return ordered, {}
 
     def leaves_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -101,7 +179,7 @@ class InputContract:
         Raises:
             InputError: as :meth:`bind` does.
         """
-        return self._check(self._ordered(args, kwargs))
+        return self._check(self._ordered(args, kwargs))[1]
 
     def _ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if len(args) > len(self.names):
@@ -123,30 +201,37 @@ class InputContract:
             raise _MISFIT(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
         return tuple([bound[name] for name in self.names])
 
-    def _check(self, ordered: Sequence[Any]) -> list[Any]:
+    def _check(self, ordered: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+        """The arguments, dicts in the captured order, and their leaves."""
         given_leaves: list[Any] = []
         symbols: dict[str, int] = {}
-        later: list[tuple[_Leaf, int, Any, int]] = []
-        for name, spec, leaves, value in zip(self.names, self.specs, self.leaves, ordered, strict=True):
-            flat, actual = pytree.tree_flatten(value)
+        later: list[tuple[_Leaf, int, _Derived, int]] = []
+        for place, (name, spec, leaves) in enumerate(zip(self.names, self.specs, self.leaves, strict=True)):
+            flat, actual = pytree.tree_flatten(ordered[place])
             if actual != spec:
-                raise _MISFIT(
-                    f"The input {name!r} has another structure than the captured one: {_structure(actual)} instead of "
-                    f"{_structure(spec)}."
-                )
+                value = _in_order(ordered[place], spec, name)
+                ordered = (*ordered[:place], value, *ordered[place + 1 :])
+                flat = pytree.tree_leaves(value)
             given_leaves += flat
             for leaf, given in zip(leaves, flat, strict=True):
                 self._check_leaf(leaf, given, symbols, later)
-        for leaf, axis, expression, size in later:
-            wanted = expression.subs({symbol: symbols.get(str(symbol), symbol) for symbol in expression.free_symbols})
-            if wanted.is_Integer and int(wanted) != size:
+        for leaf, axis, derived, size in later:
+            known = [symbols[symbol] for symbol in derived.symbols if symbol in symbols]
+            if len(known) == len(derived.symbols) and derived.size(*known) != size:
                 raise InputError(
-                    f"{leaf.path} has size {size} in dimension {axis}, but the captured shape asks for {wanted}."
+                    f"{leaf.path} has size {size} in dimension {axis}, but the captured shape asks for "
+                    f"{derived.size(*known)}."
                 )
-        return given_leaves
+        for relation in self.relations:
+            if not relation.holds(ordered, given_leaves):
+                raise InputError(
+                    f"The model was captured for sizes with {relation.words}; {self._sizes_text(given_leaves)}. "
+                    "Capture it once more for such sizes."
+                )
+        return ordered, given_leaves
 
     def _check_leaf(
-        self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, Any, int]]
+        self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, _Derived, int]]
     ) -> None:
         if leaf.shape is None:
             if leaf.constant is not None and given != leaf.constant:
@@ -162,20 +247,19 @@ class InputContract:
             raise InputError(
                 f"{leaf.path} has shape {tuple(given.shape)}, but the model was captured for {self._shape_text(leaf)}."
             )
-        for axis, (wanted, size) in enumerate(zip(leaf.shape, given.shape, strict=True)):
+        for axis, (wanted, size) in enumerate(zip(leaf.sizes, given.shape, strict=True)):
             if isinstance(wanted, int):
                 if wanted != size:
                     raise InputError(
                         f"{leaf.path} has shape {tuple(given.shape)}, but the model was captured for "
                         f"{self._shape_text(leaf)}: dimension {axis} is fixed at {wanted}."
                     )
-            elif isinstance(wanted, sympy.Symbol):
-                self._check_symbol(leaf, axis, wanted, int(size), symbols)
+            elif isinstance(wanted, str):
+                self._check_symbol(leaf, axis, wanted, size, symbols)
             else:
-                later.append((leaf, axis, wanted, int(size)))
+                later.append((leaf, axis, wanted, size))
 
-    def _check_symbol(self, leaf: _Leaf, axis: int, symbol: sympy.Symbol, size: int, symbols: dict[str, int]) -> None:
-        name = str(symbol)
+    def _check_symbol(self, leaf: _Leaf, axis: int, name: str, size: int, symbols: dict[str, int]) -> None:
         if symbols.setdefault(name, size) != size:
             raise InputError(
                 f"{leaf.path} has size {size} in dimension {axis}, but another input has {symbols[name]} for the same "
@@ -188,6 +272,16 @@ class InputContract:
             raise InputError(
                 f"{leaf.path} has size {size} in dimension {axis}, but the model was captured for {low} to {upper}."
             )
+
+    def _sizes_text(self, given: Sequence[Any]) -> str:
+        """The shapes of the inputs with dynamic sizes."""
+        leaves = [leaf for leaves in self.leaves for leaf in leaves]
+        dynamic = [
+            f"{leaf.path[0].lower()}{leaf.path[1:]} has shape {tuple(value.shape)}"
+            for leaf, value in zip(leaves, given, strict=True)
+            if not all(isinstance(size, int) for size in leaf.sizes)
+        ]
+        return listed(dynamic, MOST_TOLD) or "these are others"
 
     def _shape_text(self, leaf: _Leaf) -> str:
         return (
@@ -215,8 +309,49 @@ def _leaf(name: str, index: int, count: int, value: Any, constant: Any) -> _Leaf
     path = f"The input {name!r}" if count == 1 else f"Leaf {index} of the input {name!r}"
     if not isinstance(value, torch.Tensor):
         return _Leaf(path, None, None, constant)
-    shape = tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
-    return _Leaf(path, tuple(int(s) if isinstance(s, sympy.Integer) else s for s in shape), value.dtype)
+    given = (size if isinstance(size, int) else size.node.expr for size in value.shape)
+    shape = tuple(int(size) if isinstance(size, sympy.Integer) else size for size in given)
+    return _Leaf(path, shape, value.dtype, None, tuple(map(_size, shape)))
+
+
+def _size(size: Any) -> int | str | _Derived:
+    if isinstance(size, int):
+        return size
+    return str(size) if isinstance(size, sympy.Symbol) else _Derived.of(size)
+
+
+def _name_of(match: re.Match[str], names: Sequence[str], leaves: Sequence[str]) -> str:
+    """An input as a user writes it."""
+    name, entry = match.groups()
+    if name == "flat_args":
+        return leaves[int(entry)]
+    if entry is None or f"{name}_{entry}" in names:
+        return name if entry is None else f"{name}_{entry}"
+    return f"{name}[{entry}]"
+
+
+def _in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
+    """A value of the captured structure, its dicts in the captured order of their keys.
+
+    Raises:
+        TypeError: it has another structure.
+    """
+    own = pytree.tree_structure(value, is_leaf=lambda each: each is not value)
+    keys = list(spec.context or ()) if spec.type is dict else []
+    if type(value) is dict and spec.type is dict and value.keys() == {*keys}:
+        children = zip(keys, spec.children(), strict=True)
+        return {key: _in_order(value[key], child, f"{path}[{key!r}]") for key, child in children}
+    if own.type != spec.type or own.context != spec.context or own.num_children != spec.num_children:
+        raise _MISFIT(
+            f"The input {path!r} has another structure than the captured one: "
+            f"{_structure(pytree.tree_structure(value))} instead of {_structure(spec)}."
+        )
+    if spec.is_leaf():
+        return value
+    parts = pytree.tree_leaves(value, is_leaf=lambda each: each is not value)
+    paths = [f"{path}[{place}]" for place in range(len(parts))]
+    ordered = [_in_order(*each) for each in zip(parts, spec.children(), paths, strict=True)]
+    return pytree.tree_unflatten(ordered, own)
 
 
 def _structure(spec: pytree.TreeSpec) -> str:

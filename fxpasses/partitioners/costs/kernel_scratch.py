@@ -193,7 +193,7 @@ def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
     """
     operands, lacking, summed = args[:3], args[3:6], args[6]
     along = args[7] if len(args) > 7 else 1
-    shapes = [list(map(concrete_size, each.shape)) for each in operands]
+    shapes: list[list[int]] = [list(map(concrete_size, each.shape)) for each in operands]
     for shape, places in zip(shapes, lacking, strict=True):
         for place in places:
             shape.insert(place, 1)
@@ -202,7 +202,8 @@ def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
         size for place, size in enumerate(first) if place != along and not (place in summed and place in lacking[2])
     ]
     slices = 1 if along in summed else max(1, *(shape[along] for shape in shapes))
-    return (math.prod(kept) + concrete_size(result.numel()) // slices) * result.element_size()
+    count: int = math.prod(kept) + concrete_size(result.numel()) // slices
+    return count * result.element_size()
 
 
 def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:

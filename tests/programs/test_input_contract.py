@@ -1,0 +1,214 @@
+"""What a lowered model says of inputs that its graph is not good for, also compiled, captured again and loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from fxpasses import Device, LoweredModule, load, lower, save
+from fxpasses.errors import CaptureError, InputError
+from fxpasses.programs import InputContract
+
+FIXED = "The input 'x' has shape (8, 4), but the model was captured for (4, 4): dimension 0 is fixed at 4."
+
+
+class Divided(nn.Module):
+    """Its graph has the number of rows in it as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, is_doubled: bool = False) -> Tensor:
+        return self.first(x).sum(0) / x.shape[0] * (2 if is_doubled else 1)
+
+
+class Branching(nn.Module):
+    def __init__(self, decides: Callable[..., bool]) -> None:
+        super().__init__()
+        self.decides = decides
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return given[0] + 1 if self.decides(*given) else given[0] - 1
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def lowered(model: nn.Module, *args: Any, shapes: Any = None) -> LoweredModule:
+    return lower(model, args, devices=[Device("only")], dynamic_shapes=shapes)
+
+
+CONDITIONS = {
+    "a multiple": (
+        lambda x: x.shape[0] % 4 == 0,
+        [(8, 3)],
+        ({0: 4 * Dim("quarter", min=1, max=9)},),
+        [(12, 3)],
+        [(9, 3)],
+        "(given_0.shape[0] % 4) == 0; the input 'given_0' has shape (9, 3)",
+    ),
+    "a product": (
+        lambda x: x.shape[0] * x.shape[1] % 2 == 0,
+        [(8, 3)],
+        ({0: Dim.AUTO, 1: Dim.AUTO},),
+        [(6, 5)],
+        [(5, 3)],
+        "== 0; the input 'given_0' has shape (5, 3)",
+    ),
+    "a sum": (
+        lambda x, y: x.shape[0] + y.shape[0] > 10,
+        [(8,), (8,)],
+        ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}),
+        [(3,), (9,)],
+        [(3,), (3,)],
+        "> 10; the input 'given_0' has shape (3,), the input 'given_1' has shape (3,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["by running", "by bytecode"])
+@pytest.mark.parametrize("name", list(CONDITIONS))
+def test_sizes_for_which_the_model_takes_another_branch_are_refused(name: str, strict: bool) -> None:
+    decides, captured, shapes, fitting, unfitting, words = CONDITIONS[name]
+    model = Branching(decides)
+    program = torch.export.export(model, tuple(map(torch.zeros, captured)), dynamic_shapes=(shapes,), strict=strict)
+    ours = lower(program, devices=[Device("only")])
+
+    assert torch.equal(model(*map(torch.zeros, fitting)), ours(*map(torch.zeros, fitting)))
+    with pytest.raises(InputError, match=rf"^The model was captured for sizes with .*{re.escape(words)}\. Capture it"):
+        ours(*map(torch.zeros, unfitting))
+
+
+def test_a_loaded_model_refuses_them_too(tmp_path: Path) -> None:
+    model = Branching(lambda x, y: x.shape[0] + y.shape[0] > 10)
+    ours = lowered(model, torch.zeros(8), torch.zeros(8), shapes=(({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}),))
+    save(ours, tmp_path / "model")
+    again = load(tmp_path / "model")
+
+    assert torch.equal(torch.ones(9), again(torch.zeros(9), torch.zeros(2)))
+    with pytest.raises(InputError, match="The model was captured for sizes with"):
+        again(torch.zeros(3), torch.zeros(3))
+
+
+def test_conditions_speak_of_what_is_in_a_structure() -> None:
+    class Nested(nn.Module):
+        def forward(self, given: dict[str, list[Tensor]]) -> Tensor:
+            (x,) = given["xs"]
+            return x + 1 if x.shape[0] % 3 else x - 1
+
+    ours = lowered(Nested(), {"xs": [torch.zeros(8)]}, shapes=({"xs": [{0: Dim.DYNAMIC}]},))
+
+    assert torch.equal(torch.ones(4), ours({"xs": [torch.zeros(4)]}))
+    with pytest.raises(InputError, match=r"given\['xs'\]\[0\].shape\[0\] % 3"):
+        ours({"xs": [torch.zeros(9)]})
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+@pytest.mark.parametrize("is_inside", [False, True], ids=["itself", "in another module"])
+def test_a_compiled_model_refuses_other_sizes(is_inside: bool) -> None:
+    torch.compiler.reset()
+    model = Divided()
+    ours = lowered(model, torch.randn(4, 4))
+    compiled = torch.compile(Outer(ours) if is_inside else ours, backend="eager")
+    x = torch.randn(4, 4)
+
+    assert torch.allclose(model(x), compiled(x))
+    with pytest.raises(InputError, match=f"^{re.escape(FIXED)}"):
+        compiled(torch.randn(8, 4))
+    assert torch.allclose(model(x), compiled(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_refuses_other_constants() -> None:
+    torch.compiler.reset()
+    ours = lowered(Divided(), torch.randn(4, 4), True)
+
+    with pytest.raises(InputError, match="The input 'is_doubled' is False, but the model was captured for True alone"):
+        torch.compile(ours, backend="eager")(torch.randn(4, 4), False)
+
+
+def test_a_model_that_is_captured_again_keeps_its_conditions() -> None:
+    ours = lowered(Divided(), torch.randn(4, 4))
+
+    with pytest.raises(InputError, match=f"^{re.escape(FIXED)}"):
+        lowered(ours, torch.randn(8, 4))
+    with pytest.raises(CaptureError, match=f"cannot capture Outer: {re.escape(FIXED)}"):
+        lowered(Outer(ours), torch.randn(8, 4))
+    with pytest.raises(InputError, match=f"^{re.escape(FIXED)}"):
+        torch.export.export(Outer(ours), (torch.randn(8, 4),))
+
+
+def test_sizes_stay_free_where_it_is_captured_again() -> None:
+    model = nn.Linear(4, 4)
+    ours = lowered(model, torch.randn(4, 4), shapes=({0: Dim("batch", max=64)},))
+    program = torch.export.export(Outer(ours), (torch.randn(8, 4),), dynamic_shapes=({0: Dim("rows", max=64)},))
+    x = torch.randn(3, 4)
+
+    assert torch.allclose(model(x), program.module()(x))
+
+
+def test_a_size_that_follows_from_another_is_checked() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.repeat(2) + y
+
+    half = Dim("half", min=2, max=64)
+    ours = lowered(Doubled(), torch.zeros(4), torch.zeros(8), shapes=({0: half}, {0: 2 * half}))
+
+    assert torch.equal(torch.zeros(6), ours(torch.zeros(3), torch.zeros(6)))
+    with pytest.raises(InputError, match="The input 'y' has size 7 in dimension 0, but the captured shape asks for 6"):
+        ours(torch.zeros(3), torch.zeros(7))
+
+
+def test_dicts_may_have_their_keys_in_another_order() -> None:
+    class Two(nn.Module):
+        def forward(self, given: dict[str, Any]) -> Tensor:
+            return given["a"] - given["rest"][0]["b"]
+
+    ours = lowered(Two(), {"a": torch.ones(2), "rest": [{"b": torch.zeros(2), "c": None}]})
+    turned = {"rest": [{"c": None, "b": torch.full((2,), 3.0)}], "a": torch.full((2,), 5.0)}
+
+    assert torch.equal(torch.full((2,), 2.0), ours(turned))
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "words"),
+    [
+        ({"a": torch.ones(2), "l": [torch.ones(2)]}, "\"d['l']\"", "a list of 1 instead of a list of 2."),
+        ({"a": torch.ones(2), "l": (torch.ones(2),) * 2}, "\"d['l']\"", "a tuple of 2 instead of a list of 2."),
+        ({"a": torch.ones(2), "m": 3}, "'d'", "a dict with a, m instead of a dict with a, l."),
+    ],
+)
+def test_an_error_names_the_part_that_differs(given: Any, name: str, words: str) -> None:
+    class Listed(nn.Module):
+        def forward(self, d: dict[str, Any]) -> Tensor:
+            return d["a"] + d["l"][0] + d["l"][1]
+
+    ours = lowered(Listed(), {"a": torch.ones(2), "l": [torch.ones(2), torch.ones(2)]})
+
+    said = f"The input {name} has another structure than the captured one: {words}"
+    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+        ours(given)
+    with pytest.raises(TypeError):
+        ours(given)
+
+
+def test_conditions_on_strides_and_on_what_is_no_input_are_left_to_torch() -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(3, 4),))
+    program._guards_code = ["L['elsewhere'].size()[0] > 3", "L['input'].stride()[0] != 4"]
+
+    assert () == InputContract.of(program).relations
