@@ -337,9 +337,13 @@ def _places(program: ExportedProgram) -> dict[str, int]:
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:
-    """``GraphModule(root, graph)`` makes every tensor a persistent buffer; keep out of checkpoints what was out."""
+    """``GraphModule(root, graph)`` makes every tensor a persistent buffer; keep apart what was out of checkpoints."""
     holders = dict(target.named_modules())
     for name, module in source.named_modules():
-        if name in holders:
-            kept = module._buffers.keys() - module._non_persistent_buffers_set
-            holders[name]._non_persistent_buffers_set |= holders[name]._buffers.keys() - kept
+        if (holder := holders.get(name)) is None:
+            continue
+        kept = module._buffers.keys() - module._non_persistent_buffers_set
+        holder._non_persistent_buffers_set |= holder._buffers.keys() - kept
+        for constant in sorted(holder._buffers.keys() & vars(module).keys()):
+            holder._non_persistent_buffers_set.discard(constant)
+            holder.__dict__[constant] = holder._buffers.pop(constant)

@@ -6,6 +6,7 @@ operator counts. Operators are cut into runs in the order that the graph has, so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.wording import did_you_mean, listed
 
 __all__ = ["devices_of_map", "place_by_device_map"]
+
+
+_NAME = re.compile(r"([a-z]+)(\d+)")
+"""A torch device without its colon, as a device of a plan is called."""
 
 
 def devices_of_map(device_map: DeviceMap) -> tuple[Device, ...]:
@@ -108,7 +113,12 @@ def _refuse_words(device_map: Any) -> None:
 
 
 def _parsed(place: Any) -> torch.device:
-    """A number is a GPU, whether or not this machine has one; torch asks for the accelerator that is here."""
+    """A number is a GPU, whether or not this machine has one; torch asks for the accelerator that is here.
+
+    The names of devices that were made of a map (``cuda0``) are read again.
+    """
+    if isinstance(place, str) and (named := _NAME.fullmatch(place)):
+        place = ":".join(named.groups())
     return torch.device(f"cuda:{place}" if type(place) is int else place)
 
 

@@ -240,17 +240,22 @@ class Plan:
             detail=detail,
         )
 
-    def device_map(self, *, strict: bool = True) -> dict[str, str]:
+    def device_map(self, *, strict: bool = True, torch_devices: bool = False) -> dict[str, str]:
         """Which module runs where, as the dict that ``lower(..., device_map=...)`` takes: the longest path counts.
 
         Args:
+            torch_devices: Tell torch devices (``cuda:0``) in the place of the names of devices, as other libraries do.
             strict: Refuse a module whose own operators sit on several devices; otherwise they stay with the operators
                 before them where modules of it are on several devices, too, and else go to the device with most.
 
         Raises:
             PlanError: ``strict``, and there is such a module.
         """
-        return map_of_operators(devices_by_module(self.parts), strict=strict)
+        named = map_of_operators(devices_by_module(self.parts), strict=strict)
+        if not torch_devices:
+            return named
+        place = {device.name: device.torch_device for device in self.devices}
+        return {module: place[name] for module, name in named.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, in a stable order."""

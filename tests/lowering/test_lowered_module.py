@@ -189,6 +189,27 @@ def test_a_checkpoint_of_another_shape_is_told_under_the_models_names() -> None:
         outer.load_state_dict({**outer.state_dict(), "net.second.weight": torch.zeros(3, 3)})
 
 
+def test_a_copy_has_the_buffers_of_the_model() -> None:
+    """A plain tensor is no buffer of it, either: averages of weights go along the buffers of both."""
+
+    class WithConstant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.places = nn.Linear(4, 4), torch.arange(4.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.places
+
+    x = torch.randn(2, 4)
+    lowered = lower(WithConstant(), (x,), devices=[Device("only")])
+    averaged = torch.optim.swa_utils.AveragedModel(lowered)
+
+    averaged.update_parameters(lowered)
+
+    assert [] == list(copy.deepcopy(lowered).buffers()) == list(lowered.buffers())
+    assert torch.equal(lowered(x), averaged(x))
+
+
 def test_a_copy_is_trained_alone() -> None:
     lowered = in_two(Training().train(), torch.randn(6, 8))
     before = {name: value.clone() for name, value in lowered.state_dict().items()}

@@ -121,6 +121,18 @@ def test_a_gpu_that_is_not_here_can_be_planned_by_its_number() -> None:
 
     assert {"cuda0": "cuda:0", "cpu": "cpu"} == {each.name: each.torch_device for each in planned.plan.devices}
     assert {"": "cuda0", "head": "cpu"} == planned.plan.device_map()
+    assert {"": "cuda:0", "head": "cpu"} == planned.plan.device_map(torch_devices=True)
+
+
+@pytest.mark.parametrize("given", [{"": 0, "head": "cpu"}, {"": "cpu:1", "head": "cpu"}, {"": "cuda:1", "head": 0}])
+@pytest.mark.parametrize("torch_devices", [False, True])
+def test_the_map_of_a_plan_is_taken_again(given: dict[str, Any], torch_devices: bool) -> None:
+    model, x = Blocks().eval(), torch.randn(2, 8)
+    planned = place(model, (x,), device_map=given)
+
+    again = place(model, (x,), device_map=planned.plan.device_map(torch_devices=torch_devices))
+
+    assert planned.plan.device_map() == again.plan.device_map()
 
 
 def test_a_module_without_operators_and_a_parameter_may_be_named() -> None:
