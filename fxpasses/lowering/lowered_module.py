@@ -263,7 +263,9 @@ class OffloadedModule(LoweredModule):
     """A lowered model of which some parts load their parameters when they run, in backward as in forward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; autograd keeps no loaded parameter."""
+        """Run the model; autograd keeps no loaded parameter, unless the model is compiled."""
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
         with loading_again():
             return super().__call__(*args, **kwargs)
 

@@ -16,7 +16,7 @@ from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Topology, same_torch_device
-from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.errors import InfeasibleError, PlacementError, came_from
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
@@ -25,7 +25,7 @@ from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.module_origins import module_of
-from fxpasses.partitioners.placing.nested_graphs import paths_by_parameters
+from fxpasses.partitioners.placing.nested_graphs import modules_of_region, paths_by_parameters
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.wording import did_you_mean, listed
@@ -91,6 +91,7 @@ def place_by_device_map(
     _refuse_untold(places, paths, graphs)
     chosen = [covering(path, places) for path in paths]
     _refuse_missing(paths, chosen, places)
+    _refuse_torn(nodes, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
     moved = _keep_together(GraphFigures.of(graph_module), devices)
     _refuse_unsupported(graph_module, nodes, devices)
@@ -205,6 +206,20 @@ def _refuse_untold(places: Mapping[str, Device], paths: Iterable[str], graphs: I
                 f"The device map names {module!r}, a graph that was captured before: no operator carries its path, and "
                 "parameters do not tell which are its own. Nest the model that it was captured from, or take the entry "
                 "out; its operators then go with the module around."
+            )
+
+
+def _refuse_torn(nodes: Sequence[Node], chosen: Sequence[str | None], places: Mapping[str, Device]) -> None:
+    """A region is one operator: modules that are called in its branches share a device."""
+    for node, key in zip(nodes, chosen, strict=True):
+        around = holders(module_of(node))
+        entries = dict.fromkeys(covering(path, places) for path in modules_of_region(node))
+        own = {entry: places[entry] for entry in entries if entry is not None and entry not in around}
+        if key in own and len({device.name for device in own.values()}) > 1:
+            given = ", ".join(f"{entry!r} on {device.name}" for entry, device in own.items())
+            raise PlacementError(
+                f"The device map puts {given}, and {node.name} ({node.target}{came_from(node)}) calls all of them in "
+                "one operator: give them one device."
             )
 
 

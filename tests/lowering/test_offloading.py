@@ -476,3 +476,23 @@ def test_pins_that_no_pipeline_keeps_leave_offloading_to_be_tried() -> None:
     assert {"small"} == {part.device for part in lowered.plan.parts if part.offload}
     with pytest.raises(InfeasibleError, match=r'host no limit\).* 4304 bytes are missing. Or allow offload="cpu"'):
         lower(model, (x,), devices=devices, pinned=pinned)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_torch_compile_takes_the_whole_model(has_gradients: bool) -> None:
+    """What it keeps for the backward is its own affair."""
+    torch.compiler.reset()
+    model, x = Mlp(6, 64), torch.randn(2, 64)
+    lowered = small(copy.deepcopy(model), x)
+    assert loads_of(lowered)
+
+    with torch.set_grad_enabled(has_gradients):
+        actual = torch.compile(lowered, backend="aot_eager", fullgraph=True)(x)
+
+    torch.testing.assert_close(model(x), actual)
+    if has_gradients:
+        actual.sum().backward()
+        model(x).sum().backward()
+        gradients = [each.grad for each in lowered.parameters()]
+        torch.testing.assert_close([each.grad for each in model.parameters()], gradients)

@@ -447,3 +447,48 @@ def test_a_captured_graph_without_parameters_is_refused() -> None:
         "do not tell which are its own. Nest the model that it was captured from, or take the entry out; its operators "
         "then go with the module around." == str(caught.value)
     )
+
+
+class Branches(nn.Module):
+    """Two modules that are called in the branches of a condition only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(8, 8) for _ in range(3))
+        self.shift = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return torch.cond(x.sum() > 0, lambda x: self.one(x) + self.shift, lambda x: self.other(x).sin(), (x,))
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"first": "left", "one": "right", "other": "right"},
+        {"first": "left", "other": "right"},
+        {"": "left", "one": "right"},
+    ],
+)
+def test_a_region_goes_where_the_modules_of_its_branches_are(device_map: dict[str, str]) -> None:
+    model, x = Branches(), torch.randn(2, 8)
+
+    lowered = lower(model, (x,), devices=cpu_pair(), device_map=device_map)
+
+    assert "right" == homes(lowered)["/cond#0"]
+    with torch.no_grad():
+        for given in (x, -x):
+            assert torch.equal(model(given), lowered(given))
+
+
+def test_modules_in_the_branches_of_one_region_share_a_device() -> None:
+    said = "The device map puts 'one' on left, 'other' on right, and cond (cond"
+    with pytest.raises(PlacementError, match=re.escape(said)) as caught:
+        place(
+            Branches(),
+            (torch.randn(2, 8),),
+            devices=cpu_pair(),
+            device_map={"": "left", "one": "left", "other": "right"},
+        )
+
+    assert str(caught.value).endswith("calls all of them in one operator: give them one device.")

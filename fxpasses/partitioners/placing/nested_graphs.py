@@ -1,18 +1,20 @@
 """Which operators a device map means by a module that no operator carries the path of.
 
 ``torch.export`` does not enter a graph that was captured before and is nested in a model: its operators carry the path
-of the module around. So do those that use the parameters of a module without calling it. The parameters tell them.
+of the module around. So do those that use the parameters of a module without calling it, and regions (the branches of a
+condition) in which modules are called. The parameters tell them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from torch._ops import HigherOrderOperator
 from torch.fx import Node
 
 from fxpasses.partitioners.placing.device_maps import covering, holders
 
-__all__ = ["paths_by_parameters"]
+__all__ = ["modules_of_region", "paths_by_parameters"]
 
 
 def paths_by_parameters(nodes: Sequence[Node], paths: Sequence[str], entries: Iterable[str]) -> list[str]:
@@ -31,17 +33,33 @@ def paths_by_parameters(nodes: Sequence[Node], paths: Sequence[str], entries: It
     if not silent:
         return list(paths)
     path_of = dict(zip(nodes, paths, strict=True))
-    told = {
-        node: path
-        for node, path in _modules_read(nodes).items()
-        if (entry := covering(path, silent)) is not None and path_of[node] in holders(entry)
-    }
+    told: dict[Node, str] = {}
+    for node, path in _modules_read(nodes).items():
+        for each in modules_of_region(node) or (path,):
+            if (entry := covering(each, silent)) is not None and path_of[node] in holders(entry):
+                told.setdefault(node, each)
     for entry in sorted(silent, key=lambda entry: -len(holders(entry))):  # inner ones first
         members = {node for node, path in told.items() if entry in holders(path)}
         for node in _between(nodes, members) if members else ():
             if path_of[node] in holders(entry):
                 told.setdefault(node, entry)
     return [told.get(node, path) for node, path in path_of.items()]
+
+
+def modules_of_region(node: Node) -> tuple[str, ...]:
+    """The modules whose parameters a region reads; none where the node is no region."""
+    if not isinstance(node.target, HigherOrderOperator):
+        return ()
+    return tuple(dict.fromkeys(_holder(each) for each in node.all_input_nodes if _is_tensor(each)))
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether a node reads a parameter, or what else is no graph of a region."""
+    return node.op == "get_attr" and node.meta.get("val") is not None
+
+
+def _holder(node: Node) -> str:
+    return str(node.target).rpartition(".")[0]
 
 
 def _modules_read(nodes: Sequence[Node]) -> Mapping[Node, str]:
@@ -51,8 +69,8 @@ def _modules_read(nodes: Sequence[Node]) -> Mapping[Node, str]:
     for node in nodes:
         used = node.all_input_nodes
         for each in used:
-            if each.op == "get_attr":
-                made_over[each] = str(each.target).rpartition(".")[0]
+            if _is_tensor(each):
+                made_over[each] = _holder(each)
         found = [made_over[each] for each in used if each in made_over]
         if found:
             read[node] = found[0]

@@ -80,7 +80,7 @@ def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
         loaded: torch.Tensor = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
     else:
         loaded = COPY(value, device=device)
-    if not torch.compiler.is_exporting():  # the exported program has no call that could remember it
+    if not torch.compiler.is_compiling():  # what is compiled or exported has no call that could remember it
         note_load(loaded, value)
     return loaded
 
