@@ -3,7 +3,8 @@
 Two placements are tried, and the faster one is taken. In one everything that fits stays on the devices, and one device,
 the one with the most memory that works, takes what is left. The other is the fastest one there would be if memory did
 not count; no placement can be faster, whatever is loaded. What a device then has too much is cut into small parts: as
-many of these as possible keep their parameters, evenly spread over the run, and the others load theirs one part ahead.
+many of these as possible keep their parameters, evenly spread over the run from the first one on, and the others load
+theirs one part ahead.
 """
 
 from __future__ import annotations
@@ -235,11 +236,17 @@ def _offload_one(
 def _fewest(
     uses: ParameterUses, device: Device, names: Sequence[str], before: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """The fewest parts to offload, evenly spread over the run; None if all of them are too few."""
+    """The fewest parts to offload, evenly spread over the run; None if all of them are too few.
+
+    The first part stays where one can: nothing runs before it that its load could hide behind.
+    """
 
     def offloaded(stay: int) -> tuple[str, ...]:
         count = len(names)
-        return tuple(name for i, name in enumerate(names) if (i + 1) * stay // count == i * stay // count)
+        from_end = range(count - 1, -1, -1)
+        return tuple(
+            name for name, i in zip(names, from_end, strict=True) if (i + 1) * stay // count == i * stay // count
+        )
 
     def fits(stay: int) -> bool:
         return uses.memory((*before, *offloaded(stay)))[device.name].peak <= device.memory

@@ -1,8 +1,9 @@
 """What would help most: the objective of a placement if one device were larger or faster, or one link faster.
 
-Each change is evaluated with the operators where they are. A larger memory only helps once operators move, so those
-changes, and the others as far as the graph is small enough, are placed again as well; the better answer counts. Where
-such a placement is better on the devices as they are, too, it was the search that missed it, and that is said.
+Each change is evaluated with the operators where they are. A larger memory then holds parameters that were loaded in
+each run; else it only helps once operators move, so those changes, and the others as far as the graph is small enough,
+are placed again as well; the better answer counts. Where such a placement is better on the devices as they are, too, it
+was the search that missed it, and that is said.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ LINK = 2.0
 
 MOST_WORK, LEAST_ROUNDS, LARGEST = 2_500, 2, 20_000
 """Operators times changes that are placed again; at least so many changes, unless the graph is larger than this."""
+
+MOST_HELD = 32
+"""Parts of which it is asked whether a larger memory holds them."""
 
 LEAST_GAIN = 0.002
 """Share of the objective below which a change is not worth a sentence."""
@@ -107,6 +111,7 @@ class _Now:
     peaks: Mapping[str, int]
     loads: Sequence[ParameterLoad]
     step: TrainingStep | None
+    offloaded: tuple[str, ...] = ()
 
     @property
     def value(self) -> float:
@@ -183,7 +188,8 @@ def _now(
         course = step.course(graph_module, assignment, device_of)
         peaks, loads = {name: course.memory(name).peak for name in course.held}, []
     seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads)
-    return _Now(graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
+    placed = (graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
+    return _Now(*placed, tuple(offloaded))
 
 
 def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
@@ -260,13 +266,37 @@ def _used_links(now: _Now) -> Sequence[tuple[str, str]]:
 
 def _with_same_placement(now: _Now, change: _Change) -> float:
     if change.what == "memory":
-        return now.value
+        return _with_fewer_loads(now, change.topology[change.name])
     faster = change.name if change.what == "device" else None
     there = {part: now.topology[device.name] for part, device in now.device_of.items()}
     seconds, load = _times(
         now.graph_module, now.assignment, there, change.topology, now.objective, now.step, now.loads, faster
     )
     return _value(now.objective, seconds, load, now.peaks)
+
+
+def _with_fewer_loads(now: _Now, larger: Device) -> float:
+    """The objective where a larger memory holds parameters that are loaded now: of the largest parts first."""
+    own = [part for part in now.offloaded if now.device_of[part].name == larger.name]
+    if not own:
+        return now.value
+    uses = ParameterUses.of(now.graph_module, now.assignment, now.device_of)
+    offloaded = list(now.offloaded)
+    for part in sorted(own, key=lambda part: -uses.bytes_of(part))[:MOST_HELD]:
+        fewer = [each for each in offloaded if each != part]
+        if uses.memory(fewer)[larger.name].peak <= larger.memory:
+            offloaded = fewer
+    seconds, load = _times(
+        now.graph_module,
+        now.assignment,
+        now.device_of,
+        now.topology,
+        now.objective,
+        now.step,
+        uses.loads(offloaded),
+    )
+    peaks = {name: held.peak for name, held in uses.memory(offloaded).items()}
+    return _value(now.objective, seconds, load, peaks)
 
 
 def _times(

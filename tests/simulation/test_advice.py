@@ -8,7 +8,8 @@ from lowering_models import Mlp
 from torch import nn
 from torch.fx import GraphModule
 
-from fxpasses import Assignment, Device, Link, PlacementError, Topology
+from fxpasses import Assignment, Device, Link, PlacementError, Topology, place
+from fxpasses.lowering import Planned
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.simulation import Advice, what_helps
 from fxpasses.simulation.advice import Placed
@@ -121,3 +122,20 @@ def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
     )
 
     assert (2.0, 1.6) == (advice.before, advice.after)
+
+
+@pytest.mark.parametrize("memory", [60 * KiB, 90 * KiB])
+def test_a_larger_memory_holds_what_is_loaded(memory: int) -> None:
+    """Of a model that is too large, parameters are loaded in each run; with a quarter more memory fewer are."""
+    model, x = Mlp(6), torch.randn(4, 64)
+
+    def placed(size: int) -> Planned:
+        return place(model, (x,), devices=[Device("only", size)], offload="cpu", objective="throughput")
+
+    planned, larger = placed(memory), placed(memory * 5 // 4)
+    (advice,) = (each for each in planned.report().advice if each.what == "memory")
+
+    assert ("only", "same placement") == (advice.name, advice.how)
+    assert pytest.approx(planned.summary.objective_value) == advice.before
+    assert planned.plan.offloaded
+    assert larger.plan.predicted["objective_value"] <= advice.after * (1 + 1e-9) < advice.before
