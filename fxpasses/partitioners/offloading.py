@@ -2,9 +2,9 @@
 
 Two placements are tried, and the faster one is taken. In one everything that fits stays on the devices, and one device,
 the one with the most memory that works, takes what is left. The other is the fastest one there would be if memory did
-not count; no placement can be faster, whatever is loaded. What a device then has too much is cut into small parts: as
-many of these as possible keep their parameters, evenly spread over the run from the first one on, and the others load
-theirs one part ahead.
+not count; no placement can be faster, whatever is loaded, and where its loads hide behind what runs it is taken. What a
+device then has too much is cut into small parts: as many of these as possible keep their parameters, evenly spread over
+the run from the first one on, and the others load theirs one part ahead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloadi
 _PARTS_IN_MEMORY = 8
 """Into how many parts the free memory of a device is divided: two of them are for loading, the others stay."""
 
-_STEPS = 5
+_STEPS = 4
 """Bisections of how much one device must take."""
 
 _TIMES = ("latency", "throughput")
@@ -78,7 +78,9 @@ def place_with_offloading(
     if free is not None:
         with contextlib.suppress(InfeasibleError):
             found.append(offload_where_too_small(graph_module, free, figures=figures))
-    for device in sorted(topology.devices, key=lambda device: -device.memory):
+        options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
+    is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
+    for device in () if is_hidden else sorted(topology.devices, key=lambda device: -device.memory):
         try:
             placement = _with_least_on(figures, topology, device, objective, options)
             found.append(offload_where_too_small(graph_module, placement, figures=figures))
