@@ -84,7 +84,8 @@ class PlacementProblem:
         links: Bandwidth and latency between devices; pairs left out use the default link.
         objective: ``throughput``: the smallest largest load of a device; ``latency``: the shortest time for one sample,
             in which a device runs one node at a time and copies go on beside the nodes; ``memory``: the smallest
-            largest number of bytes that a device keeps. Budgets are kept under both.
+            largest number of bytes that a device keeps; ``devices``: the fewest devices, and on these the smallest
+            largest load that is found. Budgets are kept under each.
         contiguity: ``pipeline``: each device takes a convex set, and the devices need no value back from later ones;
             ``convex``: each device takes a convex set, but values may flow both ways between two of them, so that a
             device must run its nodes one by one (as parts that run as a whole, they would wait for each other);
@@ -197,7 +198,8 @@ class PlacementSolution:
         order: The devices that are used, in the order in which values flow through them.
         objective_value: Seconds of the busiest device (``throughput``), bytes of the fullest (``memory``), or how many
             devices are used (``devices``).
-        bound: No placement of this kind can be below it.
+        bound: No placement of this kind can be below it. Under ``devices`` it is about their number, and so are ``gap``
+            and ``is_optimal``: of the largest load on so many devices they say nothing.
         load: Seconds of each device: its nodes and the values that leave and enter it.
         compute: Seconds of each device's nodes alone.
         kept_bytes: Bytes that each device needs.

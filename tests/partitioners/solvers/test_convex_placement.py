@@ -39,6 +39,23 @@ def test_small_problems_are_solved_to_the_proven_optimum(seed: int) -> None:
     assert solution.bound <= values[0] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", [65, 199, 341, 444, 478, 485, 745, 750, 928, *range(examples(10))])
+def test_on_the_fewest_devices_small_problems_have_the_smallest_largest_load(seed: int) -> None:
+    """In the first nine moves from the best pipeline end above it."""
+    problem = random_problem(seed, contiguity="convex", objective="devices", training=False)
+    every = every_placement(problem)
+    legal = every.legal & every.convex
+    if not legal.any():
+        return
+    used = np.array([len(set(row)) for row in every.home.tolist()])
+    fewest = int(used[legal].min())
+
+    solution = solve_placement(problem)
+
+    assert fewest == solution.objective_value
+    assert pytest.approx(every.load[legal & (used == fewest)].max(axis=1).min()) == max(solution.load.values())
+
+
 def crossed() -> PlacementProblem:
     """Two chains of a long and a short node each, in opposite order: each device can take the two alike."""
     graph = nx.DiGraph([("a1", "b1"), ("b2", "a2")])

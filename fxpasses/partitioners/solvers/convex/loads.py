@@ -5,6 +5,7 @@ The best pipeline is where the search starts; moves make it better. An integer p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -17,9 +18,10 @@ from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, s
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
 from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Proof, least_load, program_size
+from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.proofs.programs import Program
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -64,6 +66,8 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         bound = max(bound, proof.bound * (1 - ROUNDING))
         if home is not None and search.value(home) <= bound * (1 + 3 * ROUNDING):
             bound = search.value(home)
+    if is_small and home is not None and problem.objective == "devices":
+        home = search.balanced(home)
     if home is None:
         raise refuse(problem, tables, units, model, sets.rows if is_small else None)
     device_of = home[units.unit_of]
@@ -150,6 +154,29 @@ class _Search:
         near[maker[own[user]]] = True
         near[user[own[maker]]] = True
         return np.flatnonzero(near).tolist()
+
+    def balanced(self, home: Ints) -> Ints:
+        """On no more devices the smallest largest load, as far as the integer program finds it."""
+        while True:
+            used, below = self.rank(home)[:2]
+            extra = functools.partial(self._rows_on_few, most=int(used))
+            proof = least_load(self.model, below=below, seconds=self.program_seconds, extra=extra)
+            if proof.home is None or not self.sets.is_legal(proof.home):
+                return home
+            home = min(home, proof.home, key=self.rank)
+            if below <= FAR * self.rank(home)[1]:
+                return home
+
+    def _rows_on_few(self, program: Program, runs: Ints, *, most: int) -> None:
+        """The sets are convex, and so many devices at most run anything."""
+        self.sets.rows(program, runs)
+        units, devices = runs.shape
+        if most == devices:
+            return
+        used = program.add(devices, 0.0, 1.0, whole=True)
+        for device in range(devices):
+            program.at_most(np.zeros(units), (1.0, runs[:, device]), (-1.0, np.full(units, used[device])))
+        program.at_most(np.array([float(most)]), (1.0, used[None]))
 
     def proven(self, below: float) -> Proof:
         """What the integer program says; rows keep the sets convex."""
