@@ -221,6 +221,8 @@ def _as_devices(devices: Iterable[Device] | Device) -> tuple[Device, ...]:
 
 
 def _only_devices(_pass: object, _field: object, devices: Sequence[object]) -> None:
+    if not devices:
+        raise InputError("There is no device to measure on; give at least one, such as Device('cpu').")
     for device in devices:
         if not isinstance(device, Device):
             raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")

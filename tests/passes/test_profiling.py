@@ -134,6 +134,7 @@ def test_a_file_saves_measuring_again(tmp_path: Path) -> None:
     [
         ({"repeats": 0}, "repeats is a number of runs from 1 on, not 0."),
         ({"warmup": -1}, "warmup is a number of runs from 0 on, not -1."),
+        ({"devices": []}, "There is no device to measure on; give at least one, such as Device('cpu')."),
         ({"devices": ["cpu"]}, "Devices are fxpasses.Device objects, not str ('cpu')."),
     ],
 )
