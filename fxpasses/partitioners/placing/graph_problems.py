@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Link, Topology
+from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
@@ -82,6 +83,7 @@ def placement_problem(
 
     Raises:
         PlacementError: a selector that means nothing, an unknown device, objective or contiguity.
+        InfeasibleError: an operator is pinned to a device that does not support it.
         MissingMetadataError: a node has neither a cost nor a value.
     """
     topology = Topology.of(devices, links)
@@ -98,6 +100,7 @@ def placement_problem(
         check_device(topology, name, "pinned")
     together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
     pins = pins_of(figures, pinned, [*must_share(figures), *together])
+    _check_support(graph, pins)
     kept = kept_together(figures, anywhere.keys(), pins)
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
@@ -154,6 +157,18 @@ def _problem_graph(
     graph.add_edges_from((used, node) for node in figures.nodes for used in node.all_input_nodes if used in position)
     graph.add_edges_from((state, user) for state, using in users.items() for user in using)
     return graph, _order_edges(graph, figures)
+
+
+def _check_support(graph: nx.DiGraph[Any], pins: Mapping[Node, str]) -> None:
+    """Refuse a pin to a device that cannot run the operator; those are left out of its seconds."""
+    for node, device in pins.items():
+        seconds = graph.nodes[node]["seconds"]
+        if isinstance(seconds, Mapping) and device not in seconds:
+            raise InfeasibleError(
+                f"{node.name} ({node.target}) is pinned to {device}, which does not support it; pin it to another "
+                f"device, or have {device} support it.",
+                node=node,
+            )
 
 
 def _by_first_user(users: Iterable[StateNode]) -> dict[Node, list[StateNode]]:

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import Device, MissingMetadataError, PlacementError, fake_devices
 from fxpasses.effects import analyze_effects
+from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import Assignment, solve_placement
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
@@ -388,6 +389,24 @@ def test_what_parts_cannot_switch_again_is_not_cut() -> None:
     switch, first, second, _switched_back, _third = figures.nodes
 
     assert any({switch, first, second} <= set(group) for group in kept_together(figures))
+
+
+def test_a_pin_to_a_device_that_does_not_support_the_operator_is_told() -> None:
+    def no_activations(_submodules: object, node: Node) -> bool:
+        return "relu" not in str(node.target)
+
+    devices = [Device("a", supports=no_activations), Device("b")]
+    graph = torch.export.export(Mlp(2), (torch.randn(3, 64),)).module()
+    relu = next(node for node in graph.graph.nodes if "relu" in str(node.target))
+
+    with pytest.raises(InfeasibleError) as caught:
+        place_by_device(graph, devices, pinned={relu: "a"})
+
+    assert relu is caught.value.node
+    assert (
+        "relu (aten.relu.default) is pinned to a, which does not support it; pin it to another device, or have a "
+        "support it." == str(caught.value)
+    )
 
 
 def test_guards_are_of_no_module() -> None:
