@@ -30,3 +30,13 @@ class Solved:
     start: Floats | None = None
     value: float | None = None
     present: NDArray[np.bool_] | None = None
+
+    def scaled(self, factor: float, objective: str) -> Solved:
+        """The answer where each second takes so many."""
+        is_timed = objective in ("throughput", "latency")
+        return attrs.evolve(
+            self,
+            bound=self.bound * factor if is_timed else self.bound,
+            start=None if self.start is None else self.start * factor,
+            value=None if self.value is None else self.value * factor,
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -14,6 +16,7 @@ from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
+from fxpasses.partitioners.solvers.latency.cycles import in_turns, without_cycles
 from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
 from fxpasses.partitioners.solvers.one_thread import one_thread
@@ -21,6 +24,7 @@ from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, Placem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.tiny_times import readable_times
 from fxpasses.partitioners.solvers.replication.solving import Copies, add_replicas
 from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.whole_parts.annealing import anneal_parts
@@ -61,9 +65,29 @@ def solve_placement(problem: PlacementProblem) -> PlacementSolution:
     tables = tables_of(problem)
     if not tables.nodes:
         return _solution(problem, tables, Solved(np.zeros(0, dtype=np.int64), (), 0.0))
+    readable, scale = readable_times(tables)
+    answer = _answer(problem, readable)
+    return _solution(problem, tables, answer if scale == 1.0 else answer.scaled(1 / scale, problem.objective))
+
+
+def _answer(problem: PlacementProblem, tables: CostTables) -> Solved:
+    """The answer for some costs, unless none can be for a reason that needs no search."""
+    if problem.objective == "latency":
+        return _as_one(problem, tables)
     units = reduce_problem(problem, tables)
     _check_each(problem, tables, units)
-    return _solution(problem, tables, _solved(problem, tables, units))
+    return _solved(problem, tables, units)
+
+
+def _as_one(problem: PlacementProblem, tables: CostTables) -> Solved:
+    """The answer of a latency, where the nodes of a cycle run as one."""
+    opened, single, cycles = without_cycles(problem, tables)
+    units = reduce_problem(opened, single)
+    _check_each(opened, single, units)
+    solved = _solved(opened, single, units)
+    if solved.start is None or not cycles:
+        return solved
+    return attrs.evolve(solved, start=in_turns(tables, cycles, solved.device_of, solved.start))
 
 
 @one_thread()
@@ -199,7 +223,8 @@ def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[i
     told = [f"{node!r} {limit}" for node, limit in limits if limit]
     why = listed(told, MOST_TOLD)
     if len(members) == 1:
-        return f"{why}: give it a device."
+        bound = tables.nodes[members[0]] in problem.pinned or problem.forbidden.get(tables.nodes[members[0]])
+        return f"{why}: give it {'a device' if bound else 'seconds on a device that can run it'}."
     names = _names(tables, members)
     return (
         f"{names} have to share a device, by groups or because values may not flow back, and none may run all: {why}. "
@@ -213,12 +238,32 @@ def _limit(problem: PlacementProblem, tables: CostTables, index: int) -> str:
     allowed = [name for name, fine in zip(names, np.isfinite(tables.seconds[index]).tolist(), strict=True) if fine]
     if len(allowed) == len(names):
         return ""
-    reasons = [f"pinned to {problem.pinned[node]}"] if node in problem.pinned else []
-    forbidden = sorted(problem.forbidden.get(node, ()))
+    able = dict(zip(names, _can_run(problem, node, names), strict=True))
+    pin, forbidden = problem.pinned.get(node), sorted(problem.forbidden.get(node, ()))
+    reasons = [] if pin is None else [f"pinned to {pin}" + ("" if able[pin] else ", which cannot run it")]
     reasons += [f"forbidden on {', '.join(forbidden)}"] if forbidden else []
+    unable = [name for name in names if not able[name] and name not in forbidden]
+    if pin is None and forbidden and unable:
+        reasons.append(f"{listed(unable, MOST_TOLD)} cannot run it")
     where = f"may run on {', '.join(allowed)} only" if allowed else "may run nowhere"
-    unable = "no other device can run it" if allowed else "no device can run it"
-    return f"{where} ({'; '.join(reasons) or unable})"
+    otherwise = "no other device can run it" if allowed else _says(problem.graph.nodes[node]["seconds"])
+    return f"{where} ({'; '.join(reasons) or otherwise})"
+
+
+def _can_run(problem: PlacementProblem, node: Node, names: Sequence[str]) -> list[bool]:
+    """Whether its own seconds let each device run a node."""
+    given = problem.graph.nodes[node].get("seconds", 0.0)
+    each = [given.get(name) for name in names] if isinstance(given, Mapping) else [given] * len(names)
+    return [seconds is not None and seconds != math.inf for seconds in each]
+
+
+def _says(given: Any) -> str:
+    """What seconds say by which no device can run a node."""
+    if isinstance(given, Mapping) and not given:
+        return "its seconds name no device"
+    if isinstance(given, Mapping) and len(given) > MOST_TOLD:
+        return "its seconds are inf or left out for every device"
+    return f"its seconds are {dict(given) if isinstance(given, Mapping) else given}"
 
 
 def _names(tables: CostTables, members: tuple[int, ...]) -> str:

@@ -40,6 +40,44 @@ def is_convex(problem: PlacementProblem, placed: Any) -> bool:
     return not any(placed[a] == placed[c] != placed[b] for a, b in paths.edges for c in paths.successors(b))
 
 
+@pytest.mark.parametrize("objective", ["throughput", "latency", "devices"])
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+@pytest.mark.parametrize("second", [5e-324, 1e-310, 1e-290])
+def test_seconds_that_have_hardly_a_digit_are_placed_as_others(second: float, contiguity: str, objective: str) -> None:
+    """No quotient of them is taken that is no number."""
+    draw = random.Random(7)
+    graph = nx.gnp_random_graph(7, 0.4, seed=7, directed=True)
+    graph.remove_edges_from([(a, b) for a, b in graph.edges if a >= b])
+    for _node, facts in graph.nodes(data=True):
+        facts.update(seconds=draw.randint(1, 4), kept_bytes=draw.choice([10, 20]), output_seconds=draw.choice([0, 1]))
+    usual = PlacementProblem(graph, [Device("a", 80), Device("b", 60)], objective=objective, contiguity=contiguity)
+    tiny = graph.copy()
+    for _node, facts in tiny.nodes(data=True):
+        facts |= {key: second * facts[key] for key in ("seconds", "output_seconds")}
+
+    expected = solve_placement(usual)
+    solution = solve_placement(attrs.evolve(usual, graph=tiny))
+
+    unit = 1.0 if objective == "devices" else second
+    assert expected.is_optimal
+    assert solution.is_optimal
+    assert pytest.approx(expected.objective_value * unit, rel=1e-6, abs=0.0) == solution.objective_value
+    assert solution.bound > 0
+
+
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+def test_a_device_may_be_faster_than_a_quotient_says(contiguity: str) -> None:
+    graph = nx.path_graph(4, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds={"a": 1.0, "b": 5e-324}, kept_bytes=10, output_seconds=1e-310 * node)
+    problem = PlacementProblem(graph, [Device("a"), Device("b", 20)], contiguity=contiguity)
+
+    solution = solve_placement(problem)
+
+    assert 2 == solution.objective_value
+    assert solution.is_optimal
+
+
 ALLOWED = {"free": lambda _problem, _placed: True, "pipeline": is_pipeline, "convex": is_convex}
 
 

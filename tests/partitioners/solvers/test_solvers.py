@@ -524,4 +524,30 @@ def test_a_node_that_no_device_runs_is_named_without_those_that_cost_nothing() -
     with pytest.raises(InfeasibleError) as caught:
         solve_placement(PlacementProblem(graph, [Device("a"), Device("b")]))
 
-    assert "'v' may run nowhere (no device can run it): give it a device." == str(caught.value)
+    advice = "give it seconds on a device that can run it."
+    assert f"'v' may run nowhere (its seconds are inf): {advice}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "sentence"),
+    [
+        ({}, {}, "its seconds name no device): give it seconds on a device that can run it."),
+        (
+            {"a": math.inf, "b": None},
+            {},
+            "its seconds are {'a': inf, 'b': None}): give it seconds on a device that can run it.",
+        ),
+        ({"b": 1.0}, {"pinned": {"v": "a"}}, "pinned to a, which cannot run it): give it a device."),
+        ({"b": 1.0}, {"forbidden": {"v": ["b"]}}, "forbidden on b; a cannot run it): give it a device."),
+    ],
+)
+def test_why_a_node_may_run_nowhere_says_what_its_seconds_say(
+    seconds: dict[str, Any], options: dict[str, Any], sentence: str
+) -> None:
+    graph = nx.path_graph(["u", "v", "w"], create_using=nx.DiGraph)
+    graph.nodes["v"]["seconds"] = seconds
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(PlacementProblem(graph, [Device("a"), Device("b")], **options))
+
+    assert f"'v' may run nowhere ({sentence}" == str(caught.value)

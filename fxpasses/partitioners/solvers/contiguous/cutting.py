@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 Words = NDArray[np.uint64]
+NOTHING = 1e-280
+"""A weight of all units of which no float says a share."""
 ROOM = 4
 """How many times as many ideals as there are have room before those of no interest are cleared away."""
 
@@ -54,7 +56,8 @@ def unpack(words: Words, size: int) -> NDArray[np.bool_]:
 def by_weight(words: Words, weight: Floats) -> Ints:
     """The order of ideals by the weight of their units, then by size."""
     inside = unpack(words, len(weight))
-    exact = np.ceil(weight * (2**40 / (float(weight.sum()) or 1.0)))  # whole numbers: their sums do not round
+    total = float(weight.sum())
+    exact = np.ceil(weight * (2**40 / total if total > NOTHING else 0.0))  # whole numbers: their sums do not round
     order: Ints = np.lexsort((inside.sum(axis=1), weighed(exact, inside.T)))
     return order
 

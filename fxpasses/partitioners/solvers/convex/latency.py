@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, 
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
 from fxpasses.partitioners.solvers.latency.shrinking import is_large
-from fxpasses.partitioners.solvers.latency.solving import solve_latency, solved, topological_order
+from fxpasses.partitioners.solvers.latency.solving import solve_latency, solved
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -38,16 +38,15 @@ INNER_EFFORT = 0.5
 
 
 def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
-    """Place a reduced problem whose units each fit some device.
+    """Place a reduced problem whose units each fit some device; its nodes make no cycle.
 
     Returns:
         The answer, with the devices in the order in which they begin, and when each node starts.
 
     Raises:
         InfeasibleError: proven that none exists; says by how many bytes and which node.
-        PlacementError: none was found, or the nodes wait for each other in a circle.
+        PlacementError: none was found, and none was proven not to exist.
     """
-    topological_order(tables)
     inner = attrs.evolve(problem, effort=problem.program_effort * INNER_EFFORT)
     pipelines = attrs.evolve(inner, contiguity="pipeline", explain="never")
     if is_large(tables):

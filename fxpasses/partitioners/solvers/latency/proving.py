@@ -84,7 +84,8 @@ class LatencyProgram:
         start, top = program.add(len(unit_of), low, horizon), program.add(1, 0.0, horizon)
         add_budgets(program, self.model, runs)
         none = np.zeros(len(unit_of))
-        behind = (seconds + self.heads.tail) / scale * (1 - ROUNDING)  # (n, k): what each node takes, and then the rest
+        with np.errstate(over="ignore"):  # numbers of which the program takes none
+            behind = (seconds + self.heads.tail) / scale * (1 - ROUNDING)  # (n, k): what each takes, and then the rest
         last = np.broadcast_to(top, (len(unit_of), 1))
         program.at_most(none, (behind, runs[unit_of]), (1.0, start[:, None]), (-1.0, last))
         program.at_most(none, (self.heads.head / scale * (1 - ROUNDING), runs[unit_of]), (-1.0, start[:, None]))

@@ -32,7 +32,7 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["in_turn", "solve_latency", "solved", "topological_order"]
+__all__ = ["in_turn", "solve_latency", "solved"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
@@ -44,7 +44,7 @@ MAX_STEPS = 300e6
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
-    """Place a reduced problem whose units each fit some device, in a pipeline or freely.
+    """Place a reduced problem whose units each fit some device, in a pipeline or freely; its nodes make no cycle.
 
     Returns:
         The answer, with the devices in the order in which values flow through them, or else in which they begin; and
@@ -52,9 +52,8 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
 
     Raises:
         InfeasibleError: proven that none exists; says by how many bytes and which node.
-        PlacementError: none was found, or the nodes wait for each other in a circle.
+        PlacementError: none was found, and none was proven not to exist.
     """
-    topological = topological_order(tables)
     is_pipeline = problem.contiguity == "pipeline"
     model = work_of(units, tables)
     flow = Flow.of(units, model.devices) if is_pipeline else None
@@ -69,22 +68,12 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     elif not starts and not large:
         starts += _free(problem, tables, units)
     if large:
-        answer, bound = _in_groups(problem, level, units, topological, starts)
+        answer, bound = _in_groups(problem, level, units, starts)
     else:
         answer, bound = _node_by_node(problem, level, units, starts)
     if math.isinf(answer.value):
         raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
     return solved(answer, units, bound, flow)
-
-
-def topological_order(tables: CostTables) -> Ints:
-    """An order of the nodes; refused where they wait for each other in a circle."""
-    order = order_of_groups(np.arange(len(tables.nodes)), tables)
-    if len(order) < len(tables.nodes):
-        stuck = np.setdiff1d(np.arange(len(tables.nodes)), order)
-        names = ", ".join(repr(tables.nodes[node]) for node in stuck[:3].tolist())
-        raise PlacementError(f"A latency needs nodes that do not wait for each other in a circle; {names} do.")
-    return np.array(order, dtype=np.int64)
 
 
 def _node_by_node(
@@ -98,10 +87,11 @@ def _node_by_node(
 
 
 def _in_groups(
-    problem: PlacementProblem, level: Level, units: Units, topological: Ints, starts: list[Ints]
+    problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
 ) -> tuple[LatencyAnswer, float]:
     """Search groups of nodes, then schedule the nodes."""
     tables = level.tables
+    topological = np.array(order_of_groups(np.arange(len(tables.nodes)), tables), dtype=np.int64)
     bound = max(load_bound(units, tables.memory, "throughput"), shortest_path(tables, topological))
     groups, joined = shrunk(level, topological, starts)
     search = LatencySearch(groups, bound, problem.time_budget, problem.seed)

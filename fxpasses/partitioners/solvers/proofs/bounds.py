@@ -12,6 +12,8 @@ __all__ = ["Prices", "load_bound", "prices_of", "weights_of"]
 
 MAX_VARIABLES = 8000
 """Pairs of a unit and a kind of device up to which each unit counts for itself in the linear program for prices."""
+LEAST_MEAN, SMALLEST = 1e-100, 1e-200
+"""Seconds of a device, as a share of the longest and at all, below which its price is no higher: it stays a number."""
 FEW_VARIABLES = 2000
 """To how many of them units that are much alike are joined where there are more."""
 
@@ -61,7 +63,7 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
     """
     weights, kept = weights_of(units, objective), units.kept.astype(np.float64)
     mean = np.array([column[np.isfinite(column)].mean() if np.isfinite(column).any() else 0.0 for column in weights.T])
-    by_speed = np.where(mean > 0, 1 / np.where(mean > 0, mean, 1.0), 0.0)
+    by_speed = np.where(mean > 0, 1 / np.maximum(mean, max(mean.max() * LEAST_MEAN, SMALLEST)), 0.0)
     if not by_speed.any():
         by_speed = np.ones(len(memory))
     simple = Prices.of(weights, kept, memory, by_speed, np.zeros(len(memory)))

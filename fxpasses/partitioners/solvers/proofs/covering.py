@@ -30,6 +30,8 @@ PARTS = 300
 """Parts of the work for each device."""
 UNIT_SECONDS, CELL_SECONDS = 5e-5, 5e-9
 """About how long a unit takes, and a cell of the table."""
+LEAST_PRICE = 1e-100
+"""Price of a second below which bytes are not counted in seconds; no price of bytes is wrong."""
 OPEN = 10
 """The most units that are open at a time; those with the cheapest values left are closed early, which is optimistic."""
 
@@ -127,7 +129,7 @@ class _Covering:
 
     @classmethod
     def of(cls, model: LoadModel, prices: Prices, device: int, work: Ints, below: float) -> _Covering:
-        per_byte = float(prices.byte[device] / prices.load[device]) if prices.load[device] > 0 else 0.0
+        per_byte = float(prices.byte[device] / prices.load[device]) if prices.load[device] > LEAST_PRICE else 0.0
         spare = per_byte * float(model.memory[device]) if per_byte else 0.0
         time = np.where(model.banned[:, device], np.inf, model.weight[:, device] + per_byte * model.kept)
         pays = prices.load[device] * (below + spare)  # for so much work at the prices

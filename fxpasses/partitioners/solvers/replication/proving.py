@@ -110,7 +110,8 @@ class ReplicaProgram:
                 if source == target:
                     continue
                 over = sent[:, source, target]
-                seconds[:, source, target] = np.minimum(tables.sending(source, target) / below, 2.0)
+                with np.errstate(over="ignore"):  # whatever takes more than twice as long takes twice
+                    seconds[:, source, target] = np.minimum(tables.sending(source, target) / below, 2.0)
                 program.at_most(np.ones(count), (1.0, home[:, source]), (1.0, enters[:, target]), (-1.0, over))
                 program.at_most(np.zeros(count), (seconds[:, source, target], over), (-1.0, longest[:, source]))
                 if ahead is not None:
