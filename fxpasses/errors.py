@@ -151,7 +151,12 @@ class PlacementError(FxPassesError, ValueError):
 
 
 class InfeasibleError(PlacementError):
-    """No placement exists; ``missing_bytes`` says by how much, and ``first`` what is too much, as a sentence."""
+    """No placement exists; ``missing_bytes`` says by how much, and ``first`` what is too much, as a sentence.
+
+    The bytes are those of the first reason that is found: what one node needs beyond the largest device that may run
+    it, what all need beyond all devices together, or what the nearest placement lacks on the device that lacks most.
+    They are None where no memory would help, or nobody asked.
+    """
 
     def __init__(
         self, message: str = "", *, missing_bytes: int | None = None, first: str | None = None, **facts: Any

@@ -79,7 +79,8 @@ class PlacementProblem:
       its own inputs then have to be there. That counts under ``throughput``, for pipelines and free placements.
 
     Args:
-        graph: The nodes; an edge says that one needs the other's output. Nodes on a cycle stay together.
+        graph: The nodes; an edge says that one needs the other's output. Nodes on a cycle stay together; under
+            ``latency`` they run one after the other as one, and what they make leaves at the end.
         devices: Their names and memory count; a node's seconds are its own.
         links: Bandwidth and latency between devices; pairs left out use the default link.
         objective: ``throughput``: the smallest largest load of a device; ``latency``: the shortest time for one sample,
@@ -100,7 +101,7 @@ class PlacementProblem:
         effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1. By default it follows
             ``time_budget``: all from half a second on, in proportion below, a fifth at least. All of them are the time
             budget and 1.5 seconds for each program; some answers need several. With less than a fifth, the bound of a
-            latency of many nodes is what is known for nothing.
+            latency of many nodes is what is known for nothing, and that nothing fits may not be proven.
         explain: Whether an error says what the nearest placement lacks, which may take as long as the search:
             ``always``, ``proven`` (only where it is proven that there is none), or ``never``.
 

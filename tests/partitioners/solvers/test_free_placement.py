@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import attrs
 import networkx as nx
@@ -370,6 +371,36 @@ def test_a_search_that_finds_nothing_in_a_large_problem_says_what_to_raise() -> 
         solve_placement(problem)
 
     assert not isinstance(caught.value, InfeasibleError)
+
+
+@pytest.mark.parametrize("contiguity", ["convex", "free"])
+@pytest.mark.parametrize(
+    ("options", "raised"),
+    [
+        ({"effort": 0}, "effort (it is 0)"),
+        ({"effort": 0.001}, "effort (it is 0.001), time_budget (it is 1 s)"),
+    ],
+)
+def test_without_effort_the_nearest_pipeline_and_the_effort_are_told(
+    contiguity: str, options: dict[str, Any], raised: str
+) -> None:
+    """A program would prove that there is none; more time for the search would not."""
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=60)
+    problem = PlacementProblem(graph, [Device("a", 100), Device("b", 100)], contiguity=contiguity, **options)
+
+    with pytest.raises(PlacementError) as caught:
+        solve_placement(problem)
+    with pytest.raises(PlacementError) as plain:
+        solve_placement(attrs.evolve(problem, explain="proven"))
+
+    rest = f"It is not proven that none exists; raise {raised} or the memory of a device."
+    assert (
+        "No placement that keeps every budget was found: the nearest pipeline needs 20 bytes more on 'a', where 1 is "
+        f"the first node that does not fit. {rest}" == str(caught.value)
+    )
+    assert f"No placement that keeps every budget was found. {rest}" == str(plain.value)
 
 
 def test_answers_are_the_same_in_every_process() -> None:

@@ -15,8 +15,12 @@ from fxpasses.partitioners.solvers.contiguous.improving import improved
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.orders import long_orders
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
+from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.proofs.bounds import prices_of
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 
-__all__ = ["tight_answer", "why_not"]
+__all__ = ["nearest_pipeline", "tight_answer", "why_not"]
 
 STOPS = 500
 """Places to cut one order of a long graph at."""
@@ -83,6 +87,18 @@ def why_not(search: Search, *, proven: bool = False) -> PlacementError:
     if fits is not None and decided is False:
         runs, least = _nearest(fits, filling, runs, steps)
     return lacks(problem, tables, short.devices(Pipeline(runs, np.inf)), least)
+
+
+def nearest_pipeline(problem: PlacementProblem, tables: CostTables) -> Ints | None:
+    """The device of each node in the pipeline that lacks few bytes, as far as one is found whatever the memories."""
+    similar = attrs.evolve(problem, contiguity="pipeline", objective="memory")
+    units = reduce_problem(similar, tables)
+    if not np.isfinite(units.seconds).any(axis=1).all():
+        return None
+    short = _short(Search.of(similar, tables, units, prices_of(units, tables.memory, "memory")))
+    filling = Filling(short.units, tables.memory, problem.seed)
+    runs = filling.anywhere()
+    return None if runs is None else short.devices(Pipeline(filling.nearest(runs), np.inf))
 
 
 def _nearest(fits: Fits, filling: Filling, runs: Runs, steps: float) -> tuple[Runs, int]:

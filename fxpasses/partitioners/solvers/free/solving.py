@@ -12,6 +12,7 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.explaining import lacking
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
+from fxpasses.partitioners.solvers.contiguous.tight import nearest_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
@@ -154,15 +155,9 @@ def refuse(
     problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, extra: Extra = None
 ) -> PlacementError:
     """Why there is no answer: proven with the missing bytes, or not found."""
-    more = (
-        "No placement that keeps every budget was found, and the search did not get far enough to prove that none "
-        f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
-    )
-    if problem.explain == "never":
-        return PlacementError(more)
     packing = Packing.of(model, seconds=problem.program_seconds, extra=extra)
-    if packing.size > SMALL:
-        return PlacementError(more)
+    if problem.explain == "never" or packing.size > SMALL:
+        return _not_found(problem, tables, asked=packing.size <= SMALL)
     proof = packing.missing_bytes()
     if proof.home is None and math.isinf(proof.bound) and proof.bound > 0:
         return InfeasibleError(
@@ -171,12 +166,27 @@ def refuse(
             "forbidden device, or ask for a free placement."
         )
     if proof.home is None:
-        return PlacementError(more)
+        return _not_found(problem, tables, asked=True)
     device_of = proof.home[units.unit_of]
     missing, where = lacking(problem, tables, device_of)
     if missing <= 0 or proof.bound <= missing * (1 - 1e3 * ROUNDING):
-        return PlacementError(more)
+        return _not_found(problem, tables, asked=True)
     return InfeasibleError(
         f"No placement keeps every budget: the one that comes nearest {where}.",
         missing_bytes=missing,
+    )
+
+
+def _not_found(problem: PlacementProblem, tables: CostTables, *, asked: bool) -> PlacementError:
+    """That nothing was found, what the nearest pipeline lacks, and what to raise: effort where that is too little."""
+    seconds = f"time_budget (it is {problem.time_budget:g} s)"
+    if asked and problem.effort is not None and problem.effort < 1:
+        effort = f"effort (it is {problem.effort:g})"
+        seconds = f"{effort}, {seconds}" if problem.effort else effort
+    device_of = nearest_pipeline(problem, tables) if problem.explain == "always" else None
+    missing, where = (0, "") if device_of is None else lacking(problem, tables, device_of)
+    nearest = f": the nearest pipeline {where}" if missing > 0 else ""
+    return PlacementError(
+        f"No placement that keeps every budget was found{nearest}. It is not proven that none exists; raise {seconds} "
+        "or the memory of a device."
     )
