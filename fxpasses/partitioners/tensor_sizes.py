@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from fxpasses.partitioners.symbol_bounds import UNKNOWN_SIZE, Sizes, largest
 
 __all__ = [
     "Sizes",
@@ -20,15 +22,12 @@ __all__ = [
     "tensors_in",
 ]
 
-Sizes = Literal["hint", "upper"]
-"""How a symbolic size counts: as in the example inputs, or as large as its constraints allow."""
-
-UNKNOWN_SIZE = 4096
-"""What an unbacked size without any bound counts as."""
-
 
 def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hint") -> int:
-    """A symbolic size at its hint, else at its upper bound, else ``default``; the bound first for ``sizes="upper"``."""
+    """A symbolic size at its hint, else the most that it may be; ``default`` for what is no size.
+
+    See :func:`~fxpasses.partitioners.symbol_bounds.largest`.
+    """
     if isinstance(size, int):
         return int(size)
     node = getattr(size, "node", None)
@@ -37,9 +36,9 @@ def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hin
     hint = getattr(node, "hint", None)
     if hint is not None and sizes == "hint":
         return int(hint)
-    bound = node.shape_env.bound_sympy(node.expr).upper if getattr(node, "shape_env", None) is not None else None
-    if bound is not None and bound.is_finite and bound < 2**40:
-        return int(bound)
+    most = largest(node.expr, node.shape_env, sizes) if getattr(node, "shape_env", None) is not None else None
+    if most is not None:
+        return most
     return default if hint is None else max(default, int(hint))
 
 

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, require_value
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.programs.current_program import program_of
@@ -53,6 +54,7 @@ def measure_graph(graph_module: GraphModule, *, sizes: Sizes = "hint") -> dict[N
     Raises:
         MissingMetadataError: A node has no value to count on.
     """
+    note_limits(graph_module)
     effects = analyze_effects(graph_module, program=program_of(graph_module))
     constants = _constant_bytes(graph_module, effects)
     costs = {}

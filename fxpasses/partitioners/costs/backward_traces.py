@@ -21,6 +21,7 @@ from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later, storages_in
 from fxpasses.partitioners.costs.forward_traces import ForwardTrace, example_of, storage_key
 from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
 __all__ = ["trace_backward"]
@@ -38,6 +39,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
     Raises:
         PlacementError: An operator cannot run without data, so that nobody knows what it keeps.
     """
+    note_limits(graph_module)
     forward = ForwardTrace(graph_module)
     with collecting_later(), torch.enable_grad(), forward.mode:
         inputs = [example_of(node) for node in graph_module.graph.find_nodes(op="placeholder")]

@@ -29,6 +29,7 @@ from fxpasses.partitioners.costs.workspaces import (
     workspace_bytes,
 )
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
@@ -114,6 +115,7 @@ class GraphFigures:
             raise InputError(
                 f"A graph is a GraphModule, not {type(graph_module).__name__}; of a program take .module()."
             )
+        note_limits(graph_module)
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]

@@ -20,6 +20,7 @@ from fxpasses.partitioners.costs.workspaces import (
     kept_cast_bytes,
     workspace_bytes,
 )
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
 __all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts"]
@@ -68,6 +69,7 @@ class MemoryFacts:
     @classmethod
     def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> MemoryFacts:
         """Measure a graph, of which the effects may be known already."""
+        note_limits(graph_module)
         effects = effects or analyze_effects(graph_module)
         return cls(graph_module, effects, homes_in_memory(graph_module, effects))
 
