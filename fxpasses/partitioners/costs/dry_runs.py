@@ -103,9 +103,8 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     if not _may_run(node, autocast):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
-    describe = _described_as_trained if autocast is not None and autocast.cached else _described
     try:
-        return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
+        return _ran(node.target, structure, tuple(map(_described_as_trained, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -137,7 +136,10 @@ def _operand(node: Node, owner: GraphModule | None) -> Any:
 
 
 def _described_as_trained(leaf: Any) -> Hashable:
-    """The same, and whether it is a parameter that is trained: autocast keeps the casts of those only."""
+    """The same, and whether it is a parameter that is trained.
+
+    Autocast keeps the casts of those only, and ``matmul`` folds a batch for those, though it then copies.
+    """
     described = _described(leaf)
     if isinstance(described, _Like) and isinstance(leaf, Node) and leaf.op == "get_attr":
         owner = leaf.graph.owning_module

@@ -140,7 +140,27 @@ class LateInput(nn.Module):
         return self.down(self.up(x).relu()) + late
 
 
+class Folding(nn.Module):
+    """Products with a weight in which a batch is folded, though what comes out is copied then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = self.weight @ x.transpose(1, 2)
+        heads = self.weight @ x.reshape(4, 2, 16, 32)
+        strided = x.transpose(0, 1) @ self.weight.t()
+        return left.sum() + heads.sum() + strided.sum() + torch.einsum("kj,bij->bik", self.weight, x).sum()
+
+
+def linear_without_bias() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Linear(64, 64, bias=False), (torch.randn(32, 8, 64).transpose(0, 1),)
+
+
 MODELS = {
+    "folded batch": lambda: (Folding(), (torch.randn(4, 64, 16),)),
+    "linear without bias": linear_without_bias,
     "late input": lambda: (LateInput(), (torch.randn(64, 8), torch.randn(64, 8))),
     "mlp": lambda: (Mlp(6).eval(), (torch.randn(256, 64),)),
     "tied": lambda: (Tied().eval(), (torch.randint(0, 50, (16, 32)),)),
