@@ -103,8 +103,10 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     if not _may_run(node, autocast):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+    is_cached = autocast is not None and autocast.cached
+    describe = _described_as_trained if is_cached or not _may_view(node.target) else _described
     try:
-        return _ran(node.target, structure, tuple(map(_described_as_trained, leaves)), autocast)
+        return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -136,17 +138,36 @@ def _operand(node: Node, owner: GraphModule | None) -> Any:
 
 
 def _described_as_trained(leaf: Any) -> Hashable:
-    """The same, and whether it is a parameter that is trained.
+    """The same, and whether it is a parameter that is trained, or a view of one.
 
     Autocast keeps the casts of those only, and ``matmul`` folds a batch for those, though it then copies.
     """
     described = _described(leaf)
-    if isinstance(described, _Like) and isinstance(leaf, Node) and leaf.op == "get_attr":
-        owner = leaf.graph.owning_module
-        value = None if owner is None else find_attribute(owner, str(leaf.target)).value
+    if isinstance(described, _Like) and isinstance(leaf, Node):
+        source = _viewed(leaf)
+        owner = source.graph.owning_module
+        value = None if source.op != "get_attr" or owner is None else find_attribute(owner, str(source.target)).value
         is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
-        return attrs.evolve(described, is_trained=is_trained)
+        dtype = described.dtype
+        return attrs.evolve(described, is_trained=is_trained and (dtype.is_floating_point or dtype.is_complex))
     return described
+
+
+def _viewed(node: Node) -> Node:
+    """What a value is a view of to autograd, which takes a view of a parameter for one also where it is off."""
+    while node.op == "call_function" and node.all_input_nodes:
+        is_view = node.target is operator.getitem or _may_view(node.target)
+        if not is_view or node.target is torch.ops.aten.detach.default or makes_a_copy(node):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _may_view(target: Any) -> bool:
+    """Whether the result of an operator may be memory of its operand, which it does not write to."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return any(result.alias_info is not None for result in target._schema.returns)
 
 
 def makes_a_copy(node: Node) -> bool:

@@ -90,6 +90,13 @@ def _pooled_backward(args: Sequence[Any], result: Tensor) -> int:
     return max(copied, tensor_bytes(args[7])) + tensor_bytes(result)
 
 
+def _averaged_backward(args: Sequence[Any], result: Tensor) -> int:
+    """The gradient, and what is made of it once more, unless both are laid out as the gradient is."""
+    last = suggest_memory_format(args[0])
+    made_twice = 0 if result.is_contiguous(memory_format=last) else tensor_bytes(result)
+    return format_copies(args, result) + made_twice
+
+
 _DENSE = {
     **dict.fromkeys((aten.max.default, aten.min.default, aten.aminmax.default), (0,)),
     **dict.fromkeys((aten.log_sigmoid_forward.default, aten.histc.default), (0,)),
@@ -122,7 +129,6 @@ _FORMATTED = {
         ),
         0,
     ),
-    **dict.fromkeys((aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default), 1),
 }
 
 LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
@@ -135,6 +141,9 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,
         aten.max_pool2d_with_indices_backward.default: _pooled_backward,
+        **dict.fromkeys(
+            (aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default), _averaged_backward
+        ),
     }
 )
 """Operators of which these copies are all that they need."""

@@ -149,7 +149,7 @@ class Folding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         left = self.weight @ x.transpose(1, 2)
-        heads = self.weight @ x.reshape(4, 2, 16, 32)
+        heads = self.weight[:, :8].t() @ x.reshape(2, 2, 64, 16)
         strided = x.transpose(0, 1) @ self.weight.t()
         return left.sum() + heads.sum() + strided.sum() + torch.einsum("kj,bij->bik", self.weight, x).sum()
 
