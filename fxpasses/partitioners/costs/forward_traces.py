@@ -63,12 +63,12 @@ class ForwardTrace(Interpreter):
         for tensor in packed:
             self._note(n, tensor)
         packed.clear()  # the hooks live as long as what they packed
+        self._note_functions(n, tensors)
         kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
         if self.followed.peak > kept:
             self.inside[n] = self.followed.peak - kept
         if self.followed.most > kept:
             self.inside_on_cpu[n] = self.followed.most - kept
-        self._note_functions(n, tensors)
         return result
 
     def _without_data(self, n: Node) -> Any:
@@ -104,6 +104,8 @@ class ForwardTrace(Interpreter):
             function = found.pop()
             if function is not None and function not in self.made_by and function.next_functions:
                 self.made_by[function] = n
+                for number in tensors_in(getattr(function, "_saved_other", None)):
+                    self._note(n, number)  # one that is made a tensor is saved without the hooks
                 found += [before for before, _ in function.next_functions]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -223,6 +223,36 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, i
     assert real - tables <= memory.peak <= more * real + tables
 
 
+class Numbers(nn.Module):
+    """Products with numbers: each is made a tensor, and kept for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        for _ in range(20):
+            x = 3 / (x * 1.5 / 2 + 1)
+        return x
+
+
+def test_numbers_are_made_tensors_and_kept_for_the_backward() -> None:
+    module = captured(Numbers(), (torch.randn(4, 8),))
+    args = (torch.randn(4, 8),)
+
+    def step() -> None:
+        made = module(*args)
+        made.backward(torch.ones_like(made))
+        for parameter in module.parameters():
+            parameter.grad = None
+
+    (memory,) = predicted(module, Training(0)).values()
+    real = allocated_peak(step) + sum(tensor.nbytes for tensor in (*args, *used_state(module)))
+
+    assert real == memory.peak
+
+
 @pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_the_step_of_the_optimizer_counts(kind: Callable[..., torch.optim.Optimizer], way: dict[str, bool]) -> None:
