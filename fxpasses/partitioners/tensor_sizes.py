@@ -71,15 +71,19 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def memory_bytes(tensor: torch.Tensor) -> int:
-    """The bytes of memory that a tensor's elements lie in: what ``expand`` repeats is there once.
+    """The bytes of memory that a tensor's elements lie in: what ``expand`` repeats, or windows share, is there once.
 
     >>> memory_bytes(torch.zeros(4, 1).expand(4, 100)), tensor_bytes(torch.zeros(4, 1).expand(4, 100))
     (16, 1600)
+    >>> memory_bytes(torch.zeros(100).unfold(0, 10, 1))
+    400
     """
     if tensor.layout is not torch.strided:
         return tensor_bytes(tensor)
-    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if not _is_zero(stride)]
-    return min(tensor_bytes(tensor), math.prod(map(concrete_size, sizes)) * tensor.element_size())
+    shape, strides = map(concrete_size, tensor.shape), map(concrete_size, tensor.stride())
+    walked = [(size, stride) for size, stride in zip(shape, strides, strict=True) if stride != 0]
+    span = 1 + sum((size - 1) * stride for size, stride in walked)
+    return min(math.prod(size for size, _ in walked), max(0, span)) * tensor.element_size()
 
 
 def bytes_by_place(
@@ -97,10 +101,6 @@ def bytes_by_place(
     for place, size in zip(places, sizes, strict=True):
         found[place] = found.get(place, 0) + size
     return found
-
-
-def _is_zero(stride: Any) -> bool:
-    return isinstance(stride, int) and stride == 0  # a symbolic one is not asked: that would be a guard
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

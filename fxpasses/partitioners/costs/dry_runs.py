@@ -24,6 +24,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.composite_operators import is_composite
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.costs.kernel_scratch import may_need_scratch
+from fxpasses.partitioners.costs.kernels_in_use import on_cpu
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -42,7 +43,7 @@ class DryRun:
         made: Bytes of its result that are not memory of its operands.
         inside: The most bytes that it needs at one time beside its operands and its result.
         kept: Of these, what autocast keeps to its end: parameters in another type.
-        scratch: How many more it needs on the CPU, where kernels need something for themselves.
+        scratch: How many more it needs on the CPU, where kernels need something for themselves, or fewer.
     """
 
     made: int = 0
@@ -215,11 +216,26 @@ def _described(leaf: Any) -> Hashable:
 def _ran(
     target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
 ) -> DryRun | None:
+    ran = _run_once(target, structure, leaves, autocast)
+    otherwise = on_cpu(target) if autocast is None else None
+    if ran is None or otherwise is None or any(_is_elsewhere(leaf) for leaf in leaves):
+        return ran
+    there = _run_once(otherwise, structure, leaves, autocast)
+    return ran if there is None else attrs.evolve(ran, scratch=there.inside + there.scratch - ran.inside)
+
+
+def _is_elsewhere(leaf: Hashable) -> bool:
+    return isinstance(leaf, _Like) and leaf.device.type != "cpu"
+
+
+def _run_once(
+    called: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
+) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
         with collecting_later(), FollowedStorages() as followed, _under(autocast):
             try:
-                result = (getattr(Tensor, target) if isinstance(target, str) else target)(*args, **kwargs)
+                result = (getattr(Tensor, called) if isinstance(called, str) else called)(*args, **kwargs)
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)

@@ -158,7 +158,33 @@ def linear_without_bias() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Linear(64, 64, bias=False), (torch.randn(32, 8, 64).transpose(0, 1),)
 
 
+def with_channels_in_between() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Linear(64, 256), (torch.randn(16, 64, 32).transpose(1, 2),)
+
+
+class Called(nn.Module):
+    """A function on what a layer makes."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    return lambda: (Called(function), (torch.randn(4, 64, 64),))
+
+
 MODELS = {
+    "linear of what is not dense": with_channels_in_between,
+    "singular values": calling(torch.linalg.svdvals),
+    "eigenvalues": calling(torch.linalg.eigvalsh),
+    "shared windows": calling(lambda x: x.unfold(1, 4, 2).contiguous()),
+    "strided": calling(lambda x: x.as_strided((4, 60, 3, 64), (4096, 64, 64, 1)).contiguous()),
+    "pooled rows": calling(lambda x: nn.functional.max_pool1d(x, 3)),
+    "pooled rows of columns": calling(lambda x: nn.functional.max_pool1d(x.transpose(1, 2), 3)),
     "folded batch": lambda: (Folding(), (torch.randn(4, 64, 16),)),
     "linear without bias": linear_without_bias,
     "late input": lambda: (LateInput(), (torch.randn(64, 8), torch.randn(64, 8))),

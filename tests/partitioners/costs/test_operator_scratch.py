@@ -135,6 +135,8 @@ IMAGES: dict[str, Callable[[Tensor], Any]] = {
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "avg_pool2d, dense": lambda x: F.avg_pool2d(x, 2).contiguous(),
+    "adaptive_avg_pool2d, dense": lambda x: F.adaptive_avg_pool2d(x, 7).contiguous(),
     "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 7),
     "batch_norm": lambda x: F.batch_norm(x, None, None, of_ones(x), of_ones(x), training=True),
     "batch_norm in inference": lambda x: F.batch_norm(x, of_ones(x), of_ones(x), of_ones(x), of_ones(x)),
