@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import LoweredModule
+from fxpasses.partitioners.costs.added_gradients import AddedGradients
 from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
 
 
@@ -28,6 +29,7 @@ class AllocatedByDevice(TorchDispatchMode):
         self.device: str | None = None
         self.before: tuple[Tensor, ...] = args
         self.of_function: dict[Any, str] = {}
+        self.added = AddedGradients(with_data=True)
         self.alive: dict[int, tuple[StorageWeakRef, int, str | None]] = {}
         self.known = {device.name for device in lowered.plan.devices if device.has_known_kernels}
         self.home: dict[int, str] = {}  # of what is there before, by address
@@ -63,12 +65,15 @@ class AllocatedByDevice(TorchDispatchMode):
                 self._hold(device, tensor)
             for function in self._fresh(tensor.grad_fn):  # a copy: its gradient goes back to where it came from
                 self.of_function[function] = self.of_function[function.next_functions[0][0]]
+                self.added.watch([function])
                 function.register_prehook(_copied)
         self._count()
 
     def _leave(self, made: Any) -> None:
         for tensor in (leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)):
-            self.of_function.update(dict.fromkeys(self._fresh(tensor.grad_fn), self.device))
+            fresh = list(self._fresh(tensor.grad_fn))
+            self.added.watch(fresh)
+            self.of_function.update(dict.fromkeys(fresh, self.device))
         self.device = None
 
     def _fresh(self, function: Any) -> Iterator[Any]:
@@ -107,6 +112,8 @@ class AllocatedByDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         where = self._where(args, function is torch.ops.aten._to_copy.default)
+        if self.added.is_in_place(function, args):  # as torch does where no mode looks on
+            function = torch.ops.aten.add_.Tensor
         result = function(*args, **(kwargs or {}))
         self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
         owners = [where] * len(result) if isinstance(result, (list, tuple)) else [where]

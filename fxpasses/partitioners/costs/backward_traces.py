@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.costs.added_gradients import AddedGradients
 from fxpasses.partitioners.costs.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later, storages_in
 from fxpasses.partitioners.costs.forward_traces import ForwardTrace, example_of, storage_key
@@ -115,6 +116,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._staying: dict[int, Stay] = {}  # by storage
         self._begin: Literal["forward", "given", "backward"] = "forward"
         self._node: Node | None = None
+        self._added = AddedGradients()
+        self._adds_in_place = False
         self._before: Node | None = None  # whose backward ran the last operator that made something
 
     def run(self) -> None:
@@ -127,6 +130,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for function, node in self.forward.made_by.items():
             values = self.forward.values.get(function, {})
             function.register_prehook(lambda gradients, node=node, values=values: self._enter(node, gradients, values))
+        self._added.watch(self.forward.made_by)
         with self, torch.autograd.set_multithreading_enabled(False):
             self._begin = "given"
             given = [self._like(result, node) for result, node in results]
@@ -182,6 +186,10 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._adds_in_place = self._added.is_in_place(func, args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def ran(self, operands: Any, scratch: int) -> None:
         """After each operator: who read what."""
         node = self._current
@@ -196,8 +204,9 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._staying[key] = Stay(size, node, self._begin)
         self.stays.append(self._staying[key])
         self._before = node
-        for peaks in (self.peaks, self.peaks_on_cpu):
-            peaks[node] = max(peaks.get(node, 0), self.held)
+        in_place = size if self._adds_in_place else 0
+        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, self.held - in_place)):
+            peaks[node] = max(peaks.get(node, 0), held)
 
     def goes(self, key: int) -> None:
         self._staying.pop(key).last = self._before
