@@ -3,7 +3,8 @@
 In half precision oneDNN computes sums as floats, block by block: a block of the result, one of the right operand, and
 one of the left, where it is not as it should be. The blocks that it takes were found by what torch's allocator was
 asked for, on a processor with AVX512 and its instructions for these types; where they vary, the larger ones count.
-Without these instructions the result is there once more as floats, and processors with AVX2 lay out nothing.
+Without these instructions the result is there once more as floats, and processors with AVX2 lay out nothing. Those with
+AMX have other kernels for bfloat16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.partitioners.costs.convolution_shapes import round_up
+from fxpasses.partitioners.costs.tile_products import TileProduct, has_tiles
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 __all__ = ["lays_out", "product_scratch_bytes"]
@@ -68,6 +70,10 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     if right.dim() == 1:
         return 0
     (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
+    if has_tiles(left.dtype):
+        count = concrete_size(left.shape[0]) if left.dim() == _BATCHED else 0
+        lies = {"left_by_columns": _lies_by_columns(left), "right_by_columns": _lies_by_columns(right)}
+        return TileProduct(count=count, rows=rows, depth=depth, columns=columns, **lies).scratch_bytes()
     if 1 in (rows, columns) or not lays_out(left.dtype):
         return 0
     if left.dtype is torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
@@ -83,6 +89,10 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
         together = min(depth, _LONG if is_long else _SHORT)
         blocks = _with_left(left, rows, together, _COLUMNS, min(columns, _COLUMNS))
     return torch.get_num_threads() * (blocks + _TABLES)
+
+
+def _lies_by_columns(matrix: Tensor) -> bool:
+    return concrete_size(matrix.stride(-2)) == 1 and (matrix.shape[-1] == 1 or concrete_size(matrix.stride(-1)) != 1)
 
 
 def lays_out(dtype: torch.dtype) -> bool:
