@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CaptureError, InputError
 from fxpasses.programs.calling_convention import give_plain_outputs
+from fxpasses.programs.lost_backwards import telling_lost_backwards
 from fxpasses.programs.replaced_buffers import writing_replaced
 from fxpasses.programs.stale_buffers import refuse_stale_buffers
 from fxpasses.programs.unseen_state import unchanged
@@ -152,9 +153,10 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
     try:
-        with warnings.catch_warnings(), unchanged(model), writing_replaced(model, strict=strict) as replaced:
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        with unchanged(model), writing_replaced(model, strict=strict) as replaced, telling_lost_backwards():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
         line = own_line(error)
         raise CaptureError(

@@ -70,12 +70,20 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what is written, meanwhile, to tensors that the model's modules hold in plain attributes."""
-    kept = [(tensor, tensor_state(tensor), tensor.detach().clone()) for tensor in unseen_tensors(model)]
+    """Put back what is written, meanwhile, to tensors that the model's modules hold in plain attributes.
+
+    Where gradients would have flowed into them, they have no history after it, either.
+    """
+    kept = [
+        (tensor, tensor_state(tensor), tensor.grad_fn is not None, tensor.detach().clone())
+        for tensor in unseen_tensors(model)
+    ]
     try:
         yield
     finally:
-        for tensor, before, copy in kept:
+        for tensor, before, had_history, copy in kept:
             if tensor.is_inference() or tensor_state(tensor) != before:
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    if tensor.grad_fn is not None and not (had_history or tensor._is_view()):
+                        tensor.detach_()
                     tensor.copy_(copy)

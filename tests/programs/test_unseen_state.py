@@ -137,3 +137,23 @@ def test_a_parameter_that_is_written_through_a_list_is_put_back() -> None:
     capture(model, (torch.ones(2, 4),))
 
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_what_is_written_has_no_history_afterwards() -> None:
+    """A cache that gradients flowed into cannot be copied, and the model it is in neither."""
+
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.kept = nn.Linear(4, 4), [torch.zeros(3, 4)]
+
+        def forward(self, x: Tensor, place: Tensor) -> Tensor:
+            self.kept[0].index_copy_(0, place, self.linear(x))
+            return self.kept[0].sum(0)
+
+    model = Cache()
+
+    capture(model, (torch.ones(1, 4), torch.tensor([1])))
+
+    assert model.kept[0].grad_fn is None
+    assert torch.equal(torch.zeros(3, 4), copy.deepcopy(model).kept[0])
