@@ -153,10 +153,14 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
     try:
-        with unchanged(model), writing_replaced(model, strict=strict) as replaced, telling_lost_backwards():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        with (
+            unchanged(model),
+            telling_lost_backwards(),
+            warnings.catch_warnings(),
+            writing_replaced(model, strict=strict) as replaced,
+        ):
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
         line = own_line(error)
         raise CaptureError(
