@@ -64,6 +64,14 @@ def _no_limit(size: float | str | None) -> int | None:
     return int(number)
 
 
+def _count(value: Any) -> Any:
+    return parse_count(value) if isinstance(value, str) else plain_number(value)
+
+
+def _rate(value: Any) -> Any:
+    return parse_rate(value) if isinstance(value, str) else plain_number(value)
+
+
 def _is_float(value: Any) -> bool:
     """Whether costs can be computed with a value: a number that a float can hold."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -149,8 +157,8 @@ class Device:
         available_mem_bytes: Its memory budget in bytes, or as text (``"40MiB"``); None means no limit.
         logical_id: A number that partitioners of the ``torch.fx`` family use; -1 when it does not matter.
         torch_device: Where tensors really go, as ``torch.device`` takes it: ``"cpu"``, ``"cuda:0"``.
-        flops: Peak floating-point operations per second.
-        bandwidth: Memory bandwidth in bytes per second.
+        flops: Peak floating-point operations per second, or as text (``"40T"``).
+        bandwidth: Memory bandwidth in bytes per second, or as text (``"900GB/s"``).
         overhead: Seconds that launching one operator costs.
         backend: The backend that compiles this device's parts.
         supports: Says whether the device can run a node: called as ``supports(submodules, node)``; None means all.
@@ -166,11 +174,9 @@ class Device:
     available_mem_bytes: int | None = attrs.field(default=None, converter=_no_limit)
     logical_id: int = attrs.field(default=-1, converter=plain_number, validator=_number)
     torch_device: str = attrs.field(default="cpu", kw_only=True, converter=_torch_name)
-    flops: float = attrs.field(
-        default=DEFAULT_FLOPS, kw_only=True, converter=plain_number, validator=_positive("flops")
-    )
+    flops: float = attrs.field(default=DEFAULT_FLOPS, kw_only=True, converter=_count, validator=_positive("flops"))
     bandwidth: float = attrs.field(
-        default=DEFAULT_BANDWIDTH, kw_only=True, converter=plain_number, validator=_positive("bandwidth")
+        default=DEFAULT_BANDWIDTH, kw_only=True, converter=_rate, validator=_positive("bandwidth")
     )
     overhead: float = attrs.field(
         default=DEFAULT_OVERHEAD, kw_only=True, converter=plain_number, validator=_seconds("A device's overhead")
@@ -219,14 +225,14 @@ class Link:
     Args:
         first: Name of one device.
         second: Name of the other.
-        bandwidth: Bytes per second.
+        bandwidth: Bytes per second, or as text (``"16GiB/s"``).
         latency: Seconds before the first byte arrives.
     """
 
     first: str
     second: str
     bandwidth: float = attrs.field(
-        default=DEFAULT_LINK_BANDWIDTH, converter=plain_number, validator=_positive("bandwidth", "link")
+        default=DEFAULT_LINK_BANDWIDTH, converter=_rate, validator=_positive("bandwidth", "link")
     )
     latency: float = attrs.field(
         default=DEFAULT_LINK_LATENCY, converter=plain_number, validator=_seconds("A link's latency")
@@ -294,14 +300,22 @@ class Topology:
                 )
 
     def __getitem__(self, name: str) -> Device:
-        for device in self.devices:
-            if device.name == name:
-                return device
+        if (device := self._by_name.get(name)) is not None:
+            return device
         raise InputError(f"There is no device {name!r}; there are {', '.join(d.name for d in self.devices)}.")
 
     def link(self, source: str, target: str) -> Link:
-        """The link from one device to another; the default one where none was given."""
-        return self._links.get((source, target)) or self._links.get((target, source)) or Link(source, target)
+        """The link from one device to another; the default one where none was given.
+
+        Raises:
+            InputError: one of them is not there.
+        """
+        ends = (self[source].name, self[target].name)
+        return self._links.get(ends) or self._links.get(ends[::-1]) or Link(*ends)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], Link]:

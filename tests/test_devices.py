@@ -231,6 +231,20 @@ def test_a_link_counts_both_ways_unless_another_leads_back() -> None:
     assert (0.5, 0.125) == (round(both.seconds("a", "b", 5e8), 3), round(both.seconds("b", "a", 5e8), 3))
 
 
+def test_rates_may_be_texts() -> None:
+    device = Device("a", "40MiB", flops="40T", bandwidth="900GB/s")
+
+    assert (40e12, 900e9) == (device.flops, device.bandwidth)
+    assert Link("a", "b", 2.0**34) == Link("a", "b", "16GiB/s")
+    with pytest.raises(InputError, match="'fast' is not a rate in bytes per second; write it like 16GiB/s"):
+        Link("a", "b", "fast")
+
+
+def test_a_link_to_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match="There is no device 'nope'; there are a, b"):
+        Topology([Device("a"), Device("b")]).link("a", "nope")
+
+
 def test_routes_follow_links_the_way_they_lead() -> None:
     """From a to c the way over b is fast, back it is not: there the direct link is better."""
     links = [Link("a", "b", 8e9, 0.0), Link("b", "a", 1e6, 0.0), Link("b", "c", 8e9, 0.0), Link("a", "c", 1e9, 0.0)]

@@ -132,6 +132,13 @@ class ModelPath(torch.nn.Module):
             raise AttributeError(f"the model has no {path}")
         return here
 
+    def __getitem__(self, place: int | str) -> Any:
+        """A module of a list or a dict of them."""
+        try:
+            return getattr(self, str(place))
+        except AttributeError as error:
+            raise (IndexError if isinstance(place, int) else KeyError)(str(error)) from None
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a tensor in all parts that hold it."""
         found = self._at(name) if isinstance(value, torch.Tensor) else None

@@ -42,7 +42,7 @@ from fxpasses.plan.reading import (
     read_wishes,
     text,
 )
-from fxpasses.plan.renaming import all_at_once, renamed
+from fxpasses.plan.renaming import all_at_once, refuse_twice, renamed
 from fxpasses.plan.writing import plan_facts
 
 if TYPE_CHECKING:
@@ -177,11 +177,13 @@ class Plan:
                 the innermost counts. ``""`` is the model itself.
 
         Raises:
-            PlanError: the plan names nothing in a module of that path; or it is no dict.
+            PlanError: the plan names nothing in a module of that path; two parts would name the same; or it is no dict.
         """
         if not isinstance(renames, Mapping):
             raise PlanError(f"Renames are a dict like {{'layers': 'blocks'}}, not {renames!r}.")
-        return attrs.evolve(self, parts=tuple(renamed(self.parts, all_at_once(self.parts, renames))))
+        parts = renamed(self.parts, all_at_once(self.parts, renames))
+        refuse_twice(self.parts, parts)
+        return attrs.evolve(self, parts=tuple(parts))
 
     def check(
         self,

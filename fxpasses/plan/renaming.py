@@ -13,7 +13,7 @@ from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.wording import did_you_mean
 
-__all__ = ["all_at_once", "guess_renames", "renamed"]
+__all__ = ["all_at_once", "guess_renames", "refuse_twice", "renamed"]
 
 MOST_RENAMES = 8
 MOST_UNEXPLAINED = 0.2
@@ -30,6 +30,22 @@ def renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartP
         )
         for part in parts
     ]
+
+
+def refuse_twice(before: Sequence[PartPlan], after: Sequence[PartPlan]) -> None:
+    """Two modules that become one leave operators in two parts.
+
+    Raises:
+        PlanError: an entry is in two parts that was in one before.
+    """
+    home: dict[str, tuple[str, str]] = {}
+    for old, new in zip(before, after, strict=True):
+        for was, entry in zip(old.ops, new.ops, strict=True):
+            part, first = home.setdefault(entry, (new.name, was))
+            if part != new.name and first != was:
+                raise PlanError(
+                    f"{first} in {part} and {was} in {new.name} would both be {entry}; rename the other module, too."
+                )
 
 
 def _renamed_entry(entry: str, renames: Mapping[str, str]) -> str:

@@ -7,11 +7,13 @@ reason and the user's own source line.
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import traceback
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +53,24 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     if not file.is_file():
         raise InputError(f"{str(path)!r} is a folder, not a saved program; name the .pt2 file in it.")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_log("torch.export"):
             warnings.simplefilter("ignore")
             return torch.export.load(str(file))
     except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
         raise InputError(
             f"{str(path)!r} {_what_it_is(file)} ({type(error).__name__}: {_first_line(error)})."
         ) from error
+
+
+@contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Torch writes tracebacks of what it then raises."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _what_it_is(file: Path) -> str:

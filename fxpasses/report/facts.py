@@ -196,7 +196,7 @@ def _is_elsewhere(node: Node, device: Device) -> bool:
 def _needed_by(users: Sequence[Node], assignment: Assignment, keys: Mapping[Node, str]) -> str:
     parts = dict.fromkeys(str(assignment.partition_of[user]) for user in users)
     more = f" and {len(users) - 1} more" if len(users) > 1 else ""
-    return f"{', '.join(parts)} uses it in {keys[users[0]]}{more}"
+    return f"{', '.join(parts)} {'uses' if len(parts) == 1 else 'use'} it in {keys[users[0]]}{more}"
 
 
 def _copy_row(plan: Plan, node: Node, source: str, target: str, why: str) -> CopyRow:

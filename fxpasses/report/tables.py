@@ -32,7 +32,10 @@ MOST_COPIES = 20
 MOST_STEPS = 12
 MOST_ADVICE = 3
 NARROW, WIDE = 100, 120
-"""Columns below which devices, copies and steps are lines of text, and of a report as text."""
+"""Columns below which devices, copies and steps are lines of text, and of a report as text; devices also where their
+table needs more.
+"""
+ANY_WIDTH = 10_000
 
 
 def summary_text(summary: Summary) -> str:
@@ -75,11 +78,13 @@ def summary_tables(summary: Summary) -> Iterator[Table]:
 def print_placement(summary: Summary, console: Console) -> None:
     """Print what each device holds and does, what crosses, what takes the time, and what would help."""
     narrow = console.width < NARROW
-    if narrow:
+    tables = list(_devices_tables(summary))
+    unlimited = console.options.update_width(ANY_WIDTH)
+    if narrow or any(console.measure(table, options=unlimited).maximum > console.width for table in tables):
         title = "Devices" if summary.training is None else f"Devices in a training step, {summary.training}"
         _print_lines(console, title, (line for row in summary.devices for line in _device_lines(row)))
     else:
-        for table in _devices_tables(summary):
+        for table in tables:
             console.print(table)
         for row in (row for row in summary.devices if row.peak_when):
             kept = f"; it keeps up to {format_bytes(row.most_saved_bytes)} for the backward"

@@ -194,9 +194,10 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(source: str, tmp_
     assert file.read_text() == "here"
 
 
-def test_the_command_runs_as_a_module(source: str) -> None:
+@pytest.mark.parametrize("module", ["fxpasses", "fxpasses.cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fxpasses.cli", "lower", "nothing.pt2", *TWO],
+        [sys.executable, "-m", module, "lower", "nothing.pt2", *TWO],
         capture_output=True,
         text=True,
         check=False,
@@ -204,6 +205,22 @@ def test_the_command_runs_as_a_module(source: str) -> None:
 
     assert 2 == done.returncode
     assert "... read the model\nerror: There is no file 'nothing.pt2'.\n" == done.stderr
+
+
+def test_a_file_that_is_no_program_is_one_sentence(tmp_path: Path) -> None:
+    """Torch writes a traceback to its log before it raises."""
+    (tmp_path / "bad.pt2").write_text("no program")
+    done = subprocess.run(
+        [sys.executable, "-m", "fxpasses", "place", str(tmp_path / "bad.pt2"), *TWO],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == done.returncode
+    first, second = done.stderr.splitlines()
+    assert "... read the model" == first
+    assert "is not a program that torch.export.save wrote" in second
 
 
 def test_parameters_may_stay_in_main_memory(source: str, tmp_path: Path) -> None:

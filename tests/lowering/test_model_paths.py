@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from lowering_models import cpu_pair
+from lowering_models import Mlp, cpu_pair
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.func import functional_call, grad
@@ -176,3 +176,12 @@ def test_a_module_that_is_here_for_what_is_shared_leads_to_the_rest(
     torch.testing.assert_close(functional_call(lowered, given, (IDS,)), functional_call(model, given, (IDS,)))
     torch.testing.assert_close(dict(get_model_state_dict(lowered)), dict(get_model_state_dict(model)))
     assert list(lowered.state_dict()) == list(model.state_dict())
+
+
+def test_lists_of_modules_are_indexed() -> None:
+    model = Mlp(3, 8)
+    lowered = lower(model, (torch.randn(2, 8),), devices=cpu_pair(), device_map={"layers.1": "right", "": "left"})
+
+    assert lowered.layers[1].weight is model.layers[1].weight
+    with pytest.raises(IndexError, match=r"^the model has no layers\.3$"):
+        lowered.layers[3]

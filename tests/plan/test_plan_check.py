@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -119,6 +120,17 @@ def test_a_module_that_the_plan_does_not_name_cannot_be_renamed(plan: Plan) -> N
         plan.rename_modules({"layrs": "blocks"})
 
     assert plan == plan.rename_modules({"layers": "blocks", "blocks": "layers"})
+
+
+def test_two_modules_do_not_become_one() -> None:
+    """Its operators would be in two parts."""
+    parts = (PartPlan("left", "cpu", ("0/*",)), PartPlan("right", "cpu", ("1/*",)))
+    plan = Plan("m", "latency", (Device("cpu"),), (), parts)
+
+    said = "0/* in left and 1/* in right would both be 1/*; rename the other module, too."
+    with pytest.raises(PlanError, match=f"^{re.escape(said)}$"):
+        plan.rename_modules({"0": "1"})
+    assert ["1/*", "0/*"] == [part.ops[0] for part in plan.rename_modules({"0": "1", "1": "0"}).parts]
 
 
 def test_a_plan_without_parts_is_for_no_model(plan: Plan, encoder: GraphModule) -> None:
