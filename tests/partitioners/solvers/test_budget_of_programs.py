@@ -94,8 +94,8 @@ def test_the_effort_follows_the_budget_unless_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_searches_inside_of_a_search_have_its_effort(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have a part of its time, and give their programs as much as it does."""
+def test_pipelines_from_which_a_search_starts_are_not_proven(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that proves the best pipeline takes as long as that of the answer, and proves nothing about it."""
     efforts = []
 
     def pipelines(similar: PlacementProblem, *arguments: Any) -> Any:
@@ -108,7 +108,7 @@ def test_searches_inside_of_a_search_have_its_effort(objective: str, monkeypatch
     solve_placement(problem(objective=objective, time_budget=0.4))
 
     assert efforts
-    assert set(efforts) == {0.8}
+    assert {0.0} == set(efforts)
 
 
 def test_a_larger_budget_gives_no_worse_answer_and_no_worse_bound() -> None:

@@ -12,6 +12,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.classes import optimistic
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.descending import descended
 from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
@@ -109,6 +110,7 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
         best = best.renamed(search, takes)
         best, proven = by_links(search, best, bound)
         bound = max(bound, proven)
+        best = descended(search, best, bound)
     return best.device_of, best.order, bound
 
 

@@ -121,7 +121,7 @@ def _starts(
     if (cheapest := in_turn(problem, tables)) is not None:
         found.append(units.homes(cheapest))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
-    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=problem.program_effort)
+    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0)  # what starts needs no proof
     if problem.contiguity == "free":
         similar = attrs.evolve(similar, explain="never")  # a free placement may exist all the same
     for objective in ("throughput", "devices"):
