@@ -27,6 +27,12 @@ from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
 __all__ = ["trace_backward"]
 
+aten = torch.ops.aten
+
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+_FILL_ZEROS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+"""What backwards do to zeros that they have just made: in place, on the CPU and where no mode looks on."""
+
 
 def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = False) -> BackwardNeeds:
     """Ask autograd what it keeps and makes for the backward of a graph. One run without data, about 0.5 ms a node.
@@ -117,7 +123,9 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._begin: Literal["forward", "given", "backward"] = "forward"
         self._node: Node | None = None
         self._added = AddedGradients()
-        self._adds_in_place = False
+        self._zeros: int | None = None  # the storage that the last operator filled with zeros
+        self._is_in_place = False
+        self._given_up = 0  # bytes of what the operator that runs takes over on the CPU
         self._before: Node | None = None  # whose backward ran the last operator that made something
 
     def run(self) -> None:
@@ -187,14 +195,17 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._adds_in_place = self._added.is_in_place(func, args)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        fills = func in _FILL_ZEROS and storage_key(args[0]) == self._zeros
+        self._given_up, self._is_in_place = 0, fills or self._added.is_in_place(func, args)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self._zeros = storage_key(result) if func in _ZEROS else None
+        return result
 
     def ran(self, operands: Any, scratch: int) -> None:
         """After each operator: who read what."""
         node = self._current
         if scratch:
-            self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), self.held + scratch)
+            self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), self.held - self._given_up + scratch)
         for storage in storages_in(operands):
             if (read := self._staying.get(storage._cdata)) is not None:
                 read.readers[node] = None
@@ -204,8 +215,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._staying[key] = Stay(size, node, self._begin)
         self.stays.append(self._staying[key])
         self._before = node
-        in_place = size if self._adds_in_place else 0
-        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, self.held - in_place)):
+        self._given_up = size if self._is_in_place else 0
+        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, self.held - self._given_up)):
             peaks[node] = max(peaks.get(node, 0), held)
 
     def goes(self, key: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
+import attrs
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,6 +25,13 @@ aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 """Types of indices that say yes or no."""
 _BRANCHING = torch.ops.higher_order.cond
+
+
+@attrs.frozen(eq=False)
+class _Saved:
+    """What autograd holds of a tensor that it saves, as long as the function is there that it is saved for."""
+
+    tensor: Tensor
 
 
 class ForwardTrace(Interpreter):
@@ -47,10 +56,15 @@ class ForwardTrace(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note what it made and what autograd saved."""
-        packed: list[Tensor] = []
+        packed: list[ref[_Saved]] = []
+
+        def pack(tensor: Tensor) -> _Saved:
+            packed.append(ref(saved := _Saved(tensor)))
+            return saved
+
         self.followed.restart()
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
-        with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):  # type: ignore[func-returns-value]  # append gives None
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
             result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
         tensors = tensors_in(result) if n.op != "output" else []
         for tensor in tensors:
@@ -58,11 +72,12 @@ class ForwardTrace(Interpreter):
         self.kept += tensors
         if any(tensor.requires_grad for tensor in tensors):
             self.differentiable[n] = None
+        for saved in (reference() for reference in packed):
+            if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
+                self._note(n, saved.tensor)
         if n.target is _BRANCHING and n in self.differentiable:
-            packed += tensors_in(self.map_nodes_to_values(n.args[0], n))  # its condition is kept without the hooks
-        for tensor in packed:
-            self._note(n, tensor)
-        packed.clear()  # the hooks live as long as what they packed
+            for tensor in tensors_in(self.map_nodes_to_values(n.args[0], n)):
+                self._note(n, tensor)  # its condition is kept without the hooks
         self._note_functions(n, tensors)
         kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
         if self.followed.peak > kept:

@@ -54,6 +54,21 @@ def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model()
 
 
+class Called(nn.Module):
+    """A function on what a layer makes."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    return lambda: (Called(function), (torch.randn(4, 64, 64),))
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "mlp": lambda: (Mlp(6), (torch.randn(256, 64),)),
     "tied": lambda: (Tied(), (torch.randint(0, 50, (16, 32)),)),
@@ -61,6 +76,14 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "resnet": resnet,
     "llama": llama,
     "hungry backward": lambda: (HungryBackward(), (torch.randn(100, 32), torch.randint(0, 100, (400,)))),
+    "sums of gradients": calling(lambda x: torch.linalg.cross(x[..., :3], x[..., 3:6])),
+    "largest": calling(lambda x: x.max(1)[0]),
+    "five largest": calling(lambda x: x.topk(5, -1)[0]),
+    "gathered": calling(lambda x: x.gather(1, torch.zeros(4, 2, 64, dtype=torch.int64))),
+    "sorted without a gradient": calling(lambda x: x.argsort(-1) / 3 * x),
+    "averages laid out otherwise": calling(
+        lambda x: nn.functional.avg_pool2d(x.view(4, 8, 8, 64).permute(0, 3, 1, 2), 2)
+    ),
     "fan": lambda: (Fan(), (torch.randn(128, 32),)),
     "attention": lambda: (Attention(), (torch.randn(2, 32, 64),)),
     "autocast": lambda: (Autocasting(), (torch.randn(16, 64),)),
