@@ -24,7 +24,7 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.composite_operators import is_composite
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.costs.kernel_scratch import may_need_scratch
-from fxpasses.partitioners.costs.kernels_in_use import on_cpu
+from fxpasses.partitioners.costs.kernels_in_use import BiasInPlace, on_cpu
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -218,9 +218,9 @@ def _ran(
 ) -> DryRun | None:
     ran = _run_once(target, structure, leaves, autocast)
     otherwise = on_cpu(target) if autocast is None else None
-    if ran is None or otherwise is None or any(_is_elsewhere(leaf) for leaf in leaves):
+    if ran is None or not ran.inside or otherwise is None or any(map(_is_elsewhere, leaves)):
         return ran
-    there = _run_once(otherwise, structure, leaves, autocast)
+    there = _run_once(otherwise, structure, leaves, autocast, BiasInPlace)
     return ran if there is None else attrs.evolve(ran, scratch=there.inside + there.scratch - ran.inside)
 
 
@@ -229,11 +229,15 @@ def _is_elsewhere(leaf: Hashable) -> bool:
 
 
 def _run_once(
-    called: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
+    called: Any,
+    structure: pytree.TreeSpec,
+    leaves: tuple[Hashable, ...],
+    autocast: Autocast | None,
+    follow: type[FollowedStorages] = FollowedStorages,
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
-        with collecting_later(), FollowedStorages() as followed, _under(autocast):
+        with collecting_later(), follow() as followed, _under(autocast):
             try:
                 result = (getattr(Tensor, called) if isinstance(called, str) else called)(*args, **kwargs)
             except CANNOT_RUN:

@@ -14,23 +14,32 @@ import torch
 from torch import Tensor
 from torch._meta_registrations import pooling_output_shape
 
-__all__ = ["on_cpu"]
+from fxpasses.partitioners.costs.followed_storages import FollowedStorages, storages_in
+
+__all__ = ["BiasInPlace", "on_cpu"]
 
 aten = torch.ops.aten
 
 
 def on_cpu(target: Any) -> Callable[..., Any] | None:
-    """What does, on the CPU, what an operator does there in inference; None where the operator itself does so."""
-    return _ON_CPU.get(target)
+    """What does, on the CPU, what an operator does there in inference; None where the operator itself does so.
+
+    With :class:`BiasInPlace`, that is.
+    """
+    return target if target in _WITH_BIAS else _ON_CPU.get(target)
 
 
-def _linear(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product to which the bias is added in place where what goes in is not dense."""
-    if bias is None or given.dim() == 2 or given.is_contiguous():  # a batch of rows
-        whole: Tensor = aten.linear.default(given, weight, bias)
-        return whole
-    product: Tensor = aten.linear.default(given, weight)
-    return product.add_(bias)
+class BiasInPlace(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
+    """Follows what an operator makes that adds a bias to a product of its own in place: one of what is not dense."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.add.Tensor and isinstance(args[1], Tensor) and self._is_biased(*args):
+            func = aten.add_.Tensor
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _is_biased(self, product: Tensor, bias: Tensor) -> bool:
+        own = [storage._cdata in self.alive for storage in storages_in((product, bias))]
+        return own == [True, False] and bias.dim() == 1 and product.dim() != 2  # one of rows is a single operator
 
 
 def _singular_values(matrix: Tensor, *, driver: str | None = None) -> Tensor:
@@ -59,9 +68,10 @@ def _largest_in_windows(
     return rows.new_empty((*rows.shape[:-1], width))
 
 
+_WITH_BIAS = frozenset((aten.linear.default, aten.gru.input, aten.lstm.input, aten.rnn_tanh.input, aten.rnn_relu.input))
+
 _ON_CPU: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        aten.linear.default: _linear,
         aten.linalg_svdvals.default: _singular_values,
         aten.linalg_eigvalsh.default: _eigenvalues,
         aten.max_pool1d.default: _largest_in_windows,

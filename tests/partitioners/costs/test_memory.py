@@ -179,6 +179,8 @@ def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Modul
 
 MODELS = {
     "linear of what is not dense": with_channels_in_between,
+    "gated, batch first": lambda: (nn.GRU(64, 128, batch_first=True), (torch.randn(8, 20, 64),)),
+    "projected": lambda: (nn.LSTM(64, 48, proj_size=16, batch_first=True), (torch.randn(4, 32, 64),)),
     "singular values": calling(torch.linalg.svdvals),
     "eigenvalues": calling(torch.linalg.eigvalsh),
     "shared windows": calling(lambda x: x.unfold(1, 4, 2).contiguous()),
