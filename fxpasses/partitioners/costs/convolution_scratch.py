@@ -182,7 +182,7 @@ def _weights(shapes: Convolution, bias: int) -> int:
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
     if not shapes.is_pointwise:
-        while_made += _sums_in_floats(shapes, weight)
+        while_made += _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
 
@@ -230,7 +230,8 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
         weight = shapes.weight_of_channels(is_filled=not is_small)
     else:
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
-    while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + _sums_in_floats(shapes, weight)
+    sums = _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
+    while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + sums
     return weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias)
 
 

@@ -27,6 +27,12 @@ _HALVES = 6500
 """The same in half precision, whatever is computed."""
 _SUMS = 4
 """How many gradients of a weight each thread has where the input is unfolded."""
+_PLACES_OF_THREAD = 512
+"""From so many places for each thread on, they share what is unfolded."""
+_BARRIERS = 21_000
+"""Bytes with which threads that sum up apart wait for each other."""
+_SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
+"""Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
 _FLOAT = 4
 
 
@@ -162,7 +168,22 @@ class Convolution:
     def sums_of_columns(self) -> int:
         """Where each thread has columns, and gradients of the weight."""
         sums = _SUMS * self.weight_bytes * (2 if self.is_half else 1)  # floats
-        return torch.get_num_threads() * (sums + self._columns_of_slice + _SUMS * ALIGNMENT)
+        return self._unfolding_threads * (sums + self._columns_of_slice + _SUMS * ALIGNMENT)
+
+    @property
+    def _unfolding_threads(self) -> int:
+        """All, if each has samples or groups of its own; where there are many places, all multiply the same columns."""
+        threads = torch.get_num_threads()
+        is_apart = math.prod(self.source[2:]) < _PLACES_OF_THREAD * threads and (self.source[0] > 1 or self.groups > 2)
+        return threads if is_apart or self.is_volumes else 1
+
+    def sums_of_threads(self, weight: int) -> int:
+        """Gradients of a weight that threads sum up apart, as there are fewer blocks of channels than threads."""
+        if self.is_half or self.is_depthwise or self.vector != LARGEST_VECTOR:
+            return 0
+        blocks = self.groups * -(-self.channels // self.vector) * -(-self.made // self.vector)
+        apart = -(-torch.get_num_threads() // blocks)
+        return (apart - 1) * weight + _BARRIERS if apart > 1 else 0
 
     @property
     def _columns_of_slice(self) -> int:
@@ -243,7 +264,11 @@ class Convolution:
         """What the gradient of a transposed convolution that makes one channel is spread to."""
         if self.source[1] != 1:
             return 0
-        return _STRIDING + (self.result_bytes if self.is_strided else 0)
+        if self.vector != LARGEST_VECTOR:
+            return _STRIDING + (self.result_bytes if self.is_strided else 0)
+        places = _PLACE * math.prod(self.result[2:])
+        of_thread = _SPREAD + _SPREAD_STEP * (max(self.stride) - 1) + places
+        return torch.get_num_threads() * of_thread + _PAGE * 2 + ALIGNMENT * self.result[1]
 
     def turned_samples(self) -> int:
         """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16."""

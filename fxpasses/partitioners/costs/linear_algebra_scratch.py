@@ -21,8 +21,16 @@ __all__ = ["LINEAR_ALGEBRA"]
 _INT = 4
 _FLAGS = 64
 """Bytes of numbers with which torch asks whether a matrix was singular."""
-_PANEL = 32
-"""Columns that are orthogonalized at once."""
+_PANELS, _FEW_REFLECTIONS, _LARGE = (16, 32, 64), 64, 1000
+"""Columns that are orthogonalized at once: of up to so many, of most matrices, and of those with more on two sides."""
+_LEAST = 32
+"""Matrices with fewer rows are orthogonalized column by column."""
+_NARROW, _WIDE, _FEW = 17, 49, 300
+"""Columns that are looked at together where there are few, and where there are more than so many."""
+_FEWEST = 10
+"""Up to so many reflections are found one by one."""
+_SHARED, _OF_THREAD, _REST = 100, 704, 600
+"""From how many reflections on threads share blocks, and numbers of such blocks."""
 _VALUES_ONLY, _GENERAL = 22, 386
 """Rows to work in, for eigenvalues alone and of a matrix that is not symmetric."""
 aten = torch.ops.aten
@@ -67,13 +75,34 @@ def _singular(args: Sequence[Any], _result: Any) -> int:
 
 
 def _orthogonal(args: Sequence[Any], _result: Any) -> int:
-    """The lengths of the reflections, a panel, and the square where there are several tall matrices."""
+    """The lengths of the reflections; then what finds them, a square of several tall matrices, or what applies them.
+
+    Several threads want more: a panel of all rows, and two of the columns, and blocks of their own.
+    """
     matrix: Tensor = args[0]
     count, rows, columns = _size(matrix)
+    reflections, threads = min(rows, columns), torch.get_num_threads()
+    applied = reflections + 1
+    if rows >= _LEAST:
+        is_large = rows + reflections > _LARGE
+        panel = _PANELS[0] if reflections <= _FEW_REFLECTIONS else _PANELS[1 + is_large]
+        applied = panel * (reflections if threads == 1 else rows + 2 * reflections) + 1
+    found = _reflections(reflections, columns, threads)
     square = count * columns * columns if count > 1 and rows > columns else 0
-    panel = min(_PANEL, columns // 4 + 2)
-    numbers = (count + panel) * max(rows, columns) + square
-    return numbers * matrix.element_size() + _FLAGS
+    return (count * reflections + max(found, square, applied)) * matrix.element_size() + _FLAGS
+
+
+def _reflections(reflections: int, columns: int, threads: int) -> int:
+    """Numbers to find them with: a narrow panel, and blocks for each thread where there are many."""
+    if columns < _LEAST:
+        return columns + 1
+    if reflections <= _FEWEST:
+        return (threads + 1) * columns
+    if threads == 1:
+        return (_NARROW if reflections <= _FEW else _WIDE) * (columns + 1)
+    if reflections < _SHARED:
+        return _NARROW * (columns + 1) + (threads - 1) * columns
+    return (_NARROW - 1) * columns + threads * _OF_THREAD + _REST
 
 
 def _solved(args: Sequence[Any], _result: Any) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.partitioners.costs.convolution_shapes import round_up
-from fxpasses.partitioners.costs.tile_products import TileProduct, has_tiles
+from fxpasses.partitioners.costs.tile_products import FEWEST_PRODUCTS, TileProduct, has_tiles
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 __all__ = ["lays_out", "product_scratch_bytes"]
@@ -27,6 +27,8 @@ _SHORT, _LONG, _LONGEST = 512, 1024, 1088
 """How many products are added up at once, where there are up to twice as many or more, and at most."""
 _PADDING, _TABLES = 16, 1152
 _MARGIN = 1.3
+_WIDER = 4
+"""How many times as wide as high a result is of which threads have columns."""
 _FLOAT = 4
 _BATCHED = 3
 """Dimensions of several matrices."""
@@ -70,25 +72,40 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     if right.dim() == 1:
         return 0
     (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
+    is_batch = left.dim() == _BATCHED
     if has_tiles(left.dtype):
-        count = concrete_size(left.shape[0]) if left.dim() == _BATCHED else 0
+        count = concrete_size(left.shape[0]) if is_batch else 0
         lies = {"left_by_columns": _lies_by_columns(left), "right_by_columns": _lies_by_columns(right)}
         return TileProduct(count=count, rows=rows, depth=depth, columns=columns, **lies).scratch_bytes()
-    if 1 in (rows, columns) or not lays_out(left.dtype):
+    count = concrete_size(left.shape[0]) if is_batch else 1
+    if not lays_out(left.dtype) or count * rows * depth * columns <= FEWEST_PRODUCTS:
         return 0
     if left.dtype is torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
-        return rows * columns * _FLOAT
-    rows, is_long = min(rows, _ROWS), depth > _LONG
+        return 0 if 1 in (rows, columns) else rows * columns * _FLOAT
+    is_vector = columns == 1 and not is_batch
+    if is_vector:
+        rows, columns = 1, rows
+    if left.dtype is torch.float16 and not is_batch:
+        rows = _rows_of_a_thread(rows, columns)
+    rows, is_long = min(rows, _ROWS), depth > _LONG and rows > 1
     depth = round_up(depth, _PADDING if left.dtype is torch.float16 else 2 * _PADDING)
-    if left.dtype is torch.bfloat16 and left.stride(-1) == 1:
+    if left.dtype is torch.bfloat16 and (is_vector or left.stride(-1) == 1):
         together = min(depth, _LONG if is_long else _SHORT)
         blocks = _COLUMNS * together * left.element_size() + rows * min(columns, _COLUMNS) * _FLOAT
-    elif columns > _COLUMNS and depth > _SHORT:
+    elif columns > _COLUMNS and depth > _SHORT and rows > 1:
         blocks = _with_left(left, rows, min(depth, _LONGEST), _WIDE, _WIDE)
     else:
         together = min(depth, _LONG if is_long else _SHORT)
-        blocks = _with_left(left, rows, together, _COLUMNS, min(columns, _COLUMNS))
+        blocks = _with_left(left, rows, together, _COLUMNS, columns if rows == 1 else min(columns, _COLUMNS))
     return torch.get_num_threads() * (blocks + _TABLES)
+
+
+def _rows_of_a_thread(rows: int, columns: int) -> int:
+    """Threads share the rows, unless each has a block of columns, or there are far more columns than rows."""
+    threads = torch.get_num_threads()
+    if (_COLUMNS < columns and max(rows, columns) <= threads * _COLUMNS) or columns > _WIDER * rows:
+        return rows
+    return min(rows, max(-(-rows // threads), _PADDING))
 
 
 def _lies_by_columns(matrix: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, round_up
 
-__all__ = ["TileProduct", "has_tiles"]
+__all__ = ["FEWEST_PRODUCTS", "TileProduct", "has_tiles"]
 
 _ELEMENT, _FLOAT = 2, 4
 _PAIRS, _COLUMNS = 32, 64
@@ -33,7 +33,7 @@ _DEEP, _DEEPER = 600, 960
 """From so many products on, sums of many rows, or of all, are kept between blocks."""
 _TILE, _TILE_ROWS = 1024, 16
 """Bytes and rows of a tile."""
-_FEWEST = 16**3
+FEWEST_PRODUCTS = 16**3
 """Products with fewer multiplications are done by torch itself."""
 
 
@@ -59,7 +59,7 @@ class TileProduct:
 
     def scratch_bytes(self) -> int:
         """What all threads have."""
-        if max(1, self.count) * self.rows * self.depth * self.columns <= _FEWEST:
+        if max(1, self.count) * self.rows * self.depth * self.columns <= FEWEST_PRODUCTS:
             return 0
         return torch.get_num_threads() * (self._left() + self._right() + self._sums() + self._tiles())
 
@@ -85,7 +85,8 @@ class TileProduct:
         if 1 in (self.rows, self.columns):
             return self._padded * _COLUMNS * _ELEMENT
         if self.left_by_columns:
-            return min(self._padded, _RIGHT_DEPTH) * _COLUMNS * _ELEMENT
+            columns = _PAIRS if self._is_one_block() and torch.get_num_threads() > 1 else _COLUMNS
+            return min(self._padded, _RIGHT_DEPTH) * columns * _ELEMENT
         if self._takes_few_columns():
             return self._padded * _PAIRS * _ELEMENT
         return min(self._padded * self._columns_of_a_thread() * _ELEMENT, _LARGEST)
@@ -101,13 +102,18 @@ class TileProduct:
         has_many = self.rows >= (2 if threads == 2 else 1) * self.columns
         if threads == 1 or self.count or has_many or self.depth <= _PAIRS:
             return round_up(self.columns, _PAIRS)
-        return round_up(-(-self.columns // threads), _COLUMNS)
+        return round_up(-(-self.columns // threads), _PAIRS if self.columns <= _COLUMNS else _COLUMNS)
+
+    def _is_one_block(self) -> bool:
+        """Whether threads can share nothing but the columns of one block."""
+        return not self.count and max(self.rows, self.depth, self.columns) <= _COLUMNS and self.columns > _PAIRS
 
     def _tiles(self) -> int:
         """The tiles of sums, and more where some are not full."""
         if self.depth % _PAIRS and not self.left_by_columns:
             return 8 * _TILE
-        if 1 < self.rows <= _TILE_ROWS and not self.left_by_columns and self._takes_few_columns():
+        is_narrow = self._takes_few_columns() or self._columns_of_a_thread() <= _PAIRS
+        if not self.left_by_columns and 1 < self.rows <= _TILE_ROWS and is_narrow:
             return 3 * _TILE + ALIGNMENT
         return (5 if self.columns <= _COLUMNS or self.left_by_columns else 6) * _TILE + ALIGNMENT
 
