@@ -225,7 +225,10 @@ class PlacementSolution:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the bound proves that no placement of this kind is better (up to rounding)."""
+        """Whether the bound proves that no placement of this kind is better.
+
+        Up to rounding, that is: 1e-9 of it, or 1e-6 where an integer program decides.
+        """
         return self.gap <= 1e-9
 
     def nodes(self, device: str) -> list[Node]:
