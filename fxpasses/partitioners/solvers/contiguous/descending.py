@@ -20,8 +20,8 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["descended"]
 
-WORK, MORE_WORK = 30e6, 30e6
-"""Numbers that are looked at whatever the budget, and for each second of it: about a third of a second each at most."""
+WORK, MORE_WORK = 15e6, 10e6
+"""Numbers that are looked at whatever the budget, and for each second of it: about a tenth of a second each."""
 BATCH = 256
 KICKS, DRAWN, ALONE = 3, 32, 0.5
 """Moves at random in a row, how many are drawn for each, and how often one unit goes alone."""
