@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.convolution_shapes import round_up
+from fxpasses.partitioners.costs.convolution_shapes import has_tiles, round_up
 from fxpasses.partitioners.costs.product_scratch import lays_out
-from fxpasses.partitioners.costs.tile_products import TileProduct, has_tiles
+from fxpasses.partitioners.costs.tile_products import TileProduct
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 __all__ = ["attention_backward_scratch_bytes", "attention_scratch_bytes"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, LARGEST_VECTOR, Convolution
+from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, LARGEST_VECTOR, Convolution, has_tiles
 
 __all__ = ["convolution_backward_scratch_bytes", "convolution_scratch_bytes"]
 
@@ -174,14 +174,17 @@ def _weights(shapes: Convolution, bias: int) -> int:
     if not is_image and _is_few(shapes):
         block = shapes.vector // 2
     unfolded = 0
-    if _unfolds_for_weight(shapes, block):
+    if _unfolds_for_weight(shapes, block) and (not _has_tiles(shapes) or _is_unusual(shapes)):
         unfolded = shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
         if shapes.is_depthwise or not (shapes.is_dilated and block):  # else oneDNN may have one that does
             return unfolded
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
-    if not shapes.is_pointwise:
+    if _has_tiles(shapes):
+        weight = shapes.weight_in_tiles()
+        while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + bias
+    elif not shapes.is_pointwise:
         while_made += _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
@@ -192,7 +195,7 @@ def _weights(shapes: Convolution, bias: int) -> int:
 
 
 def _forward_in_order(shapes: Convolution) -> int:
-    tables = shapes.tables() if shapes.fills(shapes.channels) else 0
+    tables = shapes.tables() if shapes.fills(shapes.channels) or _has_tiles(shapes) else 0
     return shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
 
 
@@ -210,7 +213,7 @@ def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
         added = _added(shapes, has_bias=has_bias and shapes.is_strided and (shapes.is_uneven or shapes.is_half))
         return weight + added + shapes.tables(is_spread=shapes.is_strided)
     is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
-    spread = shapes.tables(is_spread=True) if shapes.is_strided and is_wide else 0
+    spread = shapes.tables(is_spread=True) if (shapes.is_strided and is_wide) or _has_tiles(shapes) else 0
     return weight + spread + (_added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0)
 
 
@@ -231,6 +234,8 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
     else:
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
     sums = _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
+    if _has_tiles(shapes):
+        weight, sums = shapes.weight_in_tiles(), shapes.sums_in_tiles()
     while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + sums
     return weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias)
 
@@ -308,6 +313,11 @@ def _prefers_order(shapes: Convolution) -> bool:
     """Whether channels come last whatever is given: half precision on processors that compute in it."""
     has_tiles = torch.cpu._is_amx_tile_supported()
     return shapes.dtype is torch.float16 or (shapes.dtype is torch.bfloat16 and has_tiles)
+
+
+def _has_tiles(shapes: Convolution) -> bool:
+    """Whether it is computed with tiles, as all are but those of one channel a group."""
+    return has_tiles(shapes.dtype) and not shapes.is_depthwise
 
 
 def _is_as_given(shapes: Convolution) -> bool:

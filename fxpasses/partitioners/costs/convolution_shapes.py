@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "round_up"]
+__all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "has_tiles", "round_up"]
 
 ALIGNMENT = 128
 _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
@@ -33,6 +33,8 @@ _BARRIERS = 21_000
 """Bytes with which threads that sum up apart wait for each other."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
 """Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
+_TILE_PAIRS, _FEW_CHANNELS = 32, 4
+"""Channels fill tiles of so many; so few are laid out beside the places of the kernel."""
 _FLOAT = 4
 
 
@@ -228,6 +230,8 @@ class Convolution:
     def tables(self, *, is_spread: bool = False) -> int:
         """What a kernel that knows channels last has of its own; a strided one spreads a sample, with a border."""
         threads = torch.get_num_threads()
+        if has_tiles(self.dtype) and not self.is_depthwise:
+            return self._tile_tables()
         if not is_spread:
             return (threads + 1) * (_PAGE + ALIGNMENT)
         places = math.prod(
@@ -236,6 +240,48 @@ class Convolution:
         )
         uneven = (_UNEVEN_HALF if self.is_half else _UNEVEN) if self.is_uneven else 0
         return threads * (_STRIDING + uneven + places * self.result[1] * self.element)
+
+    def _tile_tables(self) -> int:
+        """Rows of what is read that each thread of a processor with AMX copies: with a border, whole tiles of channels.
+
+        Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
+        """
+        dims, steps = len(self.kernel), max(self.stride)
+        if math.prod(self.kernel) == 1:
+            rows, times, least, weights = 0, 0.0, 96 if self.is_strided else 24, 0.0
+        elif 1 in (dims, *self.kernel):  # sequences
+            rows, times, least, weights = self.source[2], 3.0 * steps, 48, 0.0
+        elif self.channels <= _FEW_CHANNELS or self.is_volumes:
+            rows, times, least, weights = self.source[2], max(1.25, steps / 2), 96, 0.5
+        elif steps == 1:
+            rows, times, least, weights = self._rows_for(1024), 4.0, 64, 0.0
+        elif steps != max(self.kernel):
+            rows, times, least, weights = self._rows_for(256), 4.0, 96, 0.0
+        else:  # patches
+            rows, times, least, weights = self._rows_for(128), 6.0, 24, 1.0
+        border = max(self.kernel) - 1 if self.is_padded else 0
+        across = math.prod(size + border for size in self.source[3:])
+        channels = self.groups * round_up(self.channels, _TILE_PAIRS) * self.element
+        of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
+        return torch.get_num_threads() * of_thread + int(weights * self.weight_bytes)
+
+    def weight_in_tiles(self) -> int:
+        """The gradient of the weight as it is made with tiles."""
+        return self.groups * round_up(self.made, self.vector) * round_up(self.channels, _TILE_PAIRS) * self.kernel_bytes
+
+    def sums_in_tiles(self) -> int:
+        """That as floats, but for patches of images, and samples of what is read and made that are turned."""
+        border = self.kernel[-1] - 1 + 2 * (self.stride[-1] - 1)
+        source = round_up(self.channels, _TILE_PAIRS) * math.prod(self.source[2:-1]) * (self.source[-1] + border)
+        result = round_up(self.made, self.vector) * math.prod(self.result[2:])
+        is_patches = self.channels <= _FEW_CHANNELS and self.stride == self.kernel
+        sums = (1 if is_patches else 2) * self.weight_in_tiles()
+        return torch.get_num_threads() * (sums + 3 * self.groups * (source + result) * self.element + 96 * 1024)
+
+    def _rows_for(self, places: int) -> int:
+        """The rows of what is read that so many places of the result need."""
+        rows, across = self.result[2], self.result[-1]
+        return min(self.source[2], self.stride[0] * (min(rows, -(-places // across)) - 1) + self.kernel[0])
 
     @property
     def is_uneven(self) -> bool:
@@ -283,6 +329,11 @@ class Convolution:
         if self.result[1] % block == 0 and not self.is_half:
             return 0
         return self.groups * round_up(self.made, block) * _FLOAT + ALIGNMENT
+
+
+def has_tiles(dtype: torch.dtype) -> bool:
+    """Whether this processor multiplies tiles of a type."""
+    return dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
 
 def round_up(count: int, block: int) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.convolution_shapes import round_up
-from fxpasses.partitioners.costs.tile_products import FEWEST_PRODUCTS, TileProduct, has_tiles
+from fxpasses.partitioners.costs.convolution_shapes import has_tiles, round_up
+from fxpasses.partitioners.costs.tile_products import FEWEST_PRODUCTS, TileProduct
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 __all__ = ["lays_out", "product_scratch_bytes"]

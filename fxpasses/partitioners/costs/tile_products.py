@@ -14,7 +14,7 @@ import torch
 
 from fxpasses.partitioners.costs.convolution_shapes import ALIGNMENT, round_up
 
-__all__ = ["FEWEST_PRODUCTS", "TileProduct", "has_tiles"]
+__all__ = ["FEWEST_PRODUCTS", "TileProduct"]
 
 _ELEMENT, _FLOAT = 2, 4
 _PAIRS, _COLUMNS = 32, 64
@@ -27,7 +27,9 @@ _ALIKE, _STEPS = 512, 16
 """Rows so far apart share places in caches; numbers for each step where a tile is not full."""
 _LEFT_DEPTH, _RIGHT_DEPTH = 2048, 4096
 """Up to so many products are added up at once, of what is laid out of each operand."""
-_LARGEST = 1450 * 1024
+_MANY = 640
+"""Of so many rows on the right operand is laid out as a whole, as far as it fits."""
+_LARGEST = 2048 * 1024
 """Bytes of the right operand that fit into a cache with all the rest."""
 _DEEP, _DEEPER = 600, 960
 """From so many products on, sums of many rows, or of all, are kept between blocks."""
@@ -72,7 +74,9 @@ class TileProduct:
     def _left(self) -> int:
         """A last tile that is not full has a step of its own; rows that are powers of two apart are moved apart."""
         if not self.left_by_columns:
-            return min(self.rows, _ROWS) * 2 * _PAIRS * _ELEMENT if self.depth % _PAIRS else 0
+            is_moved = self.depth % _PAIRS != 0 or (self.depth % _ALIKE == 0 and self._takes_few_columns())
+            most = _MANY if self.depth % _PAIRS == 0 else _ROWS
+            return min(self.rows, most) * 2 * _PAIRS * _ELEMENT if is_moved else 0
         block = next((block for most, block in _ROW_BLOCKS if self.rows <= most), _ROWS)
         rows = min(round_up(self.rows, block), _ROWS)
         has_rest = self.depth % _PAIRS != 0 if self.depth > _PAIRS else self.depth % 2 != 0
@@ -88,13 +92,14 @@ class TileProduct:
             columns = _PAIRS if self._is_one_block() and torch.get_num_threads() > 1 else _COLUMNS
             return min(self._padded, _RIGHT_DEPTH) * columns * _ELEMENT
         if self._takes_few_columns():
-            return self._padded * _PAIRS * _ELEMENT
+            return self._padded * (_COLUMNS if self.depth >= _LEFT_DEPTH else _PAIRS) * _ELEMENT
         return min(self._padded * self._columns_of_a_thread() * _ELEMENT, _LARGEST)
 
     def _takes_few_columns(self) -> bool:
         """Whether the right operand lies as tiles are read and is passed once: there are more columns than rows."""
         is_wide = self.rows * torch.get_num_threads() < self.columns
-        return self.right_by_columns and is_wide and self.depth > _PAIRS and not self.count
+        has_many = self.rows > _MANY or (self.rows >= _ALIKE - _PAIRS and self.depth >= _LEFT_DEPTH)
+        return self.right_by_columns and is_wide and self.depth > _PAIRS and not self.count and not has_many
 
     def _columns_of_a_thread(self) -> int:
         """Threads share columns, or rows where there are many: then each lays out the whole right operand."""
@@ -120,9 +125,8 @@ class TileProduct:
     def _sums(self) -> int:
         if not (self.depth == 1 or self.depth > _DEEPER or (self.depth >= _DEEP and self.rows > _COLUMNS)):
             return 0
-        return min(round_up(self.rows, _PAIRS), _ROWS) * min(round_up(self.columns, _PAIRS), _COLUMNS) * _FLOAT
-
-
-def has_tiles(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies tiles of a type."""
-    return dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+        columns = round_up(self.columns, _PAIRS)
+        sums = max(min(round_up(self.rows, _PAIRS), _ROWS) * min(columns, _COLUMNS), min(self.rows, _MANY) * _PAIRS)
+        if self.depth >= _LEFT_DEPTH and self.right_by_columns and not self.count:
+            sums = max(self.rows - _ALIKE, min(self.rows, _ROWS)) * min(columns, _ALIKE)
+        return sums * _FLOAT

@@ -387,3 +387,73 @@ def test_devices_that_stand_for_others_have_kernels_of_which_nothing_is_known() 
     again = Plan.from_json(fake.plan.to_json())
     assert again.devices[0].is_fake
     assert again.simulate(capture(model, (x,))).timeline.peak("device0") == fake.report.devices[0].peak_bytes
+
+
+HALF_CONVOLUTIONS = {
+    "patches": ((3, 3, 32, 32), (64, 3, 16, 16), {"stride": 16}),
+    "small patches": ((3, 3, 32, 32), (16, 3, 4, 4), {"stride": 4}),
+    "image": ((3, 3, 32, 32), (16, 3, 7, 7), {"stride": 4, "padding": 3}),
+    "fewer places": ((3, 16, 32, 32), (32, 16, 3, 3), {"stride": 2, "padding": 1}),
+    "few places": ((3, 64, 8, 8), (128, 64, 3, 3), {"padding": 1}),
+    "deep": ((2, 128, 28, 28), (128, 128, 3, 3), {"stride": 2, "padding": 1}),
+    "downsampling": ((1, 96, 28, 28), (192, 96, 2, 2), {"stride": 2}),
+    "groups": ((3, 32, 32, 32), (32, 8, 3, 3), {"padding": 1, "groups": 4}),
+    "wave": ((3, 1, 200), (16, 1, 10), {"stride": 5}),
+    "sequence": ((2, 384, 300), (384, 384, 3), {"stride": 2, "padding": 1}),
+    "sequence in groups": ((3, 16, 200), (32, 4, 3), {"stride": 2, "groups": 4}),
+    "volume": ((2, 8, 8, 8, 8), (8, 8, 3, 3, 3), {"padding": 1}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("name", list(HALF_CONVOLUTIONS))
+def test_tiles_of_convolutions_in_bfloat16_are_never_predicted_too_small(name: str) -> None:
+    """How much is copied for them depends on caches; of a gradient at most some hundred bytes are missing."""
+    shape, weight_shape, options = HALF_CONVOLUTIONS[name]
+    dims = len(shape) - 2
+    spread = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
+    settings = [stride, padding, dilation, False, [0] * dims, options.get("groups", 1)]
+    given, weight = torch.randn(shape).bfloat16(), torch.randn(weight_shape).bfloat16()
+    bias = [weight.shape[0]]
+    args = (given, weight, torch.randn(bias).bfloat16(), *settings)
+    made = aten.convolution.default(*args)
+    backward = (torch.randn_like(made), given, weight, bias, *settings, [True, True, True])
+    gradients = aten.convolution_backward.default(*backward)
+
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+    assert real <= scratch_bytes(aten.convolution.default, args, made) + 512
+    real = beside_its_result(lambda: aten.convolution_backward.default(*backward))
+    assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients) + 512
+
+
+LINEAR_LAYERS = [(12, 64, 64), (48, 64, 64), (256, 512, 512), (1, 640, 1000), (128, 768, 768), (1024, 768, 3072)]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(("rows", "width", "made"), LINEAR_LAYERS)
+def test_a_linear_layer_in_bfloat16_is_never_predicted_too_small(rows: int, width: int, made: int) -> None:
+    given, weight = torch.randn(rows, width).bfloat16(), torch.randn(made, width).bfloat16().t()
+    result = aten.mm.default(given, weight)
+
+    real = beside_its_result(lambda: aten.mm.default(given, weight))
+
+    assert real <= scratch_bytes(aten.mm.default, (given, weight), result) + 512
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "width"), [(191, 191, 16), (200, 600, 33), (767, 513, 65), (65, 65, 64)])
+def test_attention_lays_out_keys_and_values(
+    queries: int, keys: int, width: int, dtype: torch.dtype, causal: bool
+) -> None:
+    """Odd sizes are padded; it is exact."""
+    query, key = torch.randn(2, 4, queries, width).to(dtype), torch.randn(2, 4, keys, width).to(dtype)
+    func = aten._scaled_dot_product_flash_attention_for_cpu.default
+    args = (query, key, key, 0.0, causal)
+
+    result = func(*args)
+
+    assert beside_its_result(lambda: func(*args)) == scratch_bytes(func, args, result)
