@@ -226,11 +226,13 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
     vector = shapes.vector
     if _is_as_given(shapes):
         return 3 * shapes.weight_bytes + 2 * bias
-    if (_is_unusual(shapes) and not _is_spread_apart(shapes)) or (shapes.is_dilated and shapes.is_volumes):
+    is_lacking = shapes.is_depthwise and shapes.is_small and shapes.vector != LARGEST_VECTOR
+    is_spread = _is_spread_apart(shapes)
+    if (_is_unusual(shapes) and not is_spread) or (shapes.is_dilated and shapes.is_volumes) or is_lacking:
         return 2 * shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
     if shapes.is_depthwise:
-        is_small = max(shapes.kernel) <= _SMALL_KERNEL and not shapes.is_volumes and not shapes.is_dilated
-        weight = shapes.weight_of_channels(is_filled=not is_small)
+        has_own = not (shapes.is_small or shapes.is_volumes or shapes.is_dilated)
+        weight = shapes.weight_of_channels(is_filled=max(shapes.kernel) > _SMALL_KERNEL or not has_own)
     else:
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
     sums = _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
@@ -301,7 +303,7 @@ def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
     if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
         return True
     if shapes.is_depthwise:
-        return max(shapes.kernel) > _SMALL_KERNEL
+        return max(shapes.kernel) > _SMALL_KERNEL or shapes.is_small
     if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
         return True
     if block > _LEAST_BLOCK:

@@ -457,3 +457,15 @@ def test_attention_lays_out_keys_and_values(
     result = func(*args)
 
     assert beside_its_result(lambda: func(*args)) == scratch_bytes(func, args, result)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("channels", "places"), [(64, 2), (128, 2), (128, 4), (256, 7)])
+def test_a_kernel_of_each_channel_may_be_larger_than_its_input(channels: int, places: int, last: bool) -> None:
+    given = torch.randn(2, channels, places, places)
+    given = given.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    settings = ([channels], [1, 1], [1, 1], [1, 1], False, [0, 0], channels, [True, True, True])
+
+    args = (given, given, torch.randn(channels, 1, 3, 3), *settings)
+    assert_near(aten.convolution_backward.default, args, tables=1_024, short=512)
