@@ -35,6 +35,8 @@ _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
 """Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
 _TILE_PAIRS, _FEW_CHANNELS = 32, 4
 """Channels fill tiles of so many; so few are laid out beside the places of the kernel."""
+_MOST_UNROLLED = 5_500_000
+"""The most bytes of a row of what kernels see that a thread unrolls."""
 _FLOAT = 4
 
 
@@ -247,6 +249,8 @@ class Convolution:
         Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
         """
         dims, steps = len(self.kernel), max(self.stride)
+        if (unrolled := self._unrolled_rows()) is not None:
+            return torch.get_num_threads() * unrolled
         if math.prod(self.kernel) == 1:
             rows, times, least, weights = 0, 0.0, 96 if self.is_strided else 24, 0.0
         elif 1 in (dims, *self.kernel):  # sequences
@@ -263,7 +267,21 @@ class Convolution:
         across = math.prod(size + border for size in self.source[3:])
         channels = self.groups * round_up(self.channels, _TILE_PAIRS) * self.element
         of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
+        if 1 in (dims, *self.kernel):
+            seen = min(max(self.kernel), _TILE_PAIRS // 2) * steps * self.result[-1]
+            of_thread = min(of_thread, 64 * 1024 + 10 * self.groups * self.channels * seen)
         return torch.get_num_threads() * of_thread + int(weights * self.weight_bytes)
+
+    def _unrolled_rows(self) -> int | None:
+        """What each place of a row sees, as a thread unrolls it where a strided kernel reads an image; None elsewhere.
+
+        Rows that take more than caches hold are not unrolled.
+        """
+        steps, kernel = max(self.stride), max(self.kernel)
+        if len(self.kernel) != 2 or self.channels >= _FEW_CHANNELS or not 1 < steps < kernel:
+            return None
+        unrolled = 6 * self.channels * kernel**3 * steps**2 * self.result[-1]
+        return 110 * 1024 + unrolled if unrolled <= _MOST_UNROLLED else None
 
     def weight_in_tiles(self) -> int:
         """The gradient of the weight as it is made with tiles."""
