@@ -7,6 +7,7 @@ the new graph.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,10 @@ _MISFIT = also_as(InputError, TypeError())
 _SOURCE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?")
 """How torch writes an input in the conditions of a program; ``flat_args`` are all of them, flattened."""
 _FUNCTIONS = {"math": math, "torch": torch}
-"""What these conditions may call."""
+_KNOWN = {*_FUNCTIONS, "given", "flat", "max", "min", "abs", "int", "float", "round", "pow"}
+"""What these conditions may call, and may name."""
+_TORCHS_OWN = re.compile(r"sym_\w+")
+"""The functions of torch among them."""
 MOST_TOLD = 4
 """Inputs of which an error tells the sizes."""
 
@@ -58,7 +62,7 @@ class _Relation:
 
     @classmethod
     def of(cls, code: str, names: Sequence[str], leaves: Sequence[str]) -> _Relation | None:
-        """Read what torch wrote of parameters and flattened inputs; None where it speaks of what is neither.
+        """Read what torch wrote of parameters and flattened inputs; None where it speaks of something else.
 
         What it wrote of strides is no condition here: inputs may lie in memory as they like.
         """
@@ -78,10 +82,24 @@ class _Relation:
             return known[-1]
 
         written = _SOURCE.sub(source, code)
-        if "" in known:
+        if "" in known or not _is_arithmetic(written):
             return None
         words = _SOURCE.sub(lambda match: _name_of(match, names, leaves), code).replace(".size()[", ".shape[")
         return cls(words, eval(f"lambda given, flat: {written}", {**_FUNCTIONS}))
+
+
+def _is_arithmetic(code: str) -> bool:
+    """Whether it is nothing else: a program may come from a file that somebody else wrote."""
+    for node in ast.walk(ast.parse(code, mode="eval")):
+        if isinstance(node, ast.Name) and node.id not in _KNOWN:
+            return False
+        if isinstance(node, ast.Attribute):
+            is_of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+            if node.attr.startswith("_") or (is_of_torch and not _TORCHS_OWN.fullmatch(node.attr)):
+                return False
+        if isinstance(node, (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+            return False
+    return True
 
 
 @attrs.frozen

@@ -207,6 +207,22 @@ def test_an_error_names_the_part_that_differs(given: Any, name: str, words: str)
         ours(given)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "L['input'].size()[0] > __import__('os').getpid()",
+        "L['input'].__class__.__name__ == ''",
+        "torch.load('file') > L['input'].size()[0]",
+        "(lambda: 1)() > L['input'].size()[0]",
+    ],
+)
+def test_conditions_of_a_file_run_no_code(code: str) -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(3, 4),))
+    program._guards_code = [code, "max(L['input'].size()[0], math.floor(2.5)) > torch.sym_max(1, 2)"]
+
+    assert 1 == len(InputContract.of(program).relations)
+
+
 def test_conditions_on_strides_and_on_what_is_no_input_are_left_to_torch() -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.ones(3, 4),))
     program._guards_code = ["L['elsewhere'].size()[0] > 3", "L['input'].stride()[0] != 4"]
