@@ -12,6 +12,7 @@ __all__ = ["lstm_backward_scratch_bytes", "lstm_scratch_bytes", "lstm_workspace_
 
 _PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
 _TABLES = 26_000
+_FLOATS, _MOST_FLOATS = 2560, 1_150_000
 _GATES, _BLOCK = 4, 32  # the weights of each gate are laid out in whole blocks
 
 
@@ -46,6 +47,8 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     gates = steps * batch * _row(_GATES * hidden) * (2 if 1 in (steps, batch) else 1)
     rows, pages = (2.2 - hidden / width) * (steps + 1) if width > hidden else 13, 8 if width > hidden else 5
     states = rows * batch * _row(max(width, hidden)) + pages * _PAGE
+    if given.dtype is torch.float16:  # each thread has some weights as floats
+        states += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
     return int(weights + gates + states + (0 if given.is_contiguous() else given.nbytes))
 
 

@@ -198,3 +198,17 @@ def test_a_bilinear_layer_has_products_of_two_operands_slice_by_slice(rows: tupl
     layer, right = torch.nn.Bilinear(32, 48, 16), torch.randn(*rows, 48, requires_grad=True)
 
     assert_each_operator_is_near(backward_too(lambda x: layer(x, right), torch.randn(*rows, 32)))
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="no instructions for float16")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("width", "hidden"), [(64, 64), (128, 256), (1024, 128), (100, 70), (16, 16)])
+def test_an_lstm_in_float16_has_weights_as_floats_in_each_thread(width: int, hidden: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        layer, x = torch.nn.LSTM(width, hidden).half().eval(), torch.randn(6, 3, width).half()
+        with torch.no_grad():
+            assert_each_operator_is_near(lambda: layer(x), more=1.25)
+    finally:
+        torch.set_num_threads(before)
