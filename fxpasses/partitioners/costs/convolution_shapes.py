@@ -33,8 +33,8 @@ _BARRIERS = 21_000
 """Bytes with which threads that sum up apart wait for each other."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
 """Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
-_TILE_PAIRS, _FEW_CHANNELS = 32, 4
-"""Channels fill tiles of so many; so few are laid out beside the places of the kernel."""
+_TILE_PAIRS, _TILE_ROWS, _FEW_CHANNELS = 32, 16, 4
+"""Channels fill tiles of so many, and so many rows; so few channels are laid out beside the places of the kernel."""
 _MOST_UNROLLED = 5_500_000
 """The most bytes of a row of what kernels see that a thread unrolls."""
 _FLOAT = 4
@@ -275,13 +275,19 @@ class Convolution:
     def _unrolled_rows(self) -> int | None:
         """What each place of a row sees, as a thread unrolls it where a strided kernel reads an image; None elsewhere.
 
-        Rows that take more than caches hold are not unrolled.
+        Rows that take more than caches hold are not unrolled. Patches are where rows of them fill whole tiles, and
+        rows of a patch do not; others are copied.
         """
         steps, kernel = max(self.stride), max(self.kernel)
-        if len(self.kernel) != 2 or self.channels >= _FEW_CHANNELS or not 1 < steps < kernel:
+        if len(self.kernel) != 2 or self.channels >= _FEW_CHANNELS or not 1 < steps <= kernel:
             return None
-        unrolled = 6 * self.channels * kernel**3 * steps**2 * self.result[-1]
-        return 110 * 1024 + unrolled if unrolled <= _MOST_UNROLLED else None
+        unrolled = self.channels * kernel**3 * steps**2 * self.result[-1]
+        if steps < kernel:
+            return 110 * 1024 + 6 * unrolled if 6 * unrolled <= _MOST_UNROLLED else None
+        made = self.result[1] * kernel**2
+        copied = max(2.4 * self.channels * kernel * math.prod(self.source[2:]) + 10 * made, 32.0 * made)
+        fills = self.result[2] % _TILE_ROWS == 0 and self.channels * kernel % _TILE_ROWS != 0
+        return 110 * 1024 + int(max(copied, 4.6 * unrolled if fills else 0.0))
 
     def weight_in_tiles(self) -> int:
         """The gradient of the weight as it is made with tiles."""

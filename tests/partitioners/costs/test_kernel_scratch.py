@@ -391,6 +391,9 @@ def test_devices_that_stand_for_others_have_kernels_of_which_nothing_is_known() 
 
 HALF_CONVOLUTIONS = {
     "patches": ((3, 3, 32, 32), (64, 3, 16, 16), {"stride": 16}),
+    "large patches": ((1, 3, 224, 224), (64, 3, 14, 14), {"stride": 14}),
+    "few patches": ((1, 3, 28, 28), (384, 3, 14, 14), {"stride": 14}),
+    "first layer": ((2, 3, 96, 96), (32, 3, 7, 7), {"stride": 2, "padding": 3}),
     "small patches": ((3, 3, 32, 32), (16, 3, 4, 4), {"stride": 4}),
     "image": ((3, 3, 32, 32), (16, 3, 7, 7), {"stride": 4, "padding": 3}),
     "fewer places": ((3, 16, 32, 32), (32, 16, 3, 3), {"stride": 2, "padding": 1}),
