@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,3 +180,19 @@ class Crossing(nn.Module):
         mask = x > 0
         wide = self.one(x).view(-1, 4, 8).transpose(1, 2).reshape(-1, 32) * mask
         return (wide.relu() + self.other(x).sigmoid() * mask + x).softmax(-1)
+
+
+class Called(nn.Module):
+    """A function on what a layer makes."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    """Makes a model that calls it, and inputs."""
+    return lambda: (Called(function), (torch.randn(4, 64, 64),))

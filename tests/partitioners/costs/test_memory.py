@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from allocations import AllocatedBytes, allocated_peak
-from lowering_models import KeyValueCache, Mlp, Tied, Windows
+from lowering_models import KeyValueCache, Mlp, Tied, Windows, calling
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import symbolic_trace
@@ -160,21 +160,6 @@ def linear_without_bias() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def with_channels_in_between() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Linear(64, 256), (torch.randn(16, 64, 32).transpose(1, 2),)
-
-
-class Called(nn.Module):
-    """A function on what a layer makes."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.function = nn.Linear(64, 64), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.linear(x))
-
-
-def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
-    return lambda: (Called(function), (torch.randn(4, 64, 64),))
 
 
 MODELS = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from allocations import AllocatedBytes, allocated_peak
-from lowering_models import Mlp, Tied, Windows
+from lowering_models import Mlp, Tied, Windows, calling
 from torch import Tensor, nn
 from torch.export import export
 from torch.fx import GraphModule
@@ -52,21 +52,6 @@ def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     from examples.resnet import model
 
     return model()
-
-
-class Called(nn.Module):
-    """A function on what a layer makes."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.function = nn.Linear(64, 64), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.linear(x))
-
-
-def calling(function: Callable[[Tensor], Tensor]) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
-    return lambda: (Called(function), (torch.randn(4, 64, 64),))
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
