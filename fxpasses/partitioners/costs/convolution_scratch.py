@@ -313,8 +313,7 @@ def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
 
 def _prefers_order(shapes: Convolution) -> bool:
     """Whether channels come last whatever is given: half precision on processors that compute in it."""
-    has_tiles = torch.cpu._is_amx_tile_supported()
-    return shapes.dtype is torch.float16 or (shapes.dtype is torch.bfloat16 and has_tiles)
+    return shapes.dtype is torch.float16 or has_tiles(shapes.dtype)
 
 
 def _has_tiles(shapes: Convolution) -> bool:

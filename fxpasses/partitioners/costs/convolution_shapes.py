@@ -248,12 +248,12 @@ class Convolution:
 
         Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
         """
-        dims, steps = len(self.kernel), max(self.stride)
+        steps = max(self.stride)
         if (unrolled := self._unrolled_rows()) is not None:
             return torch.get_num_threads() * unrolled
         if math.prod(self.kernel) == 1:
             rows, times, least, weights = 0, 0.0, 96 if self.is_strided else 24, 0.0
-        elif 1 in (dims, *self.kernel):  # sequences
+        elif self._is_along_one_dimension:
             rows, times, least, weights = self.source[2], 3.0 * steps, 48, 0.0
         elif self.channels <= _FEW_CHANNELS or self.is_volumes:
             rows, times, least, weights = self.source[2], max(1.25, steps / 2), 96, 0.5
@@ -267,10 +267,15 @@ class Convolution:
         across = math.prod(size + border for size in self.source[3:])
         channels = self.groups * round_up(self.channels, _TILE_PAIRS) * self.element
         of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
-        if 1 in (dims, *self.kernel):
+        if self._is_along_one_dimension:
             seen = min(max(self.kernel), _TILE_PAIRS // 2) * steps * self.result[-1]
             of_thread = min(of_thread, 64 * 1024 + 10 * self.groups * self.channels * seen)
         return torch.get_num_threads() * of_thread + int(weights * self.weight_bytes)
+
+    @property
+    def _is_along_one_dimension(self) -> bool:
+        """Whether places are seen in one row only: sequences, and kernels with one row."""
+        return 1 in (len(self.kernel), *self.kernel)
 
     def _unrolled_rows(self) -> int | None:
         """What each place of a row sees, as a thread unrolls it where a strided kernel reads an image; None elsewhere.
