@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+
 __all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views"]
 
 _VIEWS = (torch.ops.aten._unsafe_view.default,)
@@ -31,11 +33,15 @@ def constant_views(graph_module: GraphModule) -> dict[Node, None]:
 
 
 def is_aten_view(node: Node) -> bool:
-    """Whether it calls an ``aten`` operator that gives another view of its input and writes nothing."""
+    """Whether it calls an ``aten`` operator that gives another view of its input and writes nothing.
+
+    A ``reshape`` or a ``to`` that copies is none, see :func:`~fxpasses.partitioners.costs.dry_runs.makes_a_copy`.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not node.all_input_nodes:
         return False
-    return target in _VIEWS or any(result.alias_info is not None for result in target._schema.returns)
+    is_alias = any(result.alias_info is not None for result in target._schema.returns)
+    return target in _VIEWS or (is_alias and not makes_a_copy(node))
 
 
 def is_tuple_of_views(node: Node) -> bool:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects.aliasing import storage_key
 from fxpasses.guards import is_guard
+from fxpasses.partitioners.costs.dry_runs import makes_a_copy
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
@@ -90,9 +91,16 @@ def measure(fx_module: GraphModule, node: Node) -> tuple[SizeBytes, dict[Hashabl
         return SizeBytes(0, 0), {}
     output = _output_bytes(fx_module, node)
     items: dict[Hashable, int] = {node: output} if node.op == "placeholder" else state_items(fx_module, node)
-    if is_getitem(node) or is_aten_view(node) or is_tuple_of_views(node):
+    if _holds_nothing(node):
         return SizeBytes(output, 0), items
     return SizeBytes(output, output + sum(items.values()) * (node.op == "call_module")), items
+
+
+def _holds_nothing(node: Node) -> bool:
+    """Whether its result is memory of what it reads."""
+    if is_getitem(node):
+        return not makes_a_copy(node)
+    return is_aten_view(node) or is_tuple_of_views(node)
 
 
 def size_of(node: Node) -> SizeBytes:

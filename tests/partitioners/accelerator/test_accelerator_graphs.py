@@ -444,6 +444,50 @@ def test_what_no_fake_can_run_is_run_for_real() -> None:
     assert [(12, 12), (8, 8)] == [tuple(node.size_bytes) for node in graph.nodes if node.op != "output"]
 
 
+def copies_and_views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.to(torch.float64), x.t().reshape(-1), x.t().contiguous(), x.half(), x.reshape(-1), x.float()
+
+
+def test_operators_that_copy_count_what_they_make() -> None:
+    """A ``to``, ``reshape`` or ``contiguous`` is no view where it makes new memory, whatever its schema says."""
+    model, x = nn.Module(), torch.rand(32, 32)
+    model.forward = copies_and_views
+    module = export(model, (x,)).module()
+
+    get_size_of_all_nodes(module)
+
+    made = [node.size_bytes.total_size for node in module.graph.nodes if node.op == "call_function"]
+    assert [8192, 4096, 4096, 2048] == [size for size in made if size]
+
+
+def test_weights_that_are_cast_count_beside_what_they_are_cast_to() -> None:
+    """A cast of a weight is computed; a view of one goes to each partition that uses it."""
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t().half()
+
+    x = torch.rand(4, 16).half()
+
+    partitioner, result = partition(export(Cast(), (x,)), PartitionerConfig(devices(None)))
+
+    assert 16 * 16 * (4 + 2) + 2 * 4 * 16 * 2 == partitioner.partitions[0].used_mem_bytes
+    assert result.module_with_submodules(x).dtype == torch.float16
+
+
+def test_elements_that_are_picked_by_a_list_count() -> None:
+    """A slice is a view; what a list or a tensor picks is copied."""
+    graph = symbolic_trace(lambda x: (x[:2], x[[0, 1, 2]]))
+
+    partitioner, _ = partition(graph, PartitionerConfig(devices(None)), example_inputs=(torch.rand(8, 4),))
+
+    assert 8 * 4 * 4 + 3 * 4 * 4 == partitioner.partitions[0].used_mem_bytes
+
+
 def test_aot_takes_the_nodes_of_a_program() -> None:
     """Mappings over ``program.graph`` are understood; elements of tuples follow where the mapping leaves them out."""
 
