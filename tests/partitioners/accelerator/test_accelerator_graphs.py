@@ -448,11 +448,13 @@ def copies_and_views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.to(torch.float64), x.t().reshape(-1), x.t().contiguous(), x.half(), x.reshape(-1), x.float()
 
 
-def test_operators_that_copy_count_what_they_make() -> None:
+@pytest.mark.parametrize("decompose", [False, True], ids=["exported", "decomposed"])
+def test_operators_that_copy_count_what_they_make(decompose: bool) -> None:
     """A ``to``, ``reshape`` or ``contiguous`` is no view where it makes new memory, whatever its schema says."""
     model, x = nn.Module(), torch.rand(32, 32)
     model.forward = copies_and_views
-    module = export(model, (x,)).module()
+    program = export(model, (x,))
+    module = (program.run_decompositions() if decompose else program).module()
 
     get_size_of_all_nodes(module)
 
@@ -870,3 +872,27 @@ def test_a_decomposed_program_that_writes_a_buffer_is_partitioned() -> None:
     assert {"submod_0", "submod_1"} <= {name for name, _ in module.named_children()}
     for _ in range(2):
         torch.testing.assert_close(eager(x), module(x))
+
+
+def test_assertions_about_types_have_no_bytes() -> None:
+    """A cast is decomposed with an assertion beside it, for which torch records no value."""
+
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).to(torch.float64).float())
+
+    x, model = torch.rand(4, 8), Casts()
+    program = export(model, (x,)).run_decompositions()
+
+    _, result = partition(program, PartitionerConfig(devices(1000, 1000)))
+
+    check_outputs(result, model, x)
+    assert 2 == len(result.dag.nodes)
+    module = program.module()
+    get_size_of_all_nodes(module)
+    asserted = [node for node in module.graph.nodes if "assert" in node.name]
+    assert [(0, 0), (0, 0)] == [tuple(node.size_bytes) for node in asserted]
