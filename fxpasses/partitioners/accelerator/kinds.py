@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.partitioners.costs.dry_runs import makes_a_copy
 
-__all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views"]
+__all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views", "writes_back"]
 
 _VIEWS = (torch.ops.aten._unsafe_view.default,)
 """Views whose schemas do not say so."""
@@ -50,6 +50,17 @@ def is_tuple_of_views(node: Node) -> bool:
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in _CUTTING
+
+
+def writes_back(node: Node) -> bool:
+    """Whether it does nothing but copy a result to an input or an attribute.
+
+    ``ExportedProgram.module()`` has such nodes for what a decomposed program gives as new values.
+    """
+    if node.target is not torch.ops.aten.copy_.default or any(user.op != "output" for user in node.users):
+        return False
+    written = node.args[0]
+    return isinstance(written, Node) and written.op in ("placeholder", "get_attr")
 
 
 def _comes_from_attributes(node: Node) -> bool:

@@ -17,7 +17,7 @@ from fxpasses.partitioners.costs.node_costs import measure_node
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.wording import listed
 
-from .kinds import is_pulled
+from .kinds import is_pulled, writes_back
 from .sizes import size_of
 from .structures import NodeLatency, Partition, PartitionLatency
 
@@ -96,12 +96,14 @@ def _overall(latency: PartitionLatency) -> float:
 
 
 def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> None:
-    """Refuse missing and negative latencies; elements of tuples and views of attributes may be left out.
+    """Refuse missing and negative latencies.
+
+    Elements of tuples, views of attributes, and copies to inputs and attributes may be left out.
 
     Raises:
         PlacementError: It names the nodes (also a ``KeyError``).
     """
-    missing = [node for node in nodes if node not in latencies and not is_getitem(node) and not is_pulled(node)]
+    missing = [node for node in nodes if node not in latencies and not _may_be_free(node)]
     if missing:
         names = listed((node.name for node in missing), 5)
         raise also_as(PlacementError, KeyError())(
@@ -112,6 +114,10 @@ def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]
     for node in nodes:
         if node in latencies and not min(latencies[node]) >= 0:
             raise PlacementError(f"the latency of {node.name} is {tuple(latencies[node])}; seconds are not negative")
+
+
+def _may_be_free(node: Node) -> bool:
+    return is_getitem(node) or is_pulled(node) or writes_back(node)
 
 
 def get_partition_to_latency_mapping(

@@ -22,7 +22,8 @@ from .by_embedding import partition_by_embedding
 from .by_size import partition_by_size
 from .by_swapping import partition_by_swapping
 from .configurations import read_config
-from .latency import check_latencies, check_rate
+from .kinds import writes_back
+from .latency import check_latencies, check_rate, run_order
 from .mapping import Clock
 from .recording import record_values, refuse_unknown, unknown_nodes
 from .refusing import check_complete, check_graph, check_nodes, check_room
@@ -67,7 +68,9 @@ class Partitioner:
 
         Args:
             fx_module: The graph, from any tracer; it stays as it is. Of an ExportedProgram, its ``module()`` is
-                partitioned, and mappings may be over the nodes of either.
+                partitioned, and mappings may be over the nodes of either. What the module copies to inputs and
+                buffers in addition may be left out of them: it costs nothing then, and goes with the last of what it
+                waits for.
             torch_module: Not used; there because torch's method has it.
             partitioner_config: Devices, mode, and what the mode needs; torch's own is taken, too.
             example_inputs: Inputs for a graph without recorded values, which then gets some; ``get_size_of_all_nodes``
@@ -183,6 +186,7 @@ def _given_partitions(workload: Workload, config: PartitionerConfig) -> list[Par
     for node in workload.atom_of:  # an element of a tuple goes with the tuple
         if node not in mapping and is_getitem(node) and node.all_input_nodes[0] in mapping:
             mapping[node] = mapping[node.all_input_nodes[0]]
+    mapping.update(_places_of_writes(workload, mapping))
     check_complete(mapping, workload, config)
     found: dict[int, Partition] = {}
     for node, number in mapping.items():
@@ -193,6 +197,30 @@ def _given_partitions(workload: Workload, config: PartitionerConfig) -> list[Par
     for partition in found.values():
         partition.recalculate_mem_size()
     return list(found.values())
+
+
+def _places_of_writes(workload: Workload, mapping: Mapping[Node, int]) -> dict[Node, int]:
+    """Partitions for copies to inputs and attributes that the mapping leaves out: of what each waits for, the last."""
+    missing = [node for node in workload.atom_of if node not in mapping and writes_back(node)]
+    if not missing:
+        return {}
+    place = _run_places(mapping)
+    found: dict[Node, int] = {}
+    for node in missing:
+        atom = workload.atom_of[node]
+        awaited = [other for each in (atom, *workload.before[atom]) for other in workload.atoms[each]]
+        if homes := [mapping[other] for other in awaited if other in mapping]:
+            found[node] = max(homes, key=place.__getitem__)
+    return found
+
+
+def _run_places(mapping: Mapping[Node, int]) -> dict[int, int]:
+    """Where each partition stands in an order in which they can run."""
+    partitions = {number: Partition(number) for number in mapping.values()}
+    for node, number in mapping.items():
+        partitions[number].nodes.add(node)
+    set_parents_and_children(list(partitions.values()))
+    return {partition.partition_id: place for place, partition in enumerate(run_order(partitions.values()))}
 
 
 def _homes(workload: Workload, partitions: Sequence[Partition]) -> dict[Node, int]:

@@ -896,3 +896,42 @@ def test_assertions_about_types_have_no_bytes() -> None:
     get_size_of_all_nodes(module)
     asserted = [node for node in module.graph.nodes if "assert" in node.name]
     assert [(0, 0), (0, 0)] == [tuple(node.size_bytes) for node in asserted]
+
+
+class Late(nn.Module):
+    """What a buffer held before is read at the end, what it gets is made in the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.mean.clone()
+        hidden = torch.relu(x)
+        self.mean.add_(hidden.sum(0))
+        return self.layer(hidden) + before
+
+
+@pytest.mark.parametrize("model", [Late, Counts])
+@pytest.mark.parametrize("mode", [*MODES, PartitionMode.aot_based])
+def test_mappings_over_a_decomposed_program_may_leave_out_what_it_writes_back(
+    model: type[nn.Module], mode: PartitionMode
+) -> None:
+    """``module()`` copies to the buffer in a node that the program does not have; it goes where that can run."""
+    x, eager = torch.rand(4, 8), model()
+    program = export(copy.deepcopy(eager), (x,)).run_decompositions()
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    config = PartitionerConfig(
+        devices(1000, 1000),
+        mode,
+        100.0,
+        dict.fromkeys(calls, NodeLatency(1.0, 2.0)),
+        {node: int(node.name in ("clone", "addmm", "add_1", "addmm_1")) for node in calls},
+        {0: [0], 1: [1]},
+    )
+
+    _, result = partition(program, config)
+
+    for _ in range(2):
+        torch.testing.assert_close(result.module_with_submodules(x), eager(x))
