@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 from fxpasses.errors import CycleError
-from fxpasses.plan.fitting import Fit
+from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import covering_entries, path_in
 from fxpasses.plan.parts import PartPlan
-from fxpasses.plan.renaming import guess_renames
+from fxpasses.plan.renaming import guess_renames, rename
 from fxpasses.wording import listed
 
 __all__ = ["hints", "misfit", "waiting"]
@@ -24,7 +24,8 @@ def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> 
     if renames:
         names = [(old or "the model", new or "the model") for old, new in renames.items()]
         said = ", ".join(f"{old!r} seems to be called {new!r} now" for old, new in names)
-        return {"": f"{said}: plan.rename_modules({dict(renames)!r}) adapts the plan"}
+        adapts = "adapts the plan" if fit(rename(parts, renames), given.keys).is_complete else "lets more of it fit"
+        return {"": f"{said}: plan.rename_modules({dict(renames)!r}) {adapts}"}
     if given.has_closed_region:
         return {"": "the graph has a region of autocast or of a grad mode as one operator: OpenRegions() opens it"}
     if given.names_closed_region:

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
-from fxpasses.plan.keys import covering_entries, names_region
+from fxpasses.plan.keys import covering_entries, names_region, path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.size_operators import with_sizes
 
@@ -50,8 +50,13 @@ class Fit:
 
     @property
     def fits_nothing(self) -> bool:
-        """Whether no operator has a part."""
-        return bool(self.keys) and not self.part_of
+        """Whether no operator has a part; those in no module do not count where the plan names modules in vain.
+
+        A last ``/mul#0`` is in many models.
+        """
+        names_modules = any(path_in(entry) for entry, _part in self.unused)
+        fitting = [node for node in self.part_of if path_in(self.keys[node]) or not names_modules]
+        return bool(self.keys) and not fitting
 
     @property
     def is_for_another_model(self) -> bool:

@@ -42,7 +42,7 @@ from fxpasses.plan.reading import (
     read_wishes,
     text,
 )
-from fxpasses.plan.renaming import all_at_once, refuse_twice, renamed
+from fxpasses.plan.renaming import rename
 from fxpasses.plan.writing import plan_facts
 
 if TYPE_CHECKING:
@@ -181,9 +181,7 @@ class Plan:
         """
         if not isinstance(renames, Mapping):
             raise PlanError(f"Renames are a dict like {{'layers': 'blocks'}}, not {renames!r}.")
-        parts = renamed(self.parts, all_at_once(self.parts, renames))
-        refuse_twice(self.parts, parts)
-        return attrs.evolve(self, parts=tuple(parts))
+        return attrs.evolve(self, parts=tuple(rename(self.parts, renames)))
 
     def check(
         self,

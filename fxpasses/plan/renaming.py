@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import attrs
+from torch.fx import Node
 
 from fxpasses.errors import PlanError
 from fxpasses.partitioners.placing.device_maps import covering, holders
@@ -13,14 +14,25 @@ from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.wording import did_you_mean
 
-__all__ = ["all_at_once", "guess_renames", "refuse_twice", "renamed"]
+__all__ = ["guess_renames", "rename"]
 
 MOST_RENAMES = 8
 MOST_UNEXPLAINED = 0.2
 """Share of the entries that may stay unexplained when a model all of whose names differ counts as renamed."""
 
 
-def renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPlan]:
+def rename(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPlan]:
+    """The parts after modules were renamed, as the author of a plan says it.
+
+    Raises:
+        PlanError: no entry is in a module of that path, or two modules would become one.
+    """
+    after = _renamed(parts, _all_at_once(parts, renames))
+    _refuse_twice(parts, after)
+    return after
+
+
+def _renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPlan]:
     """The parts after modules were renamed, all at once; ``""`` stands for the model itself."""
     return [
         attrs.evolve(
@@ -32,7 +44,7 @@ def renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartP
     ]
 
 
-def refuse_twice(before: Sequence[PartPlan], after: Sequence[PartPlan]) -> None:
+def _refuse_twice(before: Sequence[PartPlan], after: Sequence[PartPlan]) -> None:
     """Two modules that become one leave operators in two parts.
 
     Raises:
@@ -60,19 +72,19 @@ def _moved(path: str, old: str, new: str) -> str:
     return ".".join(step for step in (new, path[len(old) :].strip(".")) if step)
 
 
-def _then(renames: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """All at once what some renames do, and one more after them.
+def _then(renames: Mapping[str, str], old: str, new: str, known: Container[str]) -> dict[str, str]:
+    """All at once what some renames do, and one more after them, of modules that are known before them.
 
-    >>> _then({"layers": "blocks"}, "blocks.0.fc", "blocks.0.up"), _then({"a": "b"}, "b", "c")
+    >>> _then({"layers": "blocks"}, "blocks.0.fc", "blocks.0.up", {"layers.0.fc"}), _then({"a": "b"}, "b", "c", {"a"})
     ({'layers': 'blocks', 'layers.0.fc': 'blocks.0.up'}, {'a': 'c'})
     """
     together = {first: _moved(now, old, new) if old in holders(now) else now for first, now in renames.items()}
-    origin = next((_moved(old, now, first) for first, now in renames.items() if now in holders(old)), old)
-    together.setdefault(origin, new)
+    origins = (_moved(old, now, first) for first, now in renames.items() if now in holders(old))
+    together.setdefault(next((each for each in origins if each in known), old), new)
     return together
 
 
-def all_at_once(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> dict[str, str]:
+def _all_at_once(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> dict[str, str]:
     """The same renames at once: two modules may change places; what only an earlier name makes is followed to there.
 
     Raises:
@@ -84,10 +96,10 @@ def all_at_once(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> dict[s
         if old in known:
             together[old] = new
             continue
-        made = _modules(renamed(parts, together))
+        made = _modules(_renamed(parts, together))
         if old not in made:
             raise PlanError(f"The plan names nothing in {old or 'the model itself'!r}{did_you_mean(old, list(made))}")
-        together = _then(together, old, new)
+        together = _then(together, old, new, known)
     return together
 
 
@@ -104,27 +116,36 @@ def guess_renames(parts: Sequence[PartPlan], given: Fit) -> dict[str, str]:
         given: How they fit without renaming.
 
     Returns:
-        New name by old name, all at once; the one that explains most first.
+        New name by old name, all at once, such as :func:`rename` takes; the one that explains most first.
     """
-    keys, nothing_fits = given.keys, given.fits_nothing
+    known, nothing_fits = _modules(parts), given.fits_nothing
     renames: dict[str, str] = {}
     while len(renames) < MOST_RENAMES and given.homeless and given.unused:
-        before = len(given.homeless) + len(given.unused)
         best = None
         for old, new in _candidates(given):
-            tried = renamed(parts, {old: new})
-            outcome = fit(tried, keys)
-            left = len(outcome.homeless) + len(outcome.unused)
-            if left < before:
-                best, before = (old, new, tried, outcome), left
+            tried = _then(renames, old, new, known)
+            outcome = _fit_after(parts, tried, given.keys)
+            if outcome is not None and _unexplained(outcome) < _unexplained(given if best is None else best[1]):
+                best = tried, outcome
         if best is None:
             break
-        old, new, parts, given = best
-        renames = _then(renames, old, new)
+        renames, given = best
     entries = sum(len(part.ops) for part in parts)
     if nothing_fits and len(given.unused) > entries * MOST_UNEXPLAINED:
         return {}  # another model, where a few names happen to be alike
     return renames
+
+
+def _fit_after(parts: Sequence[PartPlan], renames: Mapping[str, str], keys: Mapping[Node, str]) -> Fit | None:
+    """How the parts fit once they are renamed; None if that is refused."""
+    try:
+        return fit(rename(parts, renames), keys)
+    except PlanError:
+        return None
+
+
+def _unexplained(given: Fit) -> int:
+    return len(given.homeless) + len(given.unused)
 
 
 def _candidates(given: Fit, most: int = 6) -> list[tuple[str, str]]:

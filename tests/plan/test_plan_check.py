@@ -157,6 +157,49 @@ def test_a_model_that_was_wrapped_is_recognised_and_one_that_was_unwrapped(plan:
     assert [] == inside.rename_modules({"model": ""}).check(encoder)
 
 
+class Unpacked(nn.Module):
+    """What were ``body.0``, ``body.1`` and ``head``, and one more operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(32, 32)
+        self.add_module("0", nn.Linear(32, 32))
+        self.add_module("1", nn.Linear(32, 32))
+        self.top = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(self.get_submodule("1")(self.get_submodule("0")(self.stem(x)))).tanh()
+
+
+def test_the_call_that_is_advised_can_be_made(encoder: GraphModule) -> None:
+    """A module that was unpacked, and one beside it that was renamed: what does not follow is told."""
+    plan = plan_for(encoder, left=["stem/*", "body.0/*"], right=["body.1/*", "head/*"])
+    now = exported(Unpacked())
+
+    found = plan.check(now)
+
+    assert "plan.rename_modules({'body': '', 'head': 'top'}) lets more of it fit" in str(found[0])
+    assert ["/tanh#0"] == [each.op for each in plan.rename_modules({"body": "", "head": "top"}).check(now)]
+
+
+class Gated(nn.Module):
+    """Another model than the encoder, which also multiplies at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gate(x).sigmoid() * self.up(x)).softmax(-1)
+
+
+def test_an_operator_in_no_module_makes_no_plan_fit(plan: Plan) -> None:
+    """Both models end with a softmax; none of the modules is there."""
+    (found,) = plan.check(exported(Gated()))
+
+    assert "another model" == found.kind
+
+
 def test_an_added_layer_has_no_part(plan: Plan) -> None:
     (violation,) = plan.check(exported(Encoder(4)))
 
