@@ -93,6 +93,25 @@ def test_one_sample_takes_what_is_predicted_and_holds_what_is_predicted(data: st
         assert simulate(graph, assignment, device_of, TWO, overlap=overlap).seconds <= run.seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_predicted_does_not_depend_on_the_order_in_which_parts_are_named(seed: int) -> None:
+    """Another order of a sum may differ in the last bit; a plan would differ from its own replay."""
+    nodes = [node for node in MLP.graph.nodes if node.op == "call_function"]
+    draw = random.Random(seed)
+    took = {node: draw.uniform(1e-7, 1e-5) for node in nodes}
+    homes = {node: "ab"[place > 2] for place, node in enumerate(nodes)}
+    shuffled = dict(draw.sample(list(homes.items()), len(nodes)))
+    device_of = {name: TWO[name] for name in "ab"}
+
+    first, second = (
+        predict_times(MLP, Assignment.of(MLP, each), device_of, TWO, seconds=lambda node, _: took[node])
+        for each in (homes, shuffled)
+    )
+
+    assert list(homes) != list(shuffled)
+    assert first == second
+
+
 def test_sums_that_round_do_not_let_one_part_overlap_the_next() -> None:
     """Two parts of one device, one after the other: the peak is the predicted one, whatever operators take."""
     nodes = [node for node in MLP.graph.nodes if node.op == "call_function"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch.fx import GraphModule, Node
@@ -47,33 +48,33 @@ def predict_times(
 
     Returns:
         Seconds of one run with all transfers, and seconds by device: its nodes, each value that enters it, and each
-        value that leaves it, once, over the slowest link that it takes.
+        value that leaves it, once, over the slowest link that it takes. Sums do not depend on the order of parts.
     """
-    load = {device.name: 0.0 for device in topology.devices}
-    total = 0.0
+    load: dict[str, list[float]] = {device.name: [] for device in topology.devices}
+    total: list[float] = []
     home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
 
-    def send(value: Node, source: str, targets: Iterable[str]) -> float:
+    def send(value: Node, source: str, targets: Iterable[str]) -> None:
         size = sent(value)
         taken = {target: topology.seconds(source, target, size) for target in targets} if size else {}
-        load[source] += max(taken.values(), default=0.0)
+        load[source].append(max(taken.values(), default=0.0))
         for target, sending in taken.items():
-            load[target] += sending
-        return sum(taken.values())
+            load[target].append(sending)
+        total.extend(taken.values())
 
     for node, part in assignment.partition_of.items():
         busy = seconds(node, device_of[str(part)])
-        load[home[node]] += busy
-        total += busy
+        load[home[node]].append(busy)
+        total.append(busy)
         targets = dict.fromkeys(home[user] for user in node.users if user in home and home[user] != home[node])
         if targets:
-            total += send(node, home[node], targets)
+            send(node, home[node], targets)
     for state in sent_state(shared_state(graph_module) if shared is None else shared, assignment, device_of, loads):
-        total += send(state.names[0], state.source, state.users)
+        send(state.names[0], state.source, state.users)
     for each in loads:
-        load[device_of[each.part].name] += each.seconds
-        total += each.seconds
-    return total, load
+        load[device_of[each.part].name].append(each.seconds)
+        total.append(each.seconds)
+    return math.fsum(total), {name: math.fsum(busy) for name, busy in load.items()}
 
 
 def predict_makespan(
