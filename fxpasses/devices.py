@@ -72,6 +72,10 @@ def _rate(value: Any) -> Any:
     return parse_rate(value) if isinstance(value, str) else plain_number(value)
 
 
+def _time(value: Any) -> Any:
+    return parse_seconds(value) if isinstance(value, str) else plain_number(value)
+
+
 def _is_float(value: Any) -> bool:
     """Whether costs can be computed with a value: a number that a float can hold."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -121,7 +125,7 @@ def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
     """Types may be given as ``torch.bfloat16`` too."""
     if not isinstance(given, Mapping):
         raise InputError(f'flops_by_dtype is a table like {{"bfloat16": 990e12}}, not {given!r}.')
-    return {str(dtype).removeprefix("torch."): plain_number(rate) for dtype, rate in given.items()}
+    return {str(dtype).removeprefix("torch."): _count(rate) for dtype, rate in given.items()}
 
 
 def _known_rates(instance: object, attribute: attrs.Attribute[Any], rates: Mapping[str, float]) -> None:
@@ -158,11 +162,12 @@ class Device:
         logical_id: A number that partitioners of the ``torch.fx`` family use; -1 when it does not matter.
         torch_device: Where tensors really go, as ``torch.device`` takes it: ``"cpu"``, ``"cuda:0"``.
         flops: Peak floating-point operations per second, or as text (``"40T"``).
-        bandwidth: Memory bandwidth in bytes per second, or as text (``"900GB/s"``).
-        overhead: Seconds that launching one operator costs.
+        bandwidth: Memory bandwidth in bytes per second, or as text (``"900GB/s"``; a small ``b`` counts bits).
+        overhead: Seconds that launching one operator costs, or as text (``"5us"``).
         backend: The backend that compiles this device's parts.
         supports: Says whether the device can run a node: called as ``supports(submodules, node)``; None means all.
-        flops_by_dtype: Peak rates of types that are faster or slower than ``flops``: ``{"bfloat16": 990e12}``.
+        flops_by_dtype: Peak rates of types that are faster or slower than ``flops``: ``{"bfloat16": 990e12}``, or
+            ``{"bfloat16": "990T"}``.
         is_fake: Whether it stands for hardware that is not here, though it runs on ``torch_device``: what kernels need
             for themselves is then not counted, as nothing is known of them.
 
@@ -179,7 +184,7 @@ class Device:
         default=DEFAULT_BANDWIDTH, kw_only=True, converter=_rate, validator=_positive("bandwidth")
     )
     overhead: float = attrs.field(
-        default=DEFAULT_OVERHEAD, kw_only=True, converter=plain_number, validator=_seconds("A device's overhead")
+        default=DEFAULT_OVERHEAD, kw_only=True, converter=_time, validator=_seconds("A device's overhead")
     )
     backend: str = attrs.field(default="eager", kw_only=True, validator=_backend_name)
     supports: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False, validator=_answers)
@@ -225,8 +230,8 @@ class Link:
     Args:
         first: Name of one device.
         second: Name of the other.
-        bandwidth: Bytes per second, or as text (``"16GiB/s"``).
-        latency: Seconds before the first byte arrives.
+        bandwidth: Bytes per second, or as text (``"16GiB/s"``, ``"100Gb/s"`` in bits).
+        latency: Seconds before the first byte arrives, or as text (``"5us"``).
     """
 
     first: str
@@ -234,9 +239,7 @@ class Link:
     bandwidth: float = attrs.field(
         default=DEFAULT_LINK_BANDWIDTH, converter=_rate, validator=_positive("bandwidth", "link")
     )
-    latency: float = attrs.field(
-        default=DEFAULT_LINK_LATENCY, converter=plain_number, validator=_seconds("A link's latency")
-    )
+    latency: float = attrs.field(default=DEFAULT_LINK_LATENCY, converter=_time, validator=_seconds("A link's latency"))
 
     def __attrs_post_init__(self) -> None:
         if self.first == self.second:

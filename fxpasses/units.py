@@ -32,9 +32,11 @@ KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 
 _BYTES = {"": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": KB, "mb": MB, "gb": GB, "tb": TB}
-_PER_SECOND = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
+_PER_SECOND = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "\u00b5s": 1e6, "\u03bcs": 1e6, "ns": 1e9}
+"""The sign for micro is one of its own, or the Greek letter."""
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
-_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)\s*$")
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z\u00b5\u03bc]*)\s*$")
+_BITS = re.compile(r"(?:b|[Bb]its?)$")
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
@@ -52,7 +54,7 @@ def _scaled(number: float, factor: float, text: str, what: str, example: str) ->
 
 
 def parse_bytes(text: str | int) -> int:
-    """Read a number of bytes; binary (``KiB``) and decimal (``KB``) units.
+    """Read a number of bytes; binary (``KiB``) and decimal (``KB``) units, in capital or small letters.
 
     >>> parse_bytes("40MiB"), parse_bytes("1.5kB"), parse_bytes(7)
     (41943040, 1500, 7)
@@ -69,16 +71,19 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_rate(text: str | float) -> float:
-    """Read bytes per second: ``16GiB/s``.
+    """Read bytes per second: ``16GiB/s``; a small ``b`` counts bits, as links are sold.
+
+    >>> parse_rate("12.5GB/s"), parse_rate("100Gb/s"), parse_rate("100Gbps"), parse_rate("100Gbit/s")
+    (12500000000.0, 12500000000.0, 12500000000.0, 12500000000.0)
 
     Raises:
         InputError: the text is not a rate.
     """
     if isinstance(text, (int, float)):
         return float(text)
-    body = text.strip().removesuffix("/s").removesuffix("ps")
+    body, in_bits = _BITS.subn("B", text.strip().removesuffix("/s").removesuffix("ps"))
     try:
-        return float(parse_bytes(body))
+        return parse_bytes(body) / (8 if in_bits else 1)
     except InputError:
         raise InputError(f"{text!r} is not a rate in bytes per second; write it like 16GiB/s.") from None
 

@@ -240,6 +240,15 @@ def test_rates_may_be_texts() -> None:
         Link("a", "b", "fast")
 
 
+def test_times_and_rates_of_types_may_be_texts() -> None:
+    device = Device("a", overhead="5us", flops_by_dtype={"bfloat16": "990T", torch.float16: 1})
+
+    assert (5e-6, {"bfloat16": 990e12, "float16": 1}) == (device.overhead, device.flops_by_dtype)
+    assert Link("a", "b", 12.5e9, 2e-6) == Link("a", "b", "100Gb/s", "2us")
+    with pytest.raises(InputError, match="'soon' is not a time; write it like 5us"):
+        Link("a", "b", latency="soon")
+
+
 def test_a_link_to_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InputError, match="There is no device 'nope'; there are a, b"):
         Topology([Device("a"), Device("b")]).link("a", "nope")
