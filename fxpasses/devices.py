@@ -65,7 +65,7 @@ def _no_limit(size: float | str | None) -> int | None:
 
 
 def _count(value: Any) -> Any:
-    return parse_count(value) if isinstance(value, str) else plain_number(value)
+    return parse_count(value, "a number of FLOP/s") if isinstance(value, str) else plain_number(value)
 
 
 def _rate(value: Any) -> Any:
@@ -121,7 +121,7 @@ def _yes_or_no(_instance: object, attribute: attrs.Attribute[Any], value: Any) -
         raise InputError(f"A device's {attribute.name} is True or False, not {value!r}.")
 
 
-def _rates(given: Mapping[Any, float]) -> Mapping[str, float]:
+def _rates(given: Mapping[Any, float | str]) -> Mapping[str, float]:
     """Types may be given as ``torch.bfloat16`` too."""
     if not isinstance(given, Mapping):
         raise InputError(f'flops_by_dtype is a table like {{"bfloat16": 990e12}}, not {given!r}.')
@@ -413,15 +413,15 @@ def parse_device(text: str) -> Device:
     41943040
 
     Raises:
-        InputError: the text does not parse, or the torch device does not exist.
+        InputError: the text does not parse or makes no sense, or the torch device does not exist.
     """
     head, *options = text.split(",")
     name, equals, torch_device = head.partition("=")
     if not equals or not name.strip() or not torch_device.strip():
         raise InputError(f"--device {text!r} does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB.")
-    facts: dict[str, Any] = {"torch_device": _real_device(torch_device.strip(), text)}
-    memory: int | None = None
-    given: set[str] = set()
+    real = _real_device(torch_device.strip(), text)
+    facts: dict[str, Any] = {}
+    rates: dict[str, str] = {}
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         known, _, dtype = key.partition(".")
@@ -429,22 +429,14 @@ def parse_device(text: str) -> Device:
             raise InputError(
                 f"--device {text!r} has an option {option!r}; there are {', '.join(_DEVICE_OPTIONS)} and flops.DTYPE."
             )
-        if key in given:
+        given, name_of_it = (rates, dtype) if dtype else (facts, key)
+        if name_of_it in given:
             raise InputError(f"--device {text!r} gives {key} twice; take one out.")
-        given.add(key)
-        if key == "memory":
-            memory = parse_bytes(value)
-        elif dtype:
-            facts.setdefault("flops_by_dtype", {})[dtype] = parse_count(value, "a number of FLOP/s")
-        elif key == "flops":
-            facts[key] = parse_count(value, "a number of FLOP/s")
-        elif key == "bandwidth":
-            facts[key] = parse_rate(value)
-        elif key == "overhead":
-            facts[key] = parse_seconds(value)
-        else:
-            facts[key] = value
-    return Device(name.strip(), memory, **facts)
+        given[name_of_it] = value
+    try:
+        return Device(name.strip(), facts.pop("memory", None), torch_device=real, flops_by_dtype=rates, **facts)
+    except InputError as error:
+        raise InputError(f"--device {text!r}: {error}") from error
 
 
 def _real_device(torch_device: str, text: str) -> str:
@@ -531,14 +523,17 @@ def parse_link(text: str) -> Link:
     Link(first='left', second='right', bandwidth=1073741824.0, latency=5e-06)
 
     Raises:
-        InputError: the text does not parse.
+        InputError: the text does not parse, or makes no sense.
     """
     ends, equals, facts = text.partition("=")
     first, colon, second = (end.strip() for end in ends.partition(":"))
     if not equals or not colon or not first or not second:
         raise InputError(f"--link {text!r} does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us.")
     rate, _, latency = facts.partition(",")
-    return Link(first, second, parse_rate(rate), parse_seconds(latency) if latency.strip() else DEFAULT_LINK_LATENCY)
+    try:
+        return Link(first, second, rate, latency if latency.strip() else DEFAULT_LINK_LATENCY)
+    except InputError as error:
+        raise InputError(f"--link {text!r}: {error}") from error
 
 
 def fake_devices(

@@ -33,7 +33,11 @@ def test_a_link_is_read_from_the_command_line() -> None:
     [
         ("left", "--device 'left' does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB."),
         ("=cpu", "--device '=cpu' does not read NAME=TORCH_DEVICE; write it like left=cpu,memory=40MiB."),
-        ("a=cpu,memory=lots", "'lots' is not a size in bytes; write it like 40MiB or 2GB."),
+        (
+            "a=cpu,memory=4u",
+            "--device 'a=cpu,memory=4u': '4u' is not a size in bytes: there is no unit 'u'; "
+            "write it like 40MiB or 2GB.",
+        ),
         (
             "a=cpu,colour=red",
             "--device 'a=cpu,colour=red' has an option 'colour=red'; there are memory, flops, bandwidth, overhead, "
@@ -46,7 +50,12 @@ def test_a_link_is_read_from_the_command_line() -> None:
         ),
         (
             "a=cpu,flops.float12=1e9",
-            "flops_by_dtype names the type 'float12', which torch does not have; write it like float16.",
+            "--device 'a=cpu,flops.float12=1e9': flops_by_dtype names the type 'float12', which torch does not have; "
+            "write it like float16.",
+        ),
+        (
+            "a=cpu,flops=0",
+            "--device 'a=cpu,flops=0': A device's flops must be a positive number, not 0.0.",
         ),
         (
             "a=toaster",
@@ -60,7 +69,8 @@ def test_a_link_is_read_from_the_command_line() -> None:
         ),
         (
             "a=cpu,flops=1e400",
-            "'1e400' is not a number of FLOP/s: it is too large for a number; write it like 2.5T.",
+            "--device 'a=cpu,flops=1e400': '1e400' is not a number of FLOP/s: it is too large for a number; write it "
+            "like 2.5T.",
         ),
     ],
 )
@@ -71,11 +81,19 @@ def test_a_device_that_makes_no_sense_is_refused(text: str, sentence: str) -> No
     assert sentence == str(caught.value)
 
 
-def test_a_link_that_makes_no_sense_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a-b", "--link 'a-b' does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us."),
+        ("a:b=0", "--link 'a:b=0': A link's bandwidth must be a positive number, not 0.0."),
+        ("a:b=1GB/s,soon", "--link 'a:b=1GB/s,soon': 'soon' is not a time; write it like 5us."),
+    ],
+)
+def test_a_link_that_makes_no_sense_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_link("a-b")
+        parse_link(text)
 
-    assert "--link 'a-b' does not read A:B=RATE,LATENCY; write it like left:right=16GiB/s,5us." == str(caught.value)
+    assert sentence == str(caught.value)
 
 
 def test_a_link_to_an_unknown_device_is_refused() -> None:

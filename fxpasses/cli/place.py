@@ -203,13 +203,13 @@ def _map_of(plan: Plan) -> dict[str, str]:
 
 def _check(request: Request, check_file: Path, *, here: bool) -> None:
     from fxpasses.cli.model_source import find_model
-    from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, prepare
+    from fxpasses.lowering.preparing import Clock, pipeline_of, prepare
     from fxpasses.plan import Plan
 
     plan = Plan.load(check_file)
     plan = attrs.evolve(plan, training=request.training_of(plan))
     topology = request.topology(needed=False)
-    chosen = request.pipeline if request.pipeline is not None else plan.pipeline
+    pipeline = pipeline_of(plan) if request.pipeline is None else request.pipeline
     console = request.console()
     with show_progress(console) as progress:
         progress("read the model")
@@ -218,7 +218,7 @@ def _check(request: Request, check_file: Path, *, here: bool) -> None:
             source.model,
             source.args,
             source.kwargs,
-            pipeline=DEFAULT_PIPELINE if chosen is None else chosen,
+            pipeline=pipeline,
             clock=Clock(progress),
         )
         progress("check")

@@ -15,7 +15,7 @@ from fxpasses.errors import InputError
 from fxpasses.lowering.model_placement import check_offload
 from fxpasses.lowering.plan_making import followed_plan, found_plan
 from fxpasses.lowering.planned_models import Planned
-from fxpasses.lowering.preparing import DEFAULT_PIPELINE, Clock, Pipeline, Progress, prepare
+from fxpasses.lowering.preparing import Clock, Pipeline, Progress, pipeline_of, prepare
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.training_course import Training
@@ -114,11 +114,8 @@ def place(
     check_torch_devices(topology.devices)
     for device in topology.devices:
         check_backend(device.backend)
-    if pipeline is None:
-        pipeline = DEFAULT_PIPELINE if plan is None or plan.pipeline is None else plan.pipeline
-    prepared = prepare(
-        model, args, kwargs, pipeline=pipeline, dynamic_shapes=dynamic_shapes, strict=strict, clock=clock
-    )
+    passes = pipeline_of(plan) if pipeline is None else pipeline
+    prepared = prepare(model, args, kwargs, pipeline=passes, dynamic_shapes=dynamic_shapes, strict=strict, clock=clock)
     with clock.step("place"):
         if plan is not None:
             return followed_plan(attrs.evolve(plan, training=training), topology, prepared, clock)

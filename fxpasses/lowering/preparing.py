@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import InputError, PipelineError
+from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
 from fxpasses.lowering.program_copies import copied_program, with_keywords_given, with_regions_closed, with_true_users
@@ -29,7 +29,20 @@ from fxpasses.registry import parse_pipeline, pipeline_text
 from fxpasses.report.summary import PassRow, StepRow
 from fxpasses.values import has_value
 
-__all__ = ["DEFAULT_PIPELINE", "Clock", "Pipeline", "Prepared", "Progress", "prepare", "run_passes", "stateful"]
+if TYPE_CHECKING:
+    from fxpasses.plan import Plan
+
+__all__ = [
+    "DEFAULT_PIPELINE",
+    "Clock",
+    "Pipeline",
+    "Prepared",
+    "Progress",
+    "pipeline_of",
+    "prepare",
+    "run_passes",
+    "stateful",
+]
 
 DEFAULT_PIPELINE = "remove-no-ops,eliminate-dead-code,snapshot-state"
 
@@ -136,6 +149,23 @@ def run_passes(program: ExportedProgram, pipeline: Pipeline) -> tuple[ExportedPr
         for record in result.records
     )
     return cleaned, rows
+
+
+def pipeline_of(plan: Plan | None) -> str:
+    """The passes that a plan names; the usual ones where it names none.
+
+    Raises:
+        PipelineSyntaxError: what it names does not parse, or is not there.
+    """
+    if plan is None or plan.pipeline is None:
+        return DEFAULT_PIPELINE
+    try:
+        parse_pipeline(plan.pipeline)
+    except PipelineSyntaxError as error:
+        raise PipelineSyntaxError(
+            f"In this plan pipeline: {error}", text=error.text, column=error.column, reason=error.reason
+        ) from error
+    return plan.pipeline
 
 
 def _manager(pipeline: Pipeline) -> PassManager:

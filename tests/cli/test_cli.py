@@ -152,7 +152,7 @@ def test_a_pipeline_is_text(source: str) -> None:
         ),
         (
             ["SOURCE:model", "--device", "a=cpu,memory=lots"],
-            "error: 'lots' is not a size in bytes; write it like 40MiB or 2GB.",
+            "error: --device 'a=cpu,memory=lots': 'lots' is not a size in bytes; write it like 40MiB or 2GB.",
         ),
         (
             ["SOURCE:model", "--device", "a=cpu,memory=10KiB"],

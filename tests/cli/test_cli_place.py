@@ -274,6 +274,14 @@ def test_a_check_is_json_for_machines(source: str, plan_file: Path) -> None:
     assert ["no part"] == [violation["kind"] for violation in facts["violations"]]
 
 
+@pytest.mark.parametrize("option", ["--check", "--plan"])
+def test_an_unknown_pass_is_told_as_one_of_the_plan(source: str, plan_file: Path, tmp_path: Path, option: str) -> None:
+    result = run(f"{source}:model", option, edited(plan_file, tmp_path, pipeline="remove-no-ops,make-coffee"))
+
+    assert 2 == result.exit_code
+    assert "error: In this plan pipeline: unknown pass 'make-coffee'" in result.stderr
+
+
 def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_file: Path, tmp_path: Path) -> None:
     devices = [{"name": "left", "available_mem_bytes": "30KiB"}, {"name": "right"}]
 
@@ -288,9 +296,9 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
     [
         ([], "error: There is no device to place the model on; give at least one, such as Device('cpu')."),
         (["--device", "a=cpu", "--device", "a=cpu"], "error: Two devices are called 'a'; give each its own name."),
-        (["--device", "a=cpu,memory=lots"], "error: 'lots' is not a size in bytes; write it like 40MiB or 2GB."),
-        (["--device", "a=cpu,memory=-4MiB"], "error: '-4MiB' is not a size in bytes; write it like 40MiB or 2GB."),
-        (["--device", "a=cpu,flops=0"], "error: A device's flops must be a positive number, not 0.0."),
+        (["--device", "a=cpu,memory=lots"], "error: --device 'a=cpu,memory=lots': 'lots' is not a size in bytes; "),
+        (["--device", "a=cpu,memory=-4MiB"], "error: --device 'a=cpu,memory=-4MiB': '-4MiB' is not a size in"),
+        (["--device", "a=cpu,flops=0"], "error: --device 'a=cpu,flops=0': A device's flops must be a positive"),
         (
             ["--device", "a=cpu", "--link", "a:b=1GiB/s"],
             "error: The link a:b names the device 'b', which is not among a.",

@@ -11,7 +11,7 @@ from fxpasses.errors import InfeasibleError, user_line
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
-from fxpasses.partitioners.placing.module_origins import has_body
+from fxpasses.partitioners.placing.module_origins import has_body, in_words
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.units import format_bytes, format_seconds
 from fxpasses.wording import listed
@@ -51,8 +51,8 @@ def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Suppo
     ):
         if not seconds:
             raise InfeasibleError(
-                f"No device supports {node.name} ({node.target}); allow it on one of {', '.join(memory)}, or add a "
-                "device that runs everything.",
+                f"No device supports {in_words(node)}; allow it on one of {', '.join(memory)}, or add a device that "
+                "runs everything.",
                 node=node,
             )
         everywhere &= len(seconds) == len(memory)

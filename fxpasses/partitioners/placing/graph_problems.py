@@ -22,10 +22,12 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.placing.module_origins import in_words
 from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
 from fxpasses.partitioners.placing.state_nodes import StateNode, state_nodes, with_first_user
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.problem import as_groups
+from fxpasses.wording import listed
 
 __all__ = ["assignment_of", "homes_of", "placement_problem"]
 
@@ -83,7 +85,7 @@ def placement_problem(
 
     Raises:
         PlacementError: a selector that means nothing, an unknown device, objective or contiguity.
-        InfeasibleError: an operator is pinned to a device that does not support it.
+        InfeasibleError: an operator is pinned to a device that does not support it, or forbidden wherever it may run.
         MissingMetadataError: a node has neither a cost nor a value.
     """
     topology = Topology.of(devices, links)
@@ -108,6 +110,7 @@ def placement_problem(
             bans.setdefault(node, {}).update(dict.fromkeys([names] if isinstance(names, str) else names))
     for name in dict.fromkeys(name for names in bans.values() for name in names):
         check_device(topology, name, "forbidden")
+    _check_bans(graph, [device.name for device in topology.devices], pins, bans)
     return PlacementProblem(
         graph,
         topology.devices,
@@ -165,10 +168,27 @@ def _check_support(graph: nx.DiGraph[Any], pins: Mapping[Node, str]) -> None:
         seconds = graph.nodes[node]["seconds"]
         if isinstance(seconds, Mapping) and device not in seconds:
             raise InfeasibleError(
-                f"{node.name} ({node.target}) is pinned to {device}, which does not support it; pin it to another "
-                f"device, or have {device} support it.",
+                f"{in_words(node)} is pinned to {device}, which does not support it; pin it to another device, or have "
+                f"{device} support it.",
                 node=node,
             )
+
+
+def _check_bans(
+    graph: nx.DiGraph[Any], names: Sequence[str], pins: Mapping[Node, str], bans: Mapping[Node, Collection[str]]
+) -> None:
+    """Refuse operators that are forbidden wherever they may run; a solver would not know where they come from."""
+    for node, banned in bans.items():
+        seconds = graph.nodes[node]["seconds"]
+        unable = [name for name in names if isinstance(seconds, Mapping) and name not in seconds]
+        wanted = [pins[node]] if node in pins else names
+        if any(name not in banned and name not in unable for name in wanted):
+            continue
+        reasons = [f"pinned to {pins[node]}"] if node in pins else []
+        reasons.append(f"forbidden on {', '.join(sorted(banned))}")
+        if node not in pins and (others := [name for name in unable if name not in banned]):
+            reasons.append(f"{listed(others)} cannot run it")
+        raise InfeasibleError(f"{in_words(node)} may run nowhere ({'; '.join(reasons)}): give it a device.", node=node)
 
 
 def _by_first_user(users: Iterable[StateNode]) -> dict[Node, list[StateNode]]:

@@ -8,12 +8,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.editing.submodules import get_attribute
+from fxpasses.errors import user_line
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.support import module_paths
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["has_body", "module_of", "origins", "runs_inside"]
+__all__ = ["has_body", "in_words", "module_of", "origins", "runs_inside"]
 
 
 def module_of(node: Node) -> str:
@@ -25,6 +26,13 @@ def module_of(node: Node) -> str:
         results = (made for body in _bodies(node) for made in body.graph.output_node().all_input_nodes)
         node = next((made for made in results if module_paths(made)), node)
     return (module_paths(node) or [""])[-1]
+
+
+def in_words(node: Node) -> str:
+    """An operator for a sentence: what it calls, of which module, and the user's line where these are known."""
+    module, line = module_of(node), user_line(node)
+    facts = [str(node.target), f"of module {module!r}" if module else "", f"from {line}" if line else ""]
+    return f"{node.name} ({', '.join(filter(None, facts))})"
 
 
 def origins(node: Node) -> dict[str, None]:
