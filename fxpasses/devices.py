@@ -144,7 +144,12 @@ def _backend_name(_instance: object, _attribute: attrs.Attribute[Any], name: Any
 
 def _listed(values: Any) -> Any:
     """A tuple of what may be read only once."""
-    return tuple(values) if isinstance(values, Iterable) else values
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+
+
+def _names_of_devices(_instance: object, _attribute: attrs.Attribute[Any], names: Any) -> None:
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"A link's via is a list of the names of devices, not {names!r}.")
 
 
 def _answers(_device: Any, _field: Any, supports: Any) -> None:
@@ -232,6 +237,7 @@ class Link:
         second: Name of the other.
         bandwidth: Bytes per second, or as text (``"16GiB/s"``, ``"100Gb/s"`` in bits).
         latency: Seconds before the first byte arrives, or as text (``"5us"``).
+        via: The devices by way of which it leads, of a route that :meth:`Topology.routed` found over other links.
     """
 
     first: str
@@ -240,6 +246,9 @@ class Link:
         default=DEFAULT_LINK_BANDWIDTH, converter=_rate, validator=_positive("bandwidth", "link")
     )
     latency: float = attrs.field(default=DEFAULT_LINK_LATENCY, converter=_time, validator=_seconds("A link's latency"))
+    via: tuple[str, ...] = attrs.field(
+        default=(), kw_only=True, converter=_listed, validator=_names_of_devices, eq=False, repr=False
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.first == self.second:
@@ -295,7 +304,7 @@ class Topology:
     def _check_link(self, link: Any, names: Mapping[str, Device]) -> None:
         if not isinstance(link, Link):
             raise InputError(f"Links are fxpasses.Link objects, not {type(link).__name__} ({link!r}).")
-        for end in (link.first, link.second):
+        for end in (link.first, link.second, *link.via):
             if end not in names:
                 raise InputError(
                     f"The link {link.first}:{link.second} names the device {end!r}, which is not among "
@@ -363,10 +372,10 @@ class Topology:
             fast.add_weighted_edges_from(
                 (*pair, link.latency) for pair, link in given.items() if link.bandwidth >= bandwidth
             )
-            for first, latencies in nx.all_pairs_dijkstra_path_length(fast):
+            for first, (latencies, paths) in nx.all_pairs_dijkstra(fast):
                 for second, latency in latencies.items():
-                    route = Link(first, second, bandwidth, latency) if first != second else None
-                    if route is not None:
+                    if first != second:
+                        route = Link(first, second, bandwidth, latency, via=paths[second][1:-1])
                         best[first, second] = min(
                             best.get((first, second), route), route, key=lambda a: a.seconds(size)
                         )

@@ -284,6 +284,15 @@ def test_routes_follow_links_the_way_they_lead() -> None:
     assert topology.link("b", "c") is topology.link("c", "b")
 
 
+def test_a_route_knows_its_way() -> None:
+    line = [Link("a", "b", 1e9), Link("b", "c", 2e9), Link("c", "d", 3e9)]
+
+    topology = Topology.routed([Device(name) for name in "abcd"], line)
+
+    assert (("b", "c"), ("b",), ()) == tuple(topology.link("a", end).via for end in "dcb")
+    assert Link("a", "c", 1e9, 1e-5) == topology.link("a", "c")  # the way does not make it another link
+
+
 def test_devices_without_a_route_between_them_are_refused() -> None:
     devices = [Device(name) for name in "abcd"]
 

@@ -190,7 +190,8 @@ def _by_ends(links: tuple[Link, ...]) -> dict[str, dict[str, Any]]:
     for link in links:
         both_ways = (link.second, link.first) not in ends
         first, second = sorted((link.first, link.second)) if both_ways else (link.first, link.second)
-        found[f"link {first}:{second}"] = attrs.asdict(attrs.evolve(link, first=first, second=second))
+        turned = attrs.evolve(link, first=first, second=second)
+        found[f"link {first}:{second}"] = attrs.asdict(turned, filter=lambda attribute, _value: bool(attribute.eq))
     return found
 
 

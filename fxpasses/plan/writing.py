@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.partitioners.costs.training_course import Training
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.reading import VERSION
@@ -29,7 +29,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "pipeline": plan.pipeline,
         **({} if plan.training is None else {"training": _training_facts(plan.training)}),
         "devices": [device_facts(device) for device in plan.devices],
-        "links": [_without_infinity(attrs.asdict(link)) for link in plan.links],
+        "links": [_link_facts(link) for link in plan.links],
         "parts": [_part_facts(part) for part in plan.parts],
         "copies": [dict(each) for each in plan.copies],
         "predicted": dict(plan.predicted),
@@ -40,6 +40,11 @@ def device_facts(device: Device) -> dict[str, Any]:
     """A device as plain data; what it supports is a function, and no data."""
     left_out = {"supports"} if device.is_fake else {"supports", "is_fake"}
     return _without_infinity(attrs.asdict(device, filter=lambda attribute, _value: attribute.name not in left_out))
+
+
+def _link_facts(link: Link) -> dict[str, Any]:
+    """A link as plain data; only a route has a way."""
+    return _without_infinity(attrs.asdict(link, filter=lambda attribute, value: attribute.name != "via" or value != ()))
 
 
 def _without_infinity(facts: Mapping[str, Any]) -> dict[str, Any]:

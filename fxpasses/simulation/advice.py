@@ -16,7 +16,7 @@ from typing import Literal
 import attrs
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Link, Topology
+from fxpasses.devices import Device, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
@@ -26,6 +26,7 @@ from fxpasses.partitioners.costs.parameter_loads import ParameterLoad, Parameter
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training_steps import TrainingStep
 from fxpasses.partitioners.placing.objective_values import objective_text
+from fxpasses.simulation.faster_links import with_faster_link
 from fxpasses.units import format_bytes
 
 __all__ = ["Advice", "Placed", "Replace", "what_helps"]
@@ -216,16 +217,9 @@ def _changes(now: _Now) -> Iterator[_Change]:
             yield _Change("device", device.name, words, _replaced(now.topology, device, speed=MORE), share)
     if now.objective in ("latency", "throughput"):
         for first, second in _used_links(now):
-            link = now.topology.link(first, second)
-            faster = Link(first, second, link.bandwidth * LINK, link.latency / LINK)
-            others = [each for each in now.topology.links if (each.first, each.second) != (first, second)]
-            yield _Change(
-                "link",
-                f"{first}:{second}",
-                f"the link {first}:{second} twice as fast",
-                Topology(now.topology.devices, (*others, faster)),
-                0.0,
-            )
+            name = f"{first}:{second}"
+            faster = with_faster_link(now.topology, first, second, LINK)
+            yield _Change("link", name, f"the link {name} twice as fast", faster, 0.0)
 
 
 def _most_urgent_first(changes: Iterable[_Change]) -> Iterator[_Change]:
@@ -250,9 +244,10 @@ def _replaced(topology: Topology, device: Device, *, memory: int | None = None, 
 
 
 def _used_links(now: _Now) -> Sequence[tuple[str, str]]:
-    """The links that were given, and the pairs of devices between which something crosses."""
-    pairs: dict[tuple[str, str], None] = {(link.first, link.second): None for link in now.topology.links}
-    known = {frozenset(pair) for pair in pairs}
+    """The links that were given, and the pairs without one between which something crosses; a route is no link."""
+    links = now.topology.links
+    pairs: dict[tuple[str, str], None] = {(link.first, link.second): None for link in links if not link.via}
+    known = {frozenset((link.first, link.second)) for link in links}
     home = {node: now.device_of[str(part)].name for node, part in now.assignment.partition_of.items()}
     crossing = [(home[node], home.get(user)) for node in home if value_bytes(node) for user in node.users]
     state = sent_state(shared_state(now.graph_module), now.assignment, now.device_of, now.loads)

@@ -263,6 +263,14 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "In this plan links[0]: A link's bandwidth must be a positive number, not 0.",
         ),
         (
+            edited(links=[{"first": "left", "second": "right", "via": "host"}]),
+            "In this plan links[0]: A link's via is a list of the names of devices, not 'host'.",
+        ),
+        (
+            edited(links=[{"first": "left", "second": "right", "via": ["host"]}]),
+            "In this plan: The link left:right names the device 'host', which is not among left, right.",
+        ),
+        (
             part(device="lefd"),
             "In this plan parts[0] (left) is on the device 'lefd', which is not among its devices left, right; did you "
             "mean 'left'?",

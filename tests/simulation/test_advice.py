@@ -8,11 +8,12 @@ from lowering_models import Mlp
 from torch import nn
 from torch.fx import GraphModule
 
-from fxpasses import Assignment, Device, Link, PlacementError, Topology, place
+from fxpasses import Assignment, Device, Link, PlacementError, Plan, Topology, place
 from fxpasses.lowering import Planned
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.simulation import Advice, what_helps
 from fxpasses.simulation.advice import Placed
+from fxpasses.simulation.faster_links import with_faster_link
 from fxpasses.units import KiB
 
 LINK = Link("a", "b", 1e6, 1e-6)
@@ -23,13 +24,13 @@ def exported(model: nn.Module) -> GraphModule:
 
 
 GRAPH = exported(Mlp(4))
+CALLS = [node for node in GRAPH.graph.nodes if node.op == "call_function"]
 
 
 def halves(topology: Topology) -> Placed:
     """The first two layers on the first device, the others on the second."""
-    nodes = [node for node in GRAPH.graph.nodes if node.op == "call_function"]
     names = [device.name for device in topology.devices]
-    grouping = {node: names[index // 4] for index, node in enumerate(nodes)}
+    grouping = {node: names[index // 4] for index, node in enumerate(CALLS)}
     return Assignment.of(GRAPH, grouping), {name: topology[name] for name in names}
 
 
@@ -44,6 +45,32 @@ def test_a_slow_link_is_what_helps_most() -> None:
     assert first.sentence().startswith("With the link a:b twice as fast, one run would take ")
     assert first.sentence().endswith(", operators where they are).")
     assert pytest.approx(1 - first.after / first.before) == first.gain
+
+
+def test_a_route_is_as_fast_as_the_links_that_can_be_bought() -> None:
+    """Nothing joins a and b but host; of its two links, the slower one is what holds the route up."""
+    wires = [Link("a", "host", 1e6, 1e-6), Link("b", "host", 4e6, 3e-6)]
+    topology = Topology.routed([Device("a"), Device("b"), Device("host")], wires)
+    halved = Assignment.of(GRAPH, {node: "ab"[index // 4] for index, node in enumerate(CALLS)})
+    placed = (GRAPH, halved, {name: topology[name] for name in "ab"})
+
+    read = Plan.from_json(Plan.of("m", "latency", topology, *placed[1:]).to_json()).topology
+
+    for known in (topology, read):
+        found = what_helps(*placed, known, objective="latency")
+        assert ["a:host"] == [each.name for each in found if each.what == "link"]
+    assert Link("a", "b", 2e6, 3.5e-6) == with_faster_link(topology, "a", "host", 2).link("a", "b")
+    assert Link("b", "host", 4e6, 3e-6) == with_faster_link(topology, "a", "host", 2).link("b", "host")
+
+
+def test_links_that_lead_one_way_are_faster_one_way() -> None:
+    links = [Link("a", "host", 1e6, 0.0), Link("host", "a", 3e6, 0.0), Link("host", "b", 4e6, 0.0)]
+    topology = Topology.routed([Device("a"), Device("b"), Device("host")], links)
+
+    faster = with_faster_link(topology, "a", "host", 2)
+
+    assert (2e6, 3e6) == (faster.link("a", "host").bandwidth, faster.link("host", "a").bandwidth)
+    assert (2e6, 3e6) == (faster.link("a", "b").bandwidth, faster.link("b", "a").bandwidth)
 
 
 def test_the_slowest_device_helps_most_for_throughput() -> None:

@@ -1,0 +1,42 @@
+"""Try a faster link: it is as much faster for all routes that lead over it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import attrs
+
+from fxpasses.devices import Link, Topology
+
+__all__ = ["with_faster_link"]
+
+
+def with_faster_link(topology: Topology, first: str, second: str, factor: float) -> Topology:
+    """The same devices, one link between which is faster; routes stay as they are. Time O(length of all routes).
+
+    Args:
+        topology: Devices and links.
+        first: One end of the link.
+        second: The other.
+        factor: How many times its bandwidth; as much shorter is its latency.
+    """
+    slow = topology.link(first, second)
+    fast = Link(first, second, slow.bandwidth * factor, slow.latency / factor)
+    others = [link for link in topology.links if (link.first, link.second) != (first, second)]
+    changed = Topology(topology.devices, (*others, fast))
+    links = [_along(changed, link) if slow in _wires(topology, link) else link for link in changed.links]
+    return Topology(topology.devices, links)
+
+
+def _wires(topology: Topology, route: Link) -> Iterator[Link]:
+    """The links that a route leads over, one after the other; none for what is a link itself."""
+    stops = (route.first, *route.via, route.second)
+    return (topology.link(*ends) for ends in itertools.pairwise(stops if route.via else ()))
+
+
+def _along(topology: Topology, route: Link) -> Link:
+    """A route as fast as the links that it leads over."""
+    wires = list(_wires(topology, route))
+    bandwidth, latency = min(wire.bandwidth for wire in wires), sum(wire.latency for wire in wires)
+    return attrs.evolve(route, bandwidth=bandwidth, latency=latency)
