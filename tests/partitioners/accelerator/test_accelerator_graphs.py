@@ -935,3 +935,25 @@ def test_mappings_over_a_decomposed_program_may_leave_out_what_it_writes_back(
 
     for _ in range(2):
         torch.testing.assert_close(result.module_with_submodules(x), eager(x))
+
+
+def test_inputs_of_parts_stand_as_they_are_made() -> None:
+    """Torch has them in the order of their first use: x before y, which the model takes first."""
+
+    class Crossing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
+            first, second = self.a(x), self.b(y)
+            return self.c(second + z) + torch.relu(first) * x
+
+    model, inputs = Crossing(), tuple(torch.rand(4, 8) for _ in range(3))
+
+    _, result = partition(symbolic_trace(model), PartitionerConfig(devices(1100, 1200, 1300)), example_inputs=inputs)
+
+    check_outputs(result, model, *inputs)
+    taken = {str(node): [used.name for used in node.input_nodes] for node in result.dag.nodes}
+    assert {"submod_0": ["y", "x"], "submod_1": ["z", "a", "b"], "submod_2": ["x", "c", "relu"]} == taken
+    assert all(list(node.submodule_node.args) == node.input_nodes for node in result.dag.nodes)
