@@ -20,9 +20,9 @@ from fxpasses.lowering.lowered_report import copy_rows
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.planning import place
 from fxpasses.lowering.preparing import Clock, Pipeline, Progress, stateful
+from fxpasses.lowering.submodule_names import submodule_names
 from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
-from fxpasses.outlining.part_names import is_taken
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training_course import Training
@@ -184,7 +184,7 @@ def _build(
     uses = ParameterUses.of(graph_module, assignment, device_of)
     with clock.step("split"):
         constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
-        parts = split(graph_module, assignment, names=_attribute_name, constants=constants)
+        parts = split(graph_module, assignment, names=submodule_names(assignment.order, program), constants=constants)
         CloseRegions()(parts.graph_module)
     with clock.step("move and copy"):
         by_submodule = {name: device_of[str(part)] for part, name in parts.part_names.items()}
@@ -245,8 +245,3 @@ def _spare(summary: Summary, plan: Plan) -> dict[str, float]:
     """What each device has left at its fullest, for copies that start early."""
     used = {part.device for part in plan.parts}
     return {row.name: plan.topology[row.name].memory - row.peak_bytes for row in summary.devices if row.name in used}
-
-
-def _attribute_name(part: object) -> str:
-    """A part is held under its own name, unless a module or Python uses it already (``cpu``, ``report``, ``class``)."""
-    return f"on_{part}" if is_taken(str(part)) or str(part) in LoweredModule.__annotations__ else str(part)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.func import functional_call, grad
 
-from fxpasses import LoweredModule, lower
+from fxpasses import Device, LoweredModule, lower
+from fxpasses.lowering.submodule_names import submodule_names
 
 
 class Speaking(nn.Module):
@@ -185,3 +186,41 @@ def test_lists_of_modules_are_indexed() -> None:
     assert lowered.layers[1].weight is model.layers[1].weight
     with pytest.raises(IndexError, match=r"^the model has no layers\.3$"):
         lowered.layers[3]
+
+
+class Named(nn.Module):
+    """A parameter at the top, and a module with a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.gpu_1 = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.encoder(self.gpu_1(self.encoder(x)) @ self.weight)
+        return hidden
+
+
+@pytest.mark.parametrize("devices", [("encoder", "weight"), ("gpu", "on_encoder"), ("weight", "gpu_1")])
+def test_a_part_takes_no_name_from_the_model(devices: tuple[str, str]) -> None:
+    model, x = Named(), torch.randn(2, 8)
+    first, second = devices
+    pair = [Device(first), Device(second)]
+    lowered = lower(copy.deepcopy(model), (x,), devices=pair, device_map={"": first, "gpu_1": second})
+    given = {name: torch.rand_like(each) for name, each in model.state_dict().items()}
+
+    assert [part.name for part in lowered.plan.parts] == list(lowered.submodule_of) == [first, second, f"{first}_1"]
+    assert torch.equal(lowered(x), model(x))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(lowered.get_parameter(name), parameter)
+    torch.testing.assert_close(functional_call(lowered, given, (x,)), functional_call(model, given, (x,)))
+    torch.testing.assert_close(dict(get_model_state_dict(lowered)), dict(get_model_state_dict(model)))
+    assert torch.equal(lowered(x), model(x))
+
+
+def test_parts_whose_names_the_model_has_are_told_apart() -> None:
+    """Names that become one identifier, and a name that would be free but for another part."""
+    program = torch.export.export(Named(), (torch.randn(2, 8),))
+    names = submodule_names(["encoder", "on_encoder", "on encoder", "report", "plain"], program)
+
+    assert ["on_encoder", "on_on_encoder", "on_on_on_encoder", "on_report", "plain"] == [*names.values()]
