@@ -92,7 +92,8 @@ def really_at(root: torch.nn.Module, path: str) -> Any:
 
 
 def _put(module: torch.nn.Module, name: str, value: Any) -> None:
-    (module._parameters if name in module._parameters else module._buffers)[name] = value
+    table = next((each for each in (module._parameters, vars(module)) if name in each), module._buffers)
+    table[name] = value
 
 
 class ModelPath(torch.nn.Module):
@@ -109,16 +110,18 @@ class ModelPath(torch.nn.Module):
     def __init__(self, root: torch.nn.Module, path: str, names: OwnNames) -> None:
         super().__init__()
         own = vars(self)  # past __setattr__; key by key, as torch.compile of torch 2.11 follows no update()
-        own["root"], own["path"], own["names"] = root, path, names
+        own["_root"], own["_path"], own["_names"] = root, path, names
 
     def _own_holder(self, name: str) -> torch.nn.Module | None:
-        """The module that really is here, if it has a tensor by that name."""
-        here = really_at(vars(self)["root"], vars(self)["path"])
-        return None if here is None or name not in {*here._parameters, *here._buffers} else here
+        """The module that really is here, if it has a tensor, or a constant of the program, by that name."""
+        here = really_at(vars(self)["_root"], vars(self)["_path"])
+        if here is None or name in vars(self):  # what every module has
+            return None
+        return here if name in {*here._parameters, *here._buffers, *vars(here)} else None
 
     def _at(self, name: str) -> HeldTensor | ModelPath | None:
         own = vars(self)
-        found: HeldTensor | ModelPath | None = own["names"].at(own["root"], f"{own['path']}.{name}")
+        found: HeldTensor | ModelPath | None = own["_names"].at(own["_root"], f"{own['_path']}.{name}")
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -127,8 +130,8 @@ class ModelPath(torch.nn.Module):
             return getattr(here, name)
         if (found := self._at(name)) is not None:
             return found.value() if isinstance(found, HeldTensor) else found
-        path = f"{vars(self)['path']}.{name}"
-        if (here := really_at(vars(self)["root"], path)) is None:
+        path = f"{vars(self)['_path']}.{name}"
+        if (here := really_at(vars(self)["_root"], path)) is None:
             raise AttributeError(f"the model has no {path}")
         return here
 
@@ -152,5 +155,5 @@ class ModelPath(torch.nn.Module):
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Say that there is nothing to run."""
         raise NotImplementedError(
-            f"{vars(self)['path']} is a path to the model's tensors; its operators run in the parts. Call the model."
+            f"{vars(self)['_path']} is a path to the model's tensors; its operators run in the parts. Call the model."
         )

@@ -224,3 +224,19 @@ def test_parts_whose_names_the_model_has_are_told_apart() -> None:
     names = submodule_names(["encoder", "on_encoder", "on encoder", "report", "plain"], program)
 
     assert ["on_encoder", "on_on_encoder", "on_on_on_encoder", "on_report", "plain"] == [*names.values()]
+
+
+def test_a_module_may_have_tensors_by_any_name() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.root, self.path, self.names = (nn.Parameter(torch.rand(2, 2)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.root @ self.path @ self.names
+
+    model, x = nn.Sequential(Holder()), torch.randn(2, 2)
+    lowered = lower(copy.deepcopy(model), (x,), devices=cpu_pair(), device_map={"": "left"})
+    given = {name: torch.rand_like(each) for name, each in model.state_dict().items()}
+
+    torch.testing.assert_close(functional_call(lowered, given, (x,)), functional_call(model, given, (x,)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from allocations import AllocatedBytes
@@ -48,6 +49,18 @@ class DeepTied(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(self.embed(ids)))
+
+
+class Scaled(nn.Module):
+    """A layer, and a constant that its forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x) * torch.tensor(3.0)
+        return result
 
 
 def small(model: nn.Module, *args: Any, budget: int = 60 * KiB, **options: Any) -> LoweredModule:
@@ -506,3 +519,21 @@ def test_loads_hide_behind_the_parts_before_them() -> None:
 
     assert offloaded.plan.offloaded
     assert pytest.approx(whole.summary.objective_value, rel=0.01) == offloaded.summary.objective_value
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
+def test_constants_of_the_program_are_found_however_it_is_run() -> None:
+    """The constant of a module is held beside the parts, where its parameters are in one."""
+    torch.compiler.reset()
+    model, x = nn.Sequential(Scaled()), torch.randn(2, 8)
+    found = place(model, (x,), devices=[Device("a"), Device("b")], device_map={"": "b", "0.linear": "a"}).plan
+    parts = tuple(attrs.evolve(part, offload="cpu" if part.device == "b" else None) for part in found.parts)
+    lowered = lower(model, (x,), plan=attrs.evolve(found, parts=parts))
+    looked_at = copy.deepcopy(lowered)
+    looked_at.register_forward_hook(lambda *_: None)
+
+    assert loads_of(lowered)
+    assert torch.equal(model(x), lowered(x))
+    assert torch.equal(model(x), looked_at(x))
+    assert torch.equal(model(x), torch.compile(lowered, backend="eager", fullgraph=True)(x))
+    assert torch.equal(model(x), torch.export.export(lowered, (x,)).module()(x))
