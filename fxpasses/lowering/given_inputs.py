@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import same_torch_device
 from fxpasses.errors import InputError
+from fxpasses.lowering.written_inputs import WrittenInputs
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.shared_memory import SharedMemory
 from fxpasses.programs.input_contract import InputContract
@@ -55,10 +56,12 @@ class GivenInputs:
     Args:
         contract: What it was captured with.
         places: Where inputs must be, by their number among all that are given.
+        written: Those that the model writes to, if any.
     """
 
     contract: InputContract
     places: Mapping[int, _Place]
+    written: WrittenInputs | None = None
 
     @classmethod
     def of(cls, contract: InputContract, graph_module: GraphModule) -> GivenInputs:
@@ -66,7 +69,7 @@ class GivenInputs:
         memory = SharedMemory.of(graph_module)
         inputs = graph_module.graph.find_nodes(op="placeholder")
         places = {at: place for at, node in enumerate(inputs) if (place := _place(node, memory)) is not None}
-        return cls(contract, places)
+        return cls(contract, places, WrittenInputs.of(memory))
 
     def leaves_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Inputs flat, in the order of the placeholders.
@@ -86,6 +89,8 @@ class GivenInputs:
 
     def _bring(self, leaves: list[Any]) -> bool:
         """Put what is elsewhere where it is read; whether there was any."""
+        if self.written is not None:
+            self.written.check(leaves)
         elsewhere = [at for at, place in self.places.items() if not place.holds(leaves[at])]
         for at in elsewhere:
             leaves[at] = self.places[at].take(leaves[at])
