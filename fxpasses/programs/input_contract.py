@@ -17,7 +17,7 @@ import attrs
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -110,13 +110,15 @@ class _Leaf:
         path: What it is called in errors.
         shape: Ints and sympy expressions; None for what is no tensor.
         dtype: None for what is no tensor.
-        constant: The value that the model was captured for alone.
+        is_constant: Whether the model was captured for one value alone.
+        constant: That value.
         sizes: For each dimension its size, the name of its symbol, or how it follows from others.
     """
 
     path: str
     shape: tuple[Any, ...] | None
     dtype: torch.dtype | None
+    is_constant: bool = False
     constant: Any = None
     sizes: tuple[int | str | _Derived, ...] = ()
 
@@ -153,7 +155,7 @@ class InputContract:
         for spec in program.graph_signature.input_specs:
             if spec.kind == InputKind.USER_INPUT:
                 named = getattr(spec.arg, "name", "")
-                flat.append((values.get(named), getattr(spec.arg, "value", None)))
+                flat.append((values.get(named), spec.arg))
         leaves: list[tuple[_Leaf, ...]] = []
         at = 0
         for name, spec in zip(forward_names, specs, strict=True):
@@ -252,8 +254,9 @@ class InputContract:
         self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, _Derived, int]]
     ) -> None:
         if leaf.shape is None:
-            if leaf.constant is not None and given != leaf.constant:
-                raise InputError(f"{leaf.path} is {given!r}, but the model was captured for {leaf.constant!r} alone.")
+            if leaf.is_constant and not _is_same(given, leaf.constant):
+                words = f"a {type(given).__name__}" if isinstance(given, torch.Tensor) else repr(given)
+                raise InputError(f"{leaf.path} is {words}, but the model was captured for {leaf.constant!r} alone.")
             return
         if not isinstance(given, torch.Tensor):
             raise InputError(
@@ -323,13 +326,20 @@ def _bounds(bound: Any) -> tuple[int | None, int | None]:
     return finite(bound.lower), finite(bound.upper)
 
 
-def _leaf(name: str, index: int, count: int, value: Any, constant: Any) -> _Leaf:
+def _is_same(given: Any, constant: Any) -> bool:
+    """Whether a value is the captured one; a tensor may have it, and is another."""
+    if constant is None or isinstance(given, torch.Tensor):
+        return given is constant
+    return bool(given == constant)
+
+
+def _leaf(name: str, index: int, count: int, value: Any, argument: Any) -> _Leaf:
     path = f"The input {name!r}" if count == 1 else f"Leaf {index} of the input {name!r}"
     if not isinstance(value, torch.Tensor):
-        return _Leaf(path, None, None, constant)
+        return _Leaf(path, None, None, isinstance(argument, ConstantArgument), getattr(argument, "value", None))
     given = (size if isinstance(size, int) else size.node.expr for size in value.shape)
     shape = tuple(int(size) if isinstance(size, sympy.Integer) else size for size in given)
-    return _Leaf(path, shape, value.dtype, None, tuple(map(_size, shape)))
+    return _Leaf(path, shape, value.dtype, sizes=tuple(map(_size, shape)))
 
 
 def _size(size: Any) -> int | str | _Derived:

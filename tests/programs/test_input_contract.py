@@ -228,3 +228,25 @@ def test_conditions_on_strides_and_on_what_is_no_input_are_left_to_torch() -> No
     program._guards_code = ["L['elsewhere'].size()[0] > 3", "L['input'].stride()[0] != 4"]
 
     assert () == InputContract.of(program).relations
+
+
+class Masked(nn.Module):
+    """May be given a mask, and a factor."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, factor: float = 2.0) -> Tensor:
+        return (x if mask is None else x * mask) * factor
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_value_where_none_was_captured_is_refused(strict: bool) -> None:
+    """The captured graph has no place for it."""
+    x = torch.randn(4, 4)
+    ours = lower(Masked(), (x, None, 2.0), devices=[Device("cpu")], strict=strict)
+
+    assert torch.equal(x * 2, ours(x, None, 2.0))
+    with pytest.raises(InputError, match=r"^The input 'mask' is a Tensor, but the model was captured for None alone"):
+        ours(x, torch.zeros(4, 4), 2.0)
+    with pytest.raises(InputError, match=r"^The input 'mask' is 1, but the model was captured for None alone\.$"):
+        ours(x, 1, 2.0)
+    with pytest.raises(InputError, match=r"^The input 'factor' is a Tensor, but the model was captured for 2\.0 alone"):
+        ours(x, None, torch.full((4,), 2.0))
