@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from io import BytesIO
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -38,6 +38,8 @@ __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
 _DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of", "_replay")
 
 _HELD = ("_parameters", "_buffers", "_modules")
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 Replay = Callable[[ExportedProgram, Plan], "LoweredModule"]
 
@@ -179,11 +181,35 @@ class LoweredModule(GraphModule):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Parameters under their names here, in the model's own order: an optimizer's checkpoint counts them."""
+        """Parameters in the model's own order, as an optimizer's checkpoint counts them.
+
+        Each is listed once, under the model's own name; without ``remove_duplicate`` under all of its names here, of
+        which each part that uses it has one.
+        """
         named = list(super().named_parameters("", recurse, remove_duplicate))
         places, names = _places(self.program), self.qualified_names
-        for name, parameter in sorted(named, key=lambda each: places.get(names.get(each[0], each[0]), len(places))):
-            yield f"{prefix}.{name}" if prefix else name, parameter
+        named.sort(key=lambda each: places.get(names.get(each[0], each[0]), len(places)))
+        yield from _behind(prefix, self._own_named(named) if remove_duplicate else named)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers, under the model's own names as parameters are."""
+        named = list(super().named_buffers("", recurse, remove_duplicate))
+        yield from _behind(prefix, self._own_named(named) if remove_duplicate else named)
+
+    def _own_named(self, named: Iterable[tuple[str, _Tensor]]) -> list[tuple[str, _Tensor]]:
+        """Under the model's own names; what somebody put in the place of one in a single part keeps its name here."""
+        first, found = self._own_names.first, dict[str, _Tensor]()
+        for here, tensor in named:
+            own = self.qualified_names.get(here, here)
+            own = first.get(own, own)
+            found[here if own in found else own] = tensor
+        return list(found.items())
+
+    def _fqn_modifiers(self) -> Mapping[str, str]:
+        """The steps that ``torch.distributed.checkpoint`` leaves out of names: the parts."""
+        return {f"{part}.": part for part in self.submodule_of.values()}  # a key that is no step of any name
 
     def named_modules(
         self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -196,6 +222,7 @@ class LoweredModule(GraphModule):
         if memo is not None and remove_duplicate and self not in memo:
             listing = torch.nn.Module()
             listing._parameters.update(self.named_parameters())
+            listing._buffers.update(self.named_buffers())
             yield prefix, listing
         yield from super().named_modules(memo, prefix, remove_duplicate)
 
@@ -232,6 +259,11 @@ class LoweredModule(GraphModule):
         state_dict.update(found)
         self._loading = names, args[-1]
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _behind(prefix: str, named: Iterable[tuple[str, _Tensor]]) -> Iterator[tuple[str, _Tensor]]:
+    for name, tensor in named:
+        yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def _kept_tied(found: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> dict[str, Any]:

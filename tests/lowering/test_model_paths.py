@@ -117,6 +117,47 @@ def test_checkpoints_of_models_and_optimizers_go_there_and_back(device_map: dict
 
 
 @maps
+@pytest.mark.parametrize("around", [nn.Sequential, lambda module: module], ids=("inside", "itself"))
+def test_an_optimizers_checkpoint_has_the_models_names(
+    device_map: dict[str, str], around: Callable[[nn.Module], nn.Module]
+) -> None:
+    """Those of the model and of the lowered model are the same, and each is loaded by the other."""
+    modules = [around(each) for each in pair(device_map)]
+    optimizers, kept = [], []
+    for module in modules:
+        decayed = {"params": [each for name, each in module.named_parameters() if "layers" in name]}
+        other = {"params": [each for name, each in module.named_parameters() if "layers" not in name], "lr": 0.5}
+        optimizers.append(torch.optim.Adam([decayed, other]))
+        module(IDS).square().sum().backward()
+        optimizers[-1].step()
+        kept.append(copy.deepcopy(get_state_dict(module, optimizers[-1])))
+
+    (state, steps), (our_state, our_steps) = kept
+    assert steps["param_groups"] == our_steps["param_groups"]
+    torch.testing.assert_close((our_state, our_steps["state"]), (state, steps["state"]))
+    for module, optimizer, (state, steps) in zip(modules, optimizers, reversed(kept), strict=True):
+        set_state_dict(module, optimizer, model_state_dict=copy.deepcopy(state), optim_state_dict=copy.deepcopy(steps))
+        now, steps_now = get_state_dict(module, optimizer)
+        torch.testing.assert_close((now, steps_now["state"]), (state, steps["state"]), rtol=0, atol=0)
+
+
+@maps
+def test_parameters_and_buffers_are_listed_under_the_models_names(device_map: dict[str, str]) -> None:
+    model, lowered = pair(device_map)
+
+    for ours, own in ((lowered, model), (nn.Sequential(lowered), nn.Sequential(model))):
+        assert [name for name, _ in own.named_parameters("net")] == [name for name, _ in ours.named_parameters("net")]
+        torch.testing.assert_close(dict(ours.named_parameters()), dict(own.named_parameters()))
+        torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))
+    for name, parameter in lowered.named_parameters():
+        assert lowered.get_parameter(name) is parameter
+    assert {*lowered.qualified_names} <= {
+        *dict(lowered.named_parameters(remove_duplicate=False)),
+        *dict(lowered.named_buffers(remove_duplicate=False)),
+    }
+
+
+@maps
 def test_tensors_are_found_and_set_by_the_models_paths(device_map: dict[str, str]) -> None:
     model, lowered = pair(device_map)
 
