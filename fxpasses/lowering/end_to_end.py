@@ -14,12 +14,12 @@ from fxpasses.backends import compile_part
 from fxpasses.devices import Device, Link, Topology, is_here
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import PlacementError
+from fxpasses.errors import PlacementError, PlanError
 from fxpasses.lowering.lowered_module import LoweredModule, lowered_module
 from fxpasses.lowering.lowered_report import copy_rows
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.planning import place
-from fxpasses.lowering.preparing import Clock, Pipeline, Progress, stateful
+from fxpasses.lowering.preparing import Clock, Pipeline, Progress, prepare, stateful
 from fxpasses.lowering.submodule_names import submodule_names
 from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
@@ -153,21 +153,35 @@ def lower(
 
 
 def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress | None = None) -> LoweredModule:
-    """Replay a plan on a program: no passes, no search.
+    """Replay a plan on a program: nothing is searched.
 
     Args:
-        program: The program the plan was made for, or the same model exported again.
+        program: The program the plan was made for, or the same model exported again: it goes through the passes of the
+            plan where it does not fit as it is.
         plan: Which operator runs where.
         progress: Called with the name of each step when it begins.
 
     Raises:
         PlanError: the plan does not fit the program.
+        PipelineError: the passes of the plan are not known here.
     """
     clock = Clock(progress)
+    fitting, graph_module, assignment = _fitting(program, plan, clock)
+    summary = summarize(plan, graph_module, assignment, step=TrainingStep.if_any(graph_module, plan.training))
+    return _build(fitting, graph_module, assignment, plan, clock, summary)
+
+
+def _fitting(program: ExportedProgram, plan: Plan, clock: Clock) -> tuple[ExportedProgram, GraphModule, Assignment]:
+    """A program, if need be after the passes of a plan, with what the plan says about it."""
+    try:
+        with clock.step("place"):
+            return program, *plan.written(stateful(program))
+    except PlanError:
+        if not plan.pipeline:
+            raise
+    prepared = prepare(program, pipeline=plan.pipeline, clock=clock)
     with clock.step("place"):
-        graph_module, assignment = plan.written(stateful(program))
-        summary = summarize(plan, graph_module, assignment, step=TrainingStep.if_any(graph_module, plan.training))
-    return _build(program, graph_module, assignment, plan, clock, summary)
+        return prepared.program, *plan.written(prepared.graph_module)
 
 
 def _build(

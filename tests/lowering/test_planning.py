@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
@@ -15,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fxpasses import Device, FxPassesError, InputError, Link, PlacementError, Plan, PlanError, fake_devices, lower
-from fxpasses.lowering import Planned, place
+from fxpasses.lowering import Planned, lower_with_plan, place
 from fxpasses.partitioners import measure_node, place_by_device
 from fxpasses.partitioners.costs import node_costs as cost
 from fxpasses.partitioners.costs.memory import predict_memory
@@ -90,6 +92,37 @@ def test_a_plan_is_followed_and_lowered(planned: Planned) -> None:
 
     assert torch.equal(lowered(*ARGS), model(*ARGS))
     assert planned.plan.parts == lowered.plan.parts == again.plan.parts
+
+
+class Counting(nn.Module):
+    """A counter that is written to, of which the operators behind it read."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers)))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        result: Tensor = self.layers(x) * self.count
+        return result
+
+
+def test_a_program_that_was_exported_again_goes_through_the_passes_of_its_plan() -> None:
+    model = Counting()
+    plan = place(copy.deepcopy(model), ARGS, devices=TWO, device_map={"": "left", "layers.1": "right"}).plan
+    program = torch.export.export(copy.deepcopy(model), ARGS)
+    before = str(program)
+
+    lowered = lower_with_plan(program, plan)
+
+    assert torch.equal(lowered(*ARGS), model(*ARGS))
+    assert plan.parts == lowered.plan.parts
+    assert before == str(program)
+    with pytest.raises(PlanError, match=r"^The plan for Counting has no part for layers\.2/linear#0"):
+        lower_with_plan(torch.export.export(Counting(3), ARGS), plan)
+    with pytest.raises(PlanError, match="/copy_#0"):
+        lower_with_plan(program, attrs.evolve(plan, pipeline=None))
 
 
 def test_the_report_splits_memory_at_its_fullest() -> None:
