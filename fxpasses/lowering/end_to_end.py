@@ -21,6 +21,7 @@ from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.planning import place
 from fxpasses.lowering.preparing import Clock, Pipeline, Progress, prepare, stateful
 from fxpasses.lowering.submodule_names import submodule_names
+from fxpasses.lowering.taken_names import refuse_taken_names
 from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
@@ -204,6 +205,7 @@ def _build(
         by_submodule = {name: device_of[str(part)] for part, name in parts.part_names.items()}
         submodules = tuple(name for part, name in parts.part_names.items() if str(part) in offloaded)
         PlaceOnDevices(by_submodule, offloaded=submodules, spare_bytes=_spare(summary, plan))(parts.graph_module)
+    refuse_taken_names(parts.graph_module)
     lowered = lowered_module(parts, program, offloads=bool(offloaded), replay=lower_with_plan)
     compiled = {name: device.backend for name, device in by_submodule.items() if device.backend != "eager"}
     if compiled:

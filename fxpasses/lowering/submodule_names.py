@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 
 from torch.export import ExportedProgram
 
-from fxpasses.lowering.lowered_module import LoweredModule
+from fxpasses.lowering.taken_names import is_taken_by_lowered_models
 from fxpasses.outlining.part_names import identifier, is_taken
 
 __all__ = ["submodule_names"]
@@ -22,7 +22,7 @@ def submodule_names(parts: Iterable[Hashable], program: ExportedProgram) -> dict
     names: dict[Hashable, str] = {}
     for part in parts:
         name = str(part)
-        while is_taken(name) or name in LoweredModule.__annotations__ or identifier(name) in used:
+        while is_taken(name) or is_taken_by_lowered_models(name) or identifier(name) in used:
             name = f"on_{name}"
         names[part] = identifier(name)
         used.add(names[part])

@@ -359,6 +359,42 @@ def test_a_module_with_a_name_that_graphs_use_is_told_by_that_name(name: str) ->
     assert torch.equal(inside(x), lower(inside, (x,), devices=[Device("only")])(x))
 
 
+class Named(nn.Module):
+    """A parameter by any name, which is read or not."""
+
+    def __init__(self, name: str, *, is_read: bool) -> None:
+        super().__init__()
+        self.name, self.is_read = name, is_read
+        self.register_parameter(name, nn.Parameter(torch.rand(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * getattr(self, self.name) if self.is_read else x + 1
+
+
+@pytest.mark.parametrize("name", ["plan", "report", "program", "submodule_of", "_inputs"])
+def test_a_name_that_every_lowered_model_has_is_free_in_parts(name: str) -> None:
+    """What no part holds would take the place of it."""
+    x = torch.randn(2, 4)
+    model, unread = Named(name, is_read=True), Named(name, is_read=False)
+
+    lowered = lower(model, (x,), devices=[Device(name)])
+    with pytest.raises(CaptureError) as caught:
+        lower(unread, (x,), devices=[Device("only")])
+
+    assert (
+        f"The model has a module, parameter or buffer called {name!r} that no part holds alone, and so is something "
+        "that every lowered model has; give it another name, or lower a module that holds the model."
+        == str(caught.value)
+    )
+    assert torch.equal(model(x), lowered(x))
+    assert list(model.state_dict()) == list(lowered.state_dict())
+    for inside in (nn.Sequential(model), nn.Sequential(unread)):
+        lowered, given = lower(inside, (x,), devices=[Device("only")]), {f"0.{name}": torch.rand(4)}
+        assert torch.equal(
+            torch.func.functional_call(inside, given, (x,)), torch.func.functional_call(lowered, given, (x,))
+        )
+
+
 def test_a_model_on_a_device_without_data_can_be_looked_at_but_not_run() -> None:
     """So a plan is tried where its hardware is not; torch itself says that it cannot copy out of a meta tensor."""
     x = torch.randn(2, 64)
