@@ -216,20 +216,28 @@ def stateful(program: ExportedProgram) -> GraphModule:
 
 def _own_buffers(graph_module: GraphModule, written: Sequence[torch.Tensor]) -> None:
     """Put copies in the place of tensors; those that share memory, under whatever name, share the copy of it."""
-    copies = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch's
-        for tensor in written
-        if not isinstance(tensor, torch.nn.Parameter)
-    }
+    copies = {_memory(each): _copied_memory(each) for each in written if not isinstance(each, torch.nn.Parameter)}
     owned: dict[int, torch.Tensor] = {}
     for module in graph_module.modules() if copies else ():
         tables: tuple[dict[str, Any], ...] = (module._buffers, vars(module))
         for table in tables:
             for name, held in table.items():
-                if isinstance(held, torch.Tensor) and held.untyped_storage()._cdata in copies:
+                if isinstance(held, torch.Tensor) and (copied := copies.get(_memory(held))) is not None:
                     if id(held) not in owned:
-                        owned[id(held)] = _in_storage(held, copies[held.untyped_storage()._cdata])
+                        owned[id(held)] = copied if isinstance(copied, torch.Tensor) else _in_storage(held, copied)
                     table[name] = owned[id(held)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells memory from other: the storage, or the tensor where it has none, as a sparse one."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _copied_memory(tensor: torch.Tensor) -> torch.UntypedStorage | torch.Tensor:
+    if tensor.layout != torch.strided:
+        return tensor.clone()
+    storage: torch.UntypedStorage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch's
+    return storage
 
 
 def _in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:

@@ -63,7 +63,7 @@ class Scaled(nn.Module):
         return result
 
 
-def small(model: nn.Module, *args: Any, budget: int = 60 * KiB, **options: Any) -> LoweredModule:
+def small(model: nn.Module, *args: Any, budget: int | None = 60 * KiB, **options: Any) -> LoweredModule:
     return lower(model, args, devices=[Device("small", budget)], offload="cpu", **options)
 
 
@@ -537,3 +537,48 @@ def test_constants_of_the_program_are_found_however_it_is_run() -> None:
     assert torch.equal(model(x), looked_at(x))
     assert torch.equal(model(x), torch.compile(lowered, backend="eager", fullgraph=True)(x))
     assert torch.equal(model(x), torch.export.export(lowered, (x,)).module()(x))
+
+
+class Sparse(nn.Module):
+    """A sparse buffer between layers, and a counter that is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.register_buffer("mixing", torch.eye(16).roll(1).to_sparse())
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        for layer in self.layers:
+            x = torch.sparse.mm(self.mixing, layer(x).t()).t().relu()
+        return x * self.count
+
+
+@pytest.mark.parametrize("budget", [None, 3400, 2900])
+def test_sparse_buffers_are_used_and_loaded(budget: int | None) -> None:
+    model, x = Sparse(), torch.randn(2, 16)
+    lowered = small(copy.deepcopy(model), x, budget=budget)
+
+    outputs = [each(x) for each in (model, lowered)]
+    for output in outputs:
+        output.sum().backward()
+
+    assert bool(loads_of(lowered)) == (budget is not None)
+    assert torch.equal(*outputs)
+    gradients = [each.grad for each in lowered.parameters()]
+    torch.testing.assert_close([each.grad for each in model.parameters()], gradients)
+
+
+def test_a_sparse_buffer_that_is_written_to_is_the_lowered_models_own() -> None:
+    class Decaying(Sparse):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mixing.mul_(0.5)
+            return torch.sparse.mm(self.mixing, x.t())
+
+    model, x = Decaying(), torch.randn(2, 16)
+    lowered = small(model, x)
+
+    for times in (0.5, 0.25):
+        assert torch.equal(lowered(x), torch.sparse.mm(torch.eye(16).roll(1).to_sparse() * times, x.t()))
+    assert torch.equal(model.mixing.to_dense(), torch.eye(16).roll(1))

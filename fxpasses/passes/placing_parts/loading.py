@@ -136,8 +136,9 @@ class _Loads:
     of_storage: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = attrs.field(factory=dict)
 
     def note(self, loaded: torch.Tensor, parameter: torch.Tensor) -> None:
-        address = loaded.untyped_storage()._cdata
-        self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
+        if loaded.layout == torch.strided:  # another one, as of a sparse buffer, has no storage to be told by
+            address = loaded.untyped_storage()._cdata
+            self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Kept:
         """What autograd shall keep of a tensor."""
