@@ -327,10 +327,10 @@ def _bounds(bound: Any) -> tuple[int | None, int | None]:
 
 
 def _is_same(given: Any, constant: Any) -> bool:
-    """Whether a value is the captured one; a tensor may have it, and is another."""
+    """Whether a value is the captured one, also where that is not a number; a tensor may have it, and is another."""
     if constant is None or isinstance(given, torch.Tensor):
         return given is constant
-    return bool(given == constant)
+    return bool(given == constant or (given != given and constant != constant))
 
 
 def _leaf(name: str, index: int, count: int, value: Any, argument: Any) -> _Leaf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -250,3 +251,17 @@ def test_a_value_where_none_was_captured_is_refused(strict: bool) -> None:
         ours(x, 1, 2.0)
     with pytest.raises(InputError, match=r"^The input 'factor' is a Tensor, but the model was captured for 2\.0 alone"):
         ours(x, None, torch.full((4,), 2.0))
+
+
+def test_an_input_may_be_no_number() -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor, fill: float) -> Tensor:
+            return x.masked_fill(x > 0, fill)
+
+    ours, x = lowered(Filled(), torch.randn(4, 4), math.nan), torch.randn(4, 4)
+
+    torch.testing.assert_close(ours(x, float("nan")), Filled()(x, math.nan), equal_nan=True)
+    with pytest.raises(InputError, match=r"^The input 'fill' is 1\.0, but the model was captured for nan alone\.$"):
+        ours(x, 1.0)
+    with pytest.raises(InputError, match=r"is nan, but the model was captured for 1\.0 alone"):
+        lowered(Filled(), x, 1.0)(x, math.nan)
