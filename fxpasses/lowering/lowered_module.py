@@ -126,6 +126,15 @@ class LoweredModule(GraphModule):
             or "forward" in self.__dict__  # somebody put another one in its place
         )
 
+    def __copy__(self) -> LoweredModule:
+        """Another lowered model of the same graph, parts and tensors; hooks on this one are not taken over."""
+        kind = OffloadedModule if isinstance(self, OffloadedModule) else LoweredModule
+        copied = kind(self, self.graph, "LoweredModule")
+        copied.meta.update(self.meta)
+        vars(copied).update((name, vars(self)[name]) for name in _DESCRIPTION if name in vars(self))
+        _make_callable(self, copied, self._inputs)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:
         """A copy with tensors of its own; what describes the model is shared."""
         described = {name: vars(self)[name] for name in _DESCRIPTION if name in vars(self)}

@@ -423,3 +423,23 @@ def test_dropout_inside_of_attention_counts_as_training(share: float, warned: bo
 
     assert warned == bool(captured_otherwise(lowered.program.graph, False))
     assert [] == captured_otherwise(lowered.program.graph, True)
+
+
+@pytest.mark.parametrize("offload", [None, "cpu"])
+def test_a_shallow_copy_is_a_lowered_model_with_the_same_tensors(offload: str | None) -> None:
+    model, x = Mlp(6), torch.randn(2, 64)
+    lowered = lower(model, (x,), devices=[Device("small", 60 * KiB if offload else None)], offload=offload)
+    lowered.register_forward_hook(lambda *_: None)
+
+    copied = copy.copy(lowered)
+
+    assert isinstance(copied, LoweredModule)
+    assert (lowered.plan, lowered.report, lowered.program) == (copied.plan, copied.report, copied.program)
+    assert all(mine is theirs for mine, theirs in zip(lowered.parameters(), copied.parameters(), strict=True))
+    assert list(model.state_dict()) == list(copied.state_dict())
+    assert bool(offload) == bool(loads_of(copied))
+    assert not copied._forward_hooks
+    for each in (copied, lowered, copy.deepcopy(copied), pickle.loads(pickle.dumps(copied))):
+        assert torch.equal(model(x), each(x))
+    with pytest.raises(InputError):
+        copied(torch.randn(3, 64))
