@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -582,3 +584,43 @@ def test_a_sparse_buffer_that_is_written_to_is_the_lowered_models_own() -> None:
     for times in (0.5, 0.25):
         assert torch.equal(lowered(x), torch.sparse.mm(torch.eye(16).roll(1).to_sparse() * times, x.t()))
     assert torch.equal(model.mixing.to_dense(), torch.eye(16).roll(1))
+
+
+class Turned(nn.Module):
+    """A layer over what is not dense: torch folds its product where the weight requires no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.transpose(1, 2)).tanh().transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("has_streams", [False, True])
+def test_results_are_equal_bit_by_bit_also_without_gradients(
+    mode: Callable[[], contextlib.AbstractContextManager[None]], has_streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_streams:
+        monkeypatch.setattr(placement, "streams_for", lambda _devices: LateStreams())
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Turned() for _ in range(6))), torch.randn(2, 32, 7)
+    lowered = small(copy.deepcopy(model), x, budget=22 * KiB)
+    looked_at = copy.deepcopy(lowered)
+    looked_at.register_forward_hook(lambda *_: None)
+
+    assert loads_of(lowered)
+    with mode():
+        expected = model(x)
+        for actual in (lowered(x), looked_at(x)):
+            assert torch.equal(expected, actual)
+            assert expected.requires_grad == actual.requires_grad
+
+
+def test_a_vectorized_run_loads_without_gradients() -> None:
+    model, several = Mlp(8), torch.randn(3, 2, 64)
+    lowered = small(model, several[0])
+
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(lowered)(several), torch.vmap(model)(several))

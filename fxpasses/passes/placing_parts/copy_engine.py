@@ -17,7 +17,7 @@ import torch
 
 from fxpasses.devices import same_torch_device
 from fxpasses.passes.placing_parts.copies import COPY
-from fxpasses.passes.placing_parts.loading import note_load
+from fxpasses.passes.placing_parts.loading import note_load, under_functorch
 from fxpasses.passes.placing_parts.streams import CudaStreams, Streams
 
 __all__ = [
@@ -207,8 +207,12 @@ def begin_load(engine: CopyEngine, value: torch.Tensor, device: torch.device) ->
     """In a graph: :meth:`CopyEngine.begin` for a parameter of an offloaded part; while it is captured, a plain copy."""
     if torch.compiler.is_compiling():
         return _plain(value, device)
-    ticket = engine.begin(value, device)
+    is_recorded = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_recorded):  # the parameter is no inference tensor
+        ticket = engine.begin(value, device)
     assert ticket.copy is not None  # it was begun just now
+    if value.requires_grad and not (is_recorded or under_functorch()):
+        ticket.copy.requires_grad_()  # as what is loaded without streams
     if note_load(ticket.copy, value):
         ticket.is_kept = False
     return ticket

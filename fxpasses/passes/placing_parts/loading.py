@@ -22,7 +22,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.copies import COPY, DEVICE, LOAD_OF, copy_node
 
-__all__ = ["call_loads", "insert_loads", "load", "loading_again", "note_load"]
+__all__ = ["call_loads", "insert_loads", "load", "loading_again", "note_load", "under_functorch"]
 
 
 def insert_loads(graph_module: GraphModule, device_of: Mapping[str, Device], offloaded: Container[str]) -> None:
@@ -74,10 +74,13 @@ def call_loads(graph_module: GraphModule) -> None:
 
 
 def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """In a graph: a copy of a parameter on a device, which the backward pass loads again."""
-    has_gradient = value.requires_grad and torch.is_grad_enabled()
-    if has_gradient and not (torch.compiler.is_compiling() or _under_functorch()):
-        loaded: torch.Tensor = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
+    """In a graph: a copy of a parameter on a device, which the backward pass loads again.
+
+    It requires a gradient where the parameter does, also where none is recorded: by that torch chooses how to multiply.
+    """
+    if value.requires_grad and not (torch.compiler.is_compiling() or under_functorch()):
+        with torch.inference_mode(False), torch.enable_grad():
+            loaded: torch.Tensor = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
     else:
         loaded = COPY(value, device=device)
     if not torch.compiler.is_compiling():  # what is compiled or exported has no call that could remember it
@@ -104,7 +107,8 @@ class _Load(torch.autograd.Function):
         return loaded
 
 
-def _under_functorch() -> bool:
+def under_functorch() -> bool:
+    """Whether a transformation of ``torch.func`` runs, which has rules of its own for gradients."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -171,7 +175,7 @@ def loading_again() -> Iterator[None]:
 
     Under ``torch.func`` neither, which has no hooks for what is saved: what is loaded stays there for the backward.
     """
-    if not torch.is_grad_enabled() or _under_functorch():
+    if not torch.is_grad_enabled() or under_functorch():
         yield
         return
     loads = _Loads()
