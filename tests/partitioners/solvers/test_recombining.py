@@ -17,7 +17,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous import certifying
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
-from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, prefixes
+from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.recombining import recombined
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.tables import evaluate
@@ -88,50 +88,6 @@ def test_it_is_a_pipeline_within_the_budgets_and_never_worse(seed: int) -> None:
     assert found.rank <= first.rank
     assert pytest.approx(every.load[row].max()) == found.rank[0]
     assert [device for device, _units in found.pipeline.runs] == list(found.order)
-
-
-@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
-def test_what_is_drawn_is_a_pipeline_under_the_threshold(seed: int) -> None:
-    """Random graphs with budgets, pins, groups and backward nodes, beside brute force."""
-    problem = random_problem(seed, objective="throughput")
-    links = [attrs.evolve(link, bandwidth=64.0) for link in problem.links]  # alike, so that loads are exact
-    problem = attrs.evolve(problem, links=links)
-    search = search_of(problem)
-    words = all_ideals(search.units, 5000)
-    assert words is not None
-    best = search.run(words, np.inf).pipeline
-    if best is None:
-        assert search.drawn(words, np.inf, 10, np.random.default_rng(seed)) == []
-        return
-    every, below = every_placement(problem), best.value * 1.2 + 1e-6
-
-    found = search.drawn(words, below, 10, np.random.default_rng(seed))
-
-    assert len(found) == 10
-    for pipeline in found:
-        row = every.row(problem, named(problem, Answer.of(search, pipeline)))
-        assert every.legal[row]
-        assert every.pipeline[row]
-        assert pytest.approx(every.load[row].max()) == pipeline.value
-        assert pipeline.value < below
-
-
-def test_each_pipeline_is_drawn_some_time() -> None:
-    """All that brute force finds under the threshold on a chain, with the devices in any order, and no other."""
-    graph: nx.DiGraph[str] = nx.path_graph(["a", "b", "c", "d", "e"], create_using=nx.DiGraph)
-    nx.set_node_attributes(graph, {node: {"x": 1.0, "y": 0.7, "z": 0.5} for node in graph}, "seconds")
-    devices = [Device("x"), Device("y"), Device("z")]
-    links = [Link(a.name, b.name, 1e9) for a, b in itertools.combinations(devices, 2)]
-    problem = PlacementProblem(graph, devices, links, objective="throughput")
-    search, every = search_of(problem), every_placement(problem)
-    words = all_ideals(search.units, 100)
-    assert words is not None
-
-    found = search.drawn(words, 1.6, 500, np.random.default_rng(0))
-
-    rows = {every.row(problem, named(problem, Answer.of(search, pipeline))) for pipeline in found}
-    assert rows == set(np.flatnonzero(every.legal & every.pipeline & (every.load.max(axis=1) < 1.6)).tolist())
-    assert {(0, 1, 2), (2, 1, 0), (1, 2)} < {tuple(device for device, _units in each.runs) for each in found}
 
 
 def test_a_decoder_beside_its_encoder_gets_better() -> None:

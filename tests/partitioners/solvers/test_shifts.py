@@ -42,6 +42,30 @@ def test_the_order_is_kept_and_sums_are_those_of_the_definition(seed: int) -> No
     assert not model.banned[np.arange(units.size), state.home].any()
     assert pytest.approx(model.figures(state.home[None])[0], abs=1e-9) == state.load
     assert best is None or model.legal(best[None])[0]
+    first, last = np.zeros(units.size, dtype=np.int64), np.full(units.size, model.devices - 1)
+    np.maximum.at(first, units.before[:, 1], place[units.before[:, 0]])
+    np.minimum.at(last, units.before[:, 0], place[units.before[:, 1]])
+    assert sorted(state.loose[: state.loose[units.size]].tolist()) == np.flatnonzero(first < last).tolist()
+
+
+def test_devices_of_other_speeds_change_places_with_the_cut_between_them() -> None:
+    """A fast device first keeps a heavy value at home; from the other order no small move leads there."""
+    graph: nx.DiGraph[int] = nx.path_graph(40, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds={"slow": 3.0, "fast": 1.0}, output_seconds=10.0 if node == 9 else 0.01)
+    links = [Link("slow", "fast", 1e9)]
+    problem = PlacementProblem(graph, [Device("slow"), Device("fast")], links, objective="throughput")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    annealer, home = Annealer(LoadModel.of(units, tables), units.before), np.zeros(units.size, dtype=np.int64)
+    home[units.size // 4 :] = 1
+
+    best, state = annealer.run(home, Cooling(2e6, 1e-6, 1e-6, 4), np.random.default_rng(0), (0, 1))
+
+    assert best is not None
+    assert best.tolist() == sorted(best.tolist(), reverse=True)
+    assert state.at.tolist() == [1, 0]
+    assert annealer.model.figures(best[None]).max() == pytest.approx(30.01)
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 
 from fxpasses.partitioners.solvers import compiling, device_bytes
-from fxpasses.partitioners.solvers.annealing import graphs, moves, shifts, sums
+from fxpasses.partitioners.solvers.annealing import exchanges, graphs, loose_units, moves, shifts, sums
+from fxpasses.partitioners.solvers.annealing.exchanges import EXCHANGED, exchange, exchange_back
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling, Graph, State
+from fxpasses.partitioners.solvers.annealing.loose_units import loosen, settle
 from fxpasses.partitioners.solvers.annealing.moves import propose
-from fxpasses.partitioners.solvers.annealing.shifts import EXCHANGED, exchange, shift
+from fxpasses.partitioners.solvers.annealing.shifts import shift
 from fxpasses.partitioners.solvers.annealing.sums import (
     keep,
     power_of,
@@ -37,13 +39,15 @@ SUMS = 4096
 """Temperatures after which sums of floats, which round, are made anew."""
 
 
-@cached(compiling, device_bytes, graphs, sums, moves, shifts)
+@cached(compiling, device_bytes, graphs, sums, moves, loose_units, exchanges, shifts)
 def anneal(
     graph: Graph, state: State, best: Ints, cooling: Cooling, scale: float, penalty: float, random: Random
 ) -> float:
     """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
     value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
     temperature = cooling.hot
+    if graph.in_order:
+        loosen(graph, state)
     while True:
         if stamp % BLOCK == 0:
             done = steps / cooling.steps
@@ -66,11 +70,15 @@ def anneal(
         limit = energy - temperature * math.log(1.0 - chance(random)) - penalty * over  # of the norm (Metropolis)
         if limit < 0.0 or power > squared(limit, cooling.squarings):
             if count == EXCHANGED:
-                steps += exchange(graph, state)
+                steps += exchange_back(graph, state)
             else:
                 turn_back(graph, state, count)
             continue
         steps += ACCEPTED
+        if count == EXCHANGED:
+            loosen(graph, state)
+        elif graph.in_order:
+            settle(graph, state, count)
         energy = root(power, cooling.squarings) + penalty * over
         if over == 0.0:
             value = keep(state, best, value)

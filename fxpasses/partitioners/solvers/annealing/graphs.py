@@ -54,6 +54,7 @@ class Graph(NamedTuple):
     after_start: Ints
     after: Ints  # what needs it
     in_order: bool  # whether it is one
+    kind: Ints  # of each device; two of one kind can take each other's place
     counts_bytes: bool  # whether they matter at all
     by_bytes: bool  # whether a device's load is its bytes
 
@@ -75,6 +76,9 @@ class State(NamedTuple):
     stamp: Ints  # the last move that each unit was in
     place: Ints  # of each device in a pipeline
     at: Ints  # the device at each place
+    home_before: Ints  # two devices change places
+    loose: Ints  # the units that can go to another place alone, and how many these are at the end
+    loose_at: Ints  # where each unit stands among them, -1 where it does not
 
 
 class Cooling(NamedTuple):
@@ -139,9 +143,19 @@ def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:
         after_start,
         after,
         flow is not None,
+        _kinds(model),
         counts_bytes,
         model.by_bytes,
     )
+
+
+def _kinds(model: LoadModel) -> Ints:
+    """A number for each device, the same for those that nothing tells apart."""
+    if not model.links_alike:
+        return np.arange(model.devices)
+    weight = np.where(model.banned, np.inf, model.weight)
+    kind: Ints = np.unique(np.vstack([weight, model.memory]), axis=1, return_inverse=True)[1].reshape(-1)
+    return kind
 
 
 def state_of(model: LoadModel, graph: Graph, home: Ints, order: Sequence[int] | None = None) -> State:
@@ -163,4 +177,7 @@ def state_of(model: LoadModel, graph: Graph, home: Ints, order: Sequence[int] | 
         np.zeros(model.size, dtype=np.int64),
         np.argsort(at),
         at,
+        home.astype(np.int64),
+        np.zeros(model.size + 1, dtype=np.int64),
+        np.full(model.size, -1),
     )

@@ -9,7 +9,7 @@ from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["keep", "power_of", "rebuild", "root", "squared", "turn", "turn_back"]
+__all__ = ["keep", "move", "power_of", "rebuild", "root", "squared", "turn", "turn_back"]
 
 
 @inlined
@@ -64,7 +64,7 @@ def _make_elsewhere(graph: Graph, state: State, value: int, home: int, target: i
 
 
 @inlined
-def _move(graph: Graph, state: State, unit: int, target: int) -> None:
+def move(graph: Graph, state: State, unit: int, target: int) -> None:
     """Take a unit to another device, in time O(its values × devices)."""
     home = state.home[unit]
     for place in range(graph.used_start[unit], graph.used_start[unit + 1]):
@@ -140,7 +140,7 @@ def turn(graph: Graph, state: State, count: int) -> int:
     steps = graph.move_steps
     for index in range(count):
         unit, home = state.moved[index], state.home[state.moved[index]]
-        _move(graph, state, unit, state.target[index])
+        move(graph, state, unit, state.target[index])
         state.target[index] = home
         steps += graph.unit_steps[unit]
     return steps

@@ -1,7 +1,7 @@
-"""Pipelines that a filled table of the dynamic program holds: the best one, and others under the threshold.
+"""The best pipeline that a filled table of the dynamic program holds.
 
 The table says how well the devices used in a state can run an ideal, not who ran what. So one walks back from the whole
-graph: to an ideal and a state that reach the best value, or to any that stay under the threshold.
+graph: to an ideal and a state that reach the best value.
 """
 
 from __future__ import annotations
@@ -107,30 +107,6 @@ class FilledTable:
                 runs.append((self.states.device(state, kind), self._members(first, ideal)))
             state, ideal = before, first
         return Pipeline(tuple(reversed(runs)), total)
-
-    def drawn(self, count: int, draw: np.random.Generator) -> list[Pipeline]:
-        """Some pipelines under the threshold, each drawn on its own; where loads do not add up.
-
-        Which class of devices comes last is drawn first, then where its run begins, and so on: so pipelines with the
-        devices in many orders are drawn, though one order mostly has the most of them.
-        """
-        known: dict[tuple[int, int], list[_Steps]] = {}
-        found = []
-        for _pipeline in range(count if self._ends else 0):
-            ideal, runs, value = self._whole, [], 0.0
-            state = self._ends[int(draw.integers(len(self._ends)))][0]
-            while ideal:
-                if (state, ideal) not in known:
-                    known[state, ideal] = self._steps(state, ideal, self.below)
-                ways = known[state, ideal]
-                way = ways[int(draw.integers(len(ways)))]
-                chosen = int(draw.integers(len(way.ideals)))
-                if way.kind >= 0:
-                    runs.append((self.states.device(state, way.kind), self._members(int(way.ideals[chosen]), ideal)))
-                    value = max(value, float(way.loads[chosen]))
-                state, ideal = way.before, int(way.ideals[chosen])
-            found.append(Pipeline(tuple(reversed(runs)), value))
-        return found
 
     @property
     def _whole(self) -> int:

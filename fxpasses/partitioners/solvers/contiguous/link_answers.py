@@ -14,10 +14,10 @@ __all__ = ["annealed", "proven_small"]
 
 CLOSE = 1e-3
 """Answers that are so near the bound are not annealed."""
-ANNEALING = (0.1, 0.2)
-"""Annealings, one after the other, as shares of the budget."""
-HOT, COLD, SQUARINGS = 0.1, 2e-4, 4
-"""Temperatures and norm of these."""
+ANNEALING = ((0.1, 0.3), (0.2, 0.1))
+"""Annealings, one after the other, as shares of the budget, and where they begin to cool."""
+COLD, SQUARINGS = 2e-4, 4
+"""The last temperature and the norm of these."""
 SMALL = 400
 """Variables up to which the integer program is asked."""
 
@@ -27,8 +27,8 @@ def annealed(search: Search, best: Answer, bound: float) -> Answer:
     if best.rank[0] <= bound * (1 + CLOSE) or not PipelineAnnealer.takes(search):
         return best
     annealer = PipelineAnnealer(search)
-    for share in ANNEALING:
-        cooling = Cooling(share * search.problem.time_budget * STEPS_PER_SECOND, HOT, COLD, SQUARINGS)
+    for share, hot in ANNEALING:
+        cooling = Cooling(share * search.problem.time_budget * STEPS_PER_SECOND, hot, COLD, SQUARINGS)
         best = min(best, annealer.annealed(best, cooling) or best, key=Answer.by_rank)
     return best
 

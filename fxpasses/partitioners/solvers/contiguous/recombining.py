@@ -1,10 +1,9 @@
 """Better pipelines from many short annealings, whose cuts one dynamic program puts together.
 
-A dynamic program over some ideals knows all pipelines along them. Some of these that are nearly as good as the best
-answer are drawn at random: they differ in the order of the devices, and in what a device runs. An annealing of a few
-thousandths of a second makes each of them better. Their cuts are ideals, and so are the intersections and unions of
-these; the best pipeline along all of them, with the devices in any order, is mostly better than each, and the next
-annealings start at the best pipelines so far. Where that does not help, others are drawn.
+Annealings start from the best answer, at several temperatures: the hotter they are, the more often devices change
+places. Others go on from the best of what these came to. The cuts of the best answers are ideals, and so are the
+intersections and unions of these; the best pipeline along all of them, with the devices in any order, is mostly better
+than each, and the next annealings start from it, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous.cutting import Words, by_weight, ideals_near, pack
 from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
-from fxpasses.partitioners.solvers.contiguous.orders import ideals_along
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
@@ -31,20 +29,33 @@ LOADING = 0.2
 """Seconds that it takes to load what is compiled; a budget below that has no annealing."""
 MATRIX = 5_000_000
 """Units times pairs of devices up to which there is any."""
-HOT, COLD, SQUARINGS = 0.003, 2e-4, (4, 5)
-"""Temperatures; the norms take turns."""
+COLD, SQUARINGS = 2e-4, (4, 5)
+"""The last temperature; and the norms, which take turns."""
 ANSWERING = 0.6e6
 """Steps that it takes to evaluate what an annealing found."""
-STEPS_A_UNIT = 7_000
-"""Steps of each annealing, for each unit."""
-DRAWN, WORSE = 60, 1.04
-"""Pipelines that are drawn for the first annealings, and how many times as large as the best answer they may be."""
-PARTS = (6, 13)
-"""In how many parts two orders are cut for the ideals that these are drawn from."""
-TOGETHER, AGAIN = 12, 2
-"""Annealings between two dynamic programs after the first ones, and how many times as long and as hot they are."""
-BEST = 16
-"""From how many of the best answers these start."""
+STEPS_A_UNIT = 100_000
+"""Steps of each annealing, for each unit, at most."""
+ROUND = 0.8
+"""Seconds of a round of annealings where there is more time; the next one gets twice as many."""
+
+
+@attrs.frozen
+class _Stage:
+    """Annealings that start from the same answers.
+
+    Args:
+        share: The part of a round that they take.
+        hot: Their first temperatures, which take turns.
+        starts: From how many of the best answers they start.
+    """
+
+    share: float
+    hot: tuple[float, ...]
+    starts: int
+
+
+ANNEALINGS = 12
+STAGES = (_Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1), _Stage(0.6, (0.005,), 4))
 KEPT = 40
 """Answers whose cuts are looked at, the best ones."""
 BESIDE = 20
@@ -60,13 +71,6 @@ class PipelineAnnealer:
         self.search = search
         self._annealer = Annealer(LoadModel.of(search.units, search.tables), search.units.before)
         self._draw = np.random.default_rng([search.problem.seed, int(search.account.spent)])  # others each time
-
-    def drawn(self, best: Answer) -> list[Answer]:
-        """Pipelines that are not much worse than an answer, drawn at random; the answer itself where there are none."""
-        search = self.search
-        words = ideals_along(search.units, search.prices.weight, PARTS, search.problem.seed)
-        found = search.drawn(words, best.goal(search) * WORSE, DRAWN, self._draw)
-        return [Answer.of(search, pipeline) for pipeline in found] or [best]
 
     @staticmethod
     def takes(search: Search) -> bool:
@@ -90,29 +94,35 @@ class PipelineAnnealer:
 
 def recombined(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
     """The best of what annealings and dynamic programs in turn find in some seconds, or until the bound is met."""
-    if best.rank[0] <= bound:
-        return best
-    begun, most = search.account.spent, seconds * STEPS_A_SECOND
-    each = min(STEPS_A_UNIT * search.units.size, seconds * STEPS_PER_SECOND / DRAWN)
+    begun, length = search.account.spent, min(seconds, ROUND)
     annealer, found = PipelineAnnealer(search), {best.rank: best}
-    starts, count = annealer.drawn(best), DRAWN
-    while best.rank[0] > bound and search.account.spent - begun < most:
-        longer = 1 if count == DRAWN else AGAIN
-        for turn in range(count):
-            cooling = Cooling(longer * each, longer * HOT, COLD, SQUARINGS[turn % len(SQUARINGS)])
-            answer = annealer.annealed(starts[turn % len(starts)], cooling)
-            if answer is not None:
-                found.setdefault(answer.rank, answer)
-        search.account.spent += count * (longer * each * STEPS_A_SECOND / STEPS_PER_SECOND + ANSWERING)
-        starts, last = sorted(found.values(), key=Answer.by_rank)[:KEPT], best
-        pipeline = search.run(_together(search, starts), starts[0].goal(search) * BETTER).pipeline
-        if pipeline is not None:
-            starts.insert(0, Answer.of(search, pipeline))
-            found[starts[0].rank] = starts[0]
-        starts, best, count = starts[:BEST], starts[0], TOGETHER
-        if best.rank >= last.rank and search.account.spent - begun < most:
-            starts, count = annealer.drawn(best), DRAWN
+    while best.rank[0] > bound and length > 0:
+        for stage in STAGES:
+            best = _after(annealer, stage, found, length)
+            if best.rank[0] <= bound:
+                break
+        length = min(2 * length, seconds - (search.account.spent - begun) / STEPS_A_SECOND)
     return best
+
+
+def _after(
+    annealer: PipelineAnnealer, stage: _Stage, found: dict[tuple[float, float], Answer], length: float
+) -> Answer:
+    """The best answer after some annealings and the dynamic program along what they found; they join the others."""
+    search, starts = annealer.search, sorted(found.values(), key=Answer.by_rank)[: stage.starts]
+    each = min(STEPS_A_UNIT * search.units.size, length * stage.share * STEPS_PER_SECOND / ANNEALINGS)
+    for turn in range(ANNEALINGS):
+        hot, norm = stage.hot[turn % len(stage.hot)], SQUARINGS[turn % len(SQUARINGS)]
+        answer = annealer.annealed(starts[turn % len(starts)], Cooling(each, hot, COLD, norm))
+        if answer is not None:
+            found.setdefault(answer.rank, answer)
+    search.account.spent += ANNEALINGS * (each * STEPS_A_SECOND / STEPS_PER_SECOND + ANSWERING)
+    best = sorted(found.values(), key=Answer.by_rank)[:KEPT]
+    pipeline = search.run(_together(search, best), best[0].goal(search) * BETTER).pipeline
+    if pipeline is None:
+        return best[0]
+    together = Answer.of(search, pipeline)
+    return found.setdefault(together.rank, together)
 
 
 def _together(search: Search, answers: list[Answer]) -> Words:

@@ -51,8 +51,6 @@ MUCH_TIME = 4.0
 """Seconds from which on ideals of long graphs are found from a coarse problem on."""
 LINK_SECONDS = 1e-7
 """How long it takes to find out what a unit sends over a link."""
-DRAWING = 0.5e6
-"""Steps that it takes to draw a pipeline."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
 OVER = 2
@@ -188,14 +186,6 @@ class Search:
         """The best pipeline under a threshold that cuts at some ideals."""
         search = self._dynamic_program(below, self.states if states is None else states)
         return self._counted(search.run(words, below, steps), words)
-
-    def drawn(self, words: Words, below: float, count: int, draw: np.random.Generator) -> list[Pipeline]:
-        """Some pipelines under a threshold that cut at some ideals, drawn at random; none where there are none."""
-        filled = self._dynamic_program(below, self.states).filled(words, below)
-        if filled is None:
-            return []
-        self._counted(Outcome(None, True, filled.table.steps + DRAWING * count), words)
-        return filled.drawn(count, draw)
 
     def _dynamic_program(self, below: float, states: States) -> PipelineSearch:
         fewest = self.problem.objective == "devices"
