@@ -523,6 +523,36 @@ def test_loads_hide_behind_the_parts_before_them() -> None:
     assert pytest.approx(whole.summary.objective_value, rel=0.01) == offloaded.summary.objective_value
 
 
+class Residual(nn.Module):
+    """Blocks of two layers, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(6))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        result: torch.Tensor = self.head(x).softmax(-1)
+        return result
+
+
+def test_more_memory_is_never_slower() -> None:
+    """Larger parts, and others that stay, let fewer loads hide: what is quicker counts, not what loads less."""
+    budgets = [kib * KiB for kib in (60, 70, 80, 100, 120, 140, 160, 180)]
+
+    took = [
+        place(Residual().eval(), (torch.rand(4, 64),), devices=[Device("small", budget)], offload="cpu").plan.predicted
+        for budget in budgets
+    ]
+
+    values = [each["objective_value"] for each in took]
+    assert values == pytest.approx([values[0]] * len(budgets))
+    assert values[-1] == pytest.approx(took[-1]["bound"])
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, while it compiles
 def test_constants_of_the_program_are_found_however_it_is_run() -> None:
     """The constant of a module is held beside the parts, where its parameters are in one."""
