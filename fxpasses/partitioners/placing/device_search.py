@@ -38,6 +38,9 @@ ROUNDS_MORE = 3
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
 
+SMALL = 500
+"""Nodes up to which the latency of a free placement is also looked for in no time."""
+
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
@@ -69,6 +72,32 @@ def search(
         PlacementError: none was found that does.
     """
     cuts = cuts or KnownCuts(figures, request)
+    found = _found(figures, request, contiguity, solve, fallbacks=fallbacks, cuts=cuts)
+    if found.is_best or not request.time_budget or (request.objective, contiguity) != ("latency", "free"):
+        return found
+    return _or_at_once(cuts, found, solve)
+
+
+def _or_at_once(cuts: KnownCuts, found: Found, solve: Solver) -> Found:
+    """What is found for the latency of a small graph, or what no time finds, if that is quicker.
+
+    Solvers start each operator as soon as it can, and parts start as wholes: with more time they may find what is
+    slower then.
+    """
+    figures, request = cuts.figures, attrs.evolve(cuts.request, time_budget=0.0, explain="never")
+    if len(figures.nodes) > SMALL:
+        return found
+    try:
+        at_once = _found(figures, request, "free", solve, fallbacks=False, cuts=cuts)
+    except PlacementError:
+        return found
+    return min(found, at_once.as_kind("free", found.bound), key=lambda each: each.value)
+
+
+def _found(
+    figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver, *, fallbacks: bool, cuts: KnownCuts
+) -> Found:
+    """What one search finds."""
     first = request.problem(figures, contiguity, figures.needs)
     try:
         solution = _answer(first, solve)

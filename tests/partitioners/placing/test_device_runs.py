@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 import torch
 from fuzz import examples
@@ -11,11 +12,14 @@ from lowering_models import cpu_pair
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fxpasses import Device, Plan, Topology, lower, place
+from fxpasses import Device, Link, Plan, Topology, lower, place
 from fxpasses.lowering import lower_with_plan
 from fxpasses.lowering.preparing import prepare
+from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns
+from fxpasses.partitioners.placing.device_search import search
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.units import KiB
 
 
@@ -124,3 +128,23 @@ def test_a_view_after_the_last_write_waits_for_it_on_another_device() -> None:
     device_of = {part: topology[name] for part, name in runs.device_of.items()}
     plan = Plan.of("late", "latency", topology, runs.assignment, device_of)
     assert torch.equal(ViewsLate()(*args), lower_with_plan(prepared.program, plan)(*args))
+
+
+def test_more_time_never_finds_what_is_slower_as_parts_run() -> None:
+    """A solver that with more time finds a schedule of operators that is slow as parts: the quick answer counts."""
+    devices = [Device(name, flops=1e9, bandwidth=1e9) for name in "ab"]
+    graph_module = prepare(Branches().eval(), (torch.randn(4, 64),)).graph_module
+    figures = GraphFigures.of(graph_module, devices=devices)
+    request = Request(Topology(devices, [Link("a", "b", 1e9, 1e-6)]), "latency")
+
+    def solve(problem: PlacementProblem) -> PlacementSolution:
+        solution = solve_placement(problem)
+        if not problem.time_budget:
+            return solution
+        scattered = {node: "ab"[index % 2] for index, node in enumerate(problem.graph)}
+        return attrs.evolve(solution, device_of=scattered, schedule={})
+
+    at_once = search(figures, attrs.evolve(request, time_budget=0.0), "free")
+    found = search(figures, request, "free", solve)
+
+    assert found.value <= at_once.value
