@@ -259,7 +259,7 @@ def _sentences(summary: Summary) -> Iterator[str]:
     if summary.objective == "throughput" and summary.training is not None:
         yield f"The busiest device works {_seconds(busiest)} in a step; budgets hold for one step at a time."
     elif summary.objective == "throughput" and busiest:
-        yield f"Samples that follow each other come out every {_seconds(busiest)}, {_a_second(1e3 / busiest)}."
+        yield f"Samples that follow each other come out every {_seconds(busiest)} at best, {_a_second(1e3 / busiest)}."
         yield from summary.crowded()
     for row in summary.devices:
         if row.traffic_bytes:

@@ -16,8 +16,8 @@ def run_as_soon_as_possible(tasks: Sequence[Task]) -> None:
     """Start each task when its needs are done and its tracks are free; the first in order goes first.
 
     List scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969), where a task that waits for a track
-    keeps the others that it needs, once all that its part takes has been made: so a pipeline settles at the load of its
-    busiest device.
+    keeps the others that it needs, once all that its part takes has been made: so a pipeline mostly settles at the load
+    of its busiest device.
 
     Tasks that use the same tracks wait in one line: where its first cannot start none can. Time O(tasks · (lines + log
     tasks)), with a line for each device and each link.
