@@ -33,10 +33,12 @@ COLD, SQUARINGS = 2e-4, (4, 5)
 """The last temperature; and the norms, which take turns."""
 ANSWERING = 0.6e6
 """Steps that it takes to evaluate what an annealing found."""
-STEPS_A_UNIT = 100_000
+STEPS_A_UNIT = 250_000
 """Steps of each annealing, for each unit, at most."""
-ROUND = 0.8
-"""Seconds of a round of annealings where there is more time; the next one gets twice as many."""
+ROUND, LONGER = 0.8, 2
+"""Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
+MUCH = 4
+"""Rounds from whose time on what they found is put together at the end."""
 
 
 @attrs.frozen
@@ -93,16 +95,27 @@ class PipelineAnnealer:
 
 
 def recombined(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
-    """The best of what annealings and dynamic programs in turn find in some seconds, or until the bound is met."""
-    begun, length = search.account.spent, min(seconds, ROUND)
-    annealer, found = PipelineAnnealer(search), {best.rank: best}
-    while best.rank[0] > bound and length > 0:
+    """The best of what annealings and dynamic programs in turn find in some seconds, or until the bound is met.
+
+    Each round begins at the same answer, as what another one found is seldom left again; the last one puts together
+    what all have found.
+    """
+    if best.rank[0] <= bound:
+        return best
+    annealer, begun, start = PipelineAnnealer(search), search.account.spent, best
+    found = {best.rank: best}
+
+    def left() -> float:
+        return seconds - (search.account.spent - begun) / STEPS_A_SECOND
+
+    while (length := min(left(), ROUND if len(found) == 1 else LONGER * ROUND)) > 0:
+        own = {start.rank: start}
         for stage in STAGES:
-            best = _after(annealer, stage, found, length)
+            best = _after(annealer, stage, own, length)
+            found |= own
             if best.rank[0] <= bound:
-                break
-        length = min(2 * length, seconds - (search.account.spent - begun) / STEPS_A_SECOND)
-    return best
+                return best
+    return _after(annealer, STAGES[-1], found, ROUND) if seconds > MUCH * ROUND else found[min(found)]
 
 
 def _after(
