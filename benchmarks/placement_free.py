@@ -131,13 +131,13 @@ def _within(share: float) -> Any:
 
 @case("free placement of a transformer, beside annealing", sizes=(1, 4), promise=1, rounds=1)
 def free_transformer(layers: int) -> Duel:
-    problem = place(transformer(layers), 4, contiguity="free", time_budget=2.0)
+    problem = place(transformer(layers), 4, contiguity="free", time_budget=1.0)
     return Duel(lambda: solve_placement(problem), lambda: Annealing(problem, 0).run(MOVES), _within(0.01))
 
 
 @case("free placement of a recurrent net, beside annealing", sizes=(6, 20), promise=1, rounds=1)
 def free_recurrent(steps: int) -> Duel:
-    problem = place(recurrent(4, steps), 4, contiguity="free", time_budget=2.0)
+    problem = place(recurrent(4, steps), 4, contiguity="free", time_budget=1.0)
     return Duel(lambda: solve_placement(problem), lambda: Annealing(problem, 0).run(MOVES), _within(0.01))
 
 
