@@ -117,7 +117,8 @@ class ModelPath(torch.nn.Module):
         here = really_at(vars(self)["_root"], vars(self)["_path"])
         if here is None or name in vars(self):  # what every module has
             return None
-        return here if name in {*here._parameters, *here._buffers, *vars(here)} else None
+        is_held = name in here._parameters or name in here._buffers or name in vars(here)
+        return here if is_held else None
 
     def _at(self, name: str) -> HeldTensor | ModelPath | None:
         own = vars(self)
