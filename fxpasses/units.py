@@ -37,6 +37,8 @@ _PER_SECOND = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "\u00b5s": 1e6, "\u03bcs
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z\u00b5\u03bc]*)\s*$")
 _BITS = re.compile(r"(?:b|[Bb]its?)$")
+_UNCLEAR = re.compile(r"[0-9]\s*([mgt])(i?)b(?:/s)?$")
+"""Small letters throughout, which some write for bits, and some for bytes."""
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
@@ -71,16 +73,19 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_rate(text: str | float) -> float:
-    """Read bytes per second: ``16GiB/s``; a small ``b`` counts bits, as links are sold.
+    """Read bytes per second: ``16GiB/s``; a small ``b`` counts bits, as links are sold, and ``gb/s`` is refused.
 
     >>> parse_rate("12.5GB/s"), parse_rate("100Gb/s"), parse_rate("100Gbps"), parse_rate("100Gbit/s")
     (12500000000.0, 12500000000.0, 12500000000.0, 12500000000.0)
 
     Raises:
-        InputError: the text is not a rate.
+        InputError: the text is not a rate, or may be one of bits or of bytes.
     """
     if isinstance(text, (int, float)):
         return float(text)
+    if unclear := _UNCLEAR.search(text.strip()):
+        prefix = unclear[1].upper() + unclear[2]
+        raise InputError(f"{text!r} may be bits or bytes per second; write {prefix}bit/s or {prefix}B/s.")
     body, in_bits = _BITS.subn("B", text.strip().removesuffix("/s").removesuffix("ps"))
     try:
         return parse_bytes(body) / (8 if in_bits else 1)

@@ -59,6 +59,8 @@ def test_what_people_write_is_read(parse: Callable[[str], Any], text: str, value
             "'4 parsecs' is not a size in bytes: there is no unit 'parsecs'; write it like 40MiB or 2GB.",
         ),
         (parse_bytes, "-3MiB", "'-3MiB' is not a size in bytes; write it like 40MiB or 2GB."),
+        (parse_rate, "16gb/s", "'16gb/s' may be bits or bytes per second; write Gbit/s or GB/s."),
+        (parse_rate, "16 mib", "'16 mib' may be bits or bytes per second; write Mibit/s or MiB/s."),
         (parse_rate, "fast", "'fast' is not a rate in bytes per second; write it like 16GiB/s."),
         (parse_seconds, "soon", "'soon' is not a time; write it like 5us."),
         (parse_seconds, "5 weeks", "'5 weeks' is not a time: there is no unit 'weeks'; write it like 5us or 2ms."),
