@@ -19,7 +19,7 @@ from fxpasses.lowering.lowered_module import LoweredModule, lowered_module
 from fxpasses.lowering.lowered_report import copy_rows
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.planning import place
-from fxpasses.lowering.preparing import Clock, Pipeline, Progress, prepare, stateful
+from fxpasses.lowering.preparing import Clock, Pipeline, Progress, pipeline_of, prepare, stateful
 from fxpasses.lowering.submodule_names import submodule_names
 from fxpasses.lowering.taken_names import refuse_taken_names
 from fxpasses.lowering.verification import compare_with_model
@@ -180,7 +180,7 @@ def _fitting(program: ExportedProgram, plan: Plan, clock: Clock) -> tuple[Export
     except PlanError:
         if not plan.pipeline:
             raise
-    prepared = prepare(program, pipeline=plan.pipeline, clock=clock)
+    prepared = prepare(program, pipeline=pipeline_of(plan), clock=clock)
     with clock.step("place"):
         return prepared.program, *plan.written(prepared.graph_module)
 

@@ -16,7 +16,18 @@ from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
 from rich.console import Console
 from torch import Tensor, nn
 
-from fxpasses import Device, FxPassesError, InputError, Link, PlacementError, Plan, PlanError, fake_devices, lower
+from fxpasses import (
+    Device,
+    FxPassesError,
+    InputError,
+    Link,
+    PipelineSyntaxError,
+    PlacementError,
+    Plan,
+    PlanError,
+    fake_devices,
+    lower,
+)
 from fxpasses.lowering import Planned, lower_with_plan, place
 from fxpasses.partitioners import measure_node, place_by_device
 from fxpasses.partitioners.costs import node_costs as cost
@@ -123,6 +134,8 @@ def test_a_program_that_was_exported_again_goes_through_the_passes_of_its_plan()
         lower_with_plan(torch.export.export(Counting(3), ARGS), plan)
     with pytest.raises(PlanError, match="/copy_#0"):
         lower_with_plan(program, attrs.evolve(plan, pipeline=None))
+    with pytest.raises(PipelineSyntaxError, match=r"^In this plan pipeline: unknown pass"):
+        lower_with_plan(program, attrs.evolve(plan, pipeline="fold-it-all"))
 
 
 def test_the_report_splits_memory_at_its_fullest() -> None:

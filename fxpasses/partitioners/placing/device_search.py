@@ -38,7 +38,7 @@ ROUNDS_MORE = 3
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
 
-SMALL = 500
+SMALL = 200
 """Nodes up to which the latency of a free placement is also looked for in no time."""
 
 QUICKER = 0.99

@@ -40,7 +40,7 @@ def shift(graph: Graph, state: State, random: Random, stamp: int) -> int:
         there = first + below(random, last - first)
         if there >= here:
             there += 1
-    if there == here or there < 0 or there >= len(state.load):
+    if there < 0 or there >= len(state.load):
         return 0
     count = _pushed(graph, state, unit, there, stamp)
     if count == 0 or kind < ALONE or count == LARGEST:

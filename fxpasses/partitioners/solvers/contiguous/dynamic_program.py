@@ -101,13 +101,13 @@ class PipelineSearch:
 
         ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
         """
-        filled = self.filled(words, below, steps)
+        filled = self._filled(words, below, steps)
         if filled is None:
             return Outcome(None, True, 0.0)
         taken = filled.table.steps
         return Outcome(None, False, taken) if taken > steps else Outcome(filled.best(), True, taken)
 
-    def filled(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> FilledTable | None:
+    def _filled(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> FilledTable | None:
         """All that is known of pipelines under ``below`` that cut at ideals of a family; None where there are none.
 
         It is not complete where it took more than ``steps``.
