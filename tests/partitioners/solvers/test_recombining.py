@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import attrs
 import networkx as nx
@@ -15,10 +16,11 @@ from test_refining import search_of
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
+from fxpasses.partitioners.solvers.contiguous import certifying, recombining
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
-from fxpasses.partitioners.solvers.contiguous.recombining import recombined
+from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.tables import evaluate
 
@@ -104,6 +106,26 @@ def test_a_decoder_beside_its_encoder_gets_better() -> None:
     assert found.rank == evaluate(search.tables, found.device_of).rank("throughput")
     assert (found.device_of == again.device_of).all()
     assert recombined(search, found, 0.0, 0.05).rank <= found.rank
+
+
+def test_annealings_are_more_where_units_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As short ones find more; each of them draws for itself, so that it does not matter which of them ends first."""
+    counts = list[int]()
+    real = PipelineAnnealer.all_annealed
+
+    def counted(self: PipelineAnnealer, runs: Sequence[tuple[Answer, Cooling]]) -> list[Answer]:
+        counts.append(len(runs))
+        return real(self, runs)
+
+    monkeypatch.setattr(PipelineAnnealer, "all_annealed", counted)
+    for layers in (2, 16):
+        search = search_of(encoder_decoder(layers, [1.0] * 6))
+        first = first_answer(search)
+        assert first is not None
+        recombined(search, first, 0.0, 0.3)
+
+    few, many = counts[0], counts[-1]
+    assert recombining.FEWEST <= many < few <= recombining.MOST
 
 
 def test_what_it_takes_counts() -> None:

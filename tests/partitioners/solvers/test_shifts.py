@@ -60,7 +60,7 @@ def test_devices_of_other_speeds_change_places_with_the_cut_between_them() -> No
     annealer, home = Annealer(LoadModel.of(units, tables), units.before), np.zeros(units.size, dtype=np.int64)
     home[units.size // 4 :] = 1
 
-    best, state = annealer.run(home, Cooling(2e6, 1e-6, 1e-6, 4), np.random.default_rng(0), (0, 1))
+    best, state = annealer.run(home, Cooling(2e6, 1e-6, 1e-6, 6), np.random.default_rng(0), (0, 1))
 
     assert best is not None
     assert best.tolist() == sorted(best.tolist(), reverse=True)

@@ -21,6 +21,8 @@ PUSH, ALONE = 0.02, 0.7
 """Below these chances units are pushed to the next device, or go alone; else another one comes back."""
 TRIES = 4
 """How often a unit that comes back is drawn."""
+FULLEST, DRAWS = 0.5, 6
+"""How often a unit of the fullest device is looked for, and how often one is drawn for that."""
 
 
 @inlined
@@ -34,7 +36,7 @@ def shift(graph: Graph, state: State, random: Random, stamp: int) -> int:
         here = state.place[state.home[unit]]
         there = here + 1 if chance(random) < 0.5 else here - 1
     else:
-        unit = state.loose[below(random, loose)]
+        unit = _loose_unit(state, random)
         here = state.place[state.home[unit]]
         first, last = window(graph, state, unit)
         there = first + below(random, last - first)
@@ -46,6 +48,23 @@ def shift(graph: Graph, state: State, random: Random, stamp: int) -> int:
     if count == 0 or kind < ALONE or count == LARGEST:
         return count
     return _with_one_back(graph, state, random, count, here, there, stamp)
+
+
+@inlined
+def _loose_unit(state: State, random: Random) -> int:
+    """Draw a unit that can go to another place alone; half of the time from the device with the largest load."""
+    loose = state.loose[len(state.home)]
+    unit = state.loose[below(random, loose)]
+    if chance(random) < FULLEST:
+        full = 0
+        for device in range(1, len(state.load)):
+            if state.load[device] > state.load[full]:
+                full = device
+        for _ in range(DRAWS):
+            if state.home[unit] == full:
+                return unit
+            unit = state.loose[below(random, loose)]
+    return unit
 
 
 @inlined

@@ -51,9 +51,9 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are refined once, with all of them, or not proven."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING = 0.8
+RECOMBINING = 0.6
 """Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
-PART = 0.25
+PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
 """Steps of narrowing, and where there is much time a part of it; no more than there are."""

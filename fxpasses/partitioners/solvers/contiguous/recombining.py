@@ -9,6 +9,9 @@ than each, and the next annealings start from it, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
 import attrs
 import networkx as nx
@@ -29,12 +32,16 @@ LOADING = 0.2
 """Seconds that it takes to load what is compiled; a budget below that has no annealing."""
 MATRIX = 5_000_000
 """Units times pairs of devices up to which there is any."""
-COLD, SQUARINGS = 2e-4, (4, 5)
+COLD, SQUARINGS = 5e-4, (5, 6)
 """The last temperature; and the norms, which take turns."""
+AT_ONCE = 2
+"""Annealings that run at the same time; a budget counts on as many cores."""
 ANSWERING = 0.6e6
 """Steps that it takes to evaluate what an annealing found."""
-STEPS_A_UNIT = 250_000
-"""Steps of each annealing, for each unit, at most."""
+STEPS_A_UNIT, LONGEST = 80_000, 3
+"""Steps of each annealing, for each unit; and how many times as many where there is time for more than the most."""
+FEWEST, MOST = 12, 100
+"""How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
 MUCH = 4
@@ -56,11 +63,10 @@ class _Stage:
     starts: int
 
 
-ANNEALINGS = 12
 STAGES = (_Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1), _Stage(0.6, (0.005,), 4))
-KEPT = 40
+KEPT = 16
 """Answers whose cuts are looked at, the best ones."""
-BESIDE = 20
+BESIDE = 10
 """With how many cuts of about as much weight each cut is put together."""
 NEAR = 200
 """Ideals that are looked at around each cut of the best answer."""
@@ -82,11 +88,21 @@ class PipelineAnnealer:
 
     def annealed(self, start: Answer, cooling: Cooling) -> Answer | None:
         """The best on the way from an answer, or None where nothing kept the budgets."""
-        search = self.search
-        home = np.zeros(search.units.size, dtype=np.int64)
-        home[search.units.unit_of] = start.device_of
-        found, _state = self._annealer.run(home, cooling, self._draw, self._order(start))
-        return None if found is None else answer_of(search, found)
+        return next(iter(self.all_annealed([(start, cooling)])), None)
+
+    def all_annealed(self, runs: Sequence[tuple[Answer, Cooling]]) -> list[Answer]:
+        """The same for some answers, without those where nothing did; some at once, which changes none of them."""
+        draws = self._draw.spawn(len(runs))
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            homes = list(threads.map(self._best_home, *zip(*runs, strict=True), draws))
+        return [answer_of(self.search, home) for home in homes if home is not None]
+
+    def _best_home(self, start: Answer, cooling: Cooling, draw: np.random.Generator) -> Ints | None:
+        """The devices of the units in the best answer on the way."""
+        units = self.search.units
+        home = np.zeros(units.size, dtype=np.int64)
+        home[units.unit_of] = start.device_of
+        return self._annealer.run(home, cooling, draw, self._order(start))[0]
 
     def _order(self, answer: Answer) -> tuple[int, ...]:
         """All devices, those that an answer does not use at the end."""
@@ -123,13 +139,13 @@ def _after(
 ) -> Answer:
     """The best answer after some annealings and the dynamic program along what they found; they join the others."""
     search, starts = annealer.search, sorted(found.values(), key=Answer.by_rank)[: stage.starts]
-    each = min(STEPS_A_UNIT * search.units.size, length * stage.share * STEPS_PER_SECOND / ANNEALINGS)
-    for turn in range(ANNEALINGS):
-        hot, norm = stage.hot[turn % len(stage.hot)], SQUARINGS[turn % len(SQUARINGS)]
-        answer = annealer.annealed(starts[turn % len(starts)], Cooling(each, hot, COLD, norm))
-        if answer is not None:
-            found.setdefault(answer.rank, answer)
-    search.account.spent += ANNEALINGS * (each * STEPS_A_SECOND / STEPS_PER_SECOND + ANSWERING)
+    steps = AT_ONCE * length * stage.share * STEPS_PER_SECOND
+    count = min(max(FEWEST, round(steps / (STEPS_A_UNIT * search.units.size))), MOST)  # short ones find more than long
+    each = min(steps / count, LONGEST * STEPS_A_UNIT * search.units.size)
+    turns = zip(range(count), cycle(starts), cycle(stage.hot), cycle(SQUARINGS))
+    for answer in annealer.all_annealed([(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]):
+        found.setdefault(answer.rank, answer)
+    search.account.spent += count * (each * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE + ANSWERING)
     best = sorted(found.values(), key=Answer.by_rank)[:KEPT]
     pipeline = search.run(_together(search, best), best[0].goal(search) * BETTER).pipeline
     if pipeline is None:
