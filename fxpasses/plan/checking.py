@@ -157,8 +157,10 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
     for module, keys in _homeless_by_module(given).items():
         message = f"{keys[0]} has no part; add it to one, or place again."
         if len(keys) > 1:
-            many = f"{len(keys)} operators of {module or 'the model itself'}"
-            message = f"{many} have no part ({listed(keys)}); add them to one, or place again."
+            where = f"module {module!r}" if module else "the model itself"
+            message = (
+                f"{len(keys)} operators of {where} have no part ({listed(keys)}); add them to one, or place again."
+            )
         found.append(Violation("no part", message, op=keys[0]))
     for entry, part in given.unused:
         message = f"{part} names {entry}, which the model does not have; take it out, or place again."

@@ -206,7 +206,7 @@ def test_an_added_layer_has_no_part(plan: Plan) -> None:
     assert "no part" == violation.kind
     assert "layers.3/linear#0" == violation.op
     assert str(violation).startswith(
-        "2 operators of layers.3 have no part (layers.3/linear#0, layers.3/relu#0); add them to one, or place again"
+        "2 operators of module 'layers.3' have no part (layers.3/linear#0, layers.3/relu#0); add them to one"
     )
 
 
@@ -215,7 +215,9 @@ def test_a_module_without_a_part_is_one_violation_however_much_is_in_it(plan: Pl
     found = plan.check(exported(Wrapped(Encoder())))
 
     assert ["no part"] + ["not there"] * 5 == kinds(found)
-    assert str(found[0]).startswith("8 operators of model have no part (model.layers.0/linear#0, model.layers.0/relu#0")
+    assert str(found[0]).startswith(
+        "8 operators of module 'model' have no part (model.layers.0/linear#0, model.layers.0/relu#0"
+    )
 
 
 def test_a_layer_that_is_gone_is_named(plan: Plan) -> None:
