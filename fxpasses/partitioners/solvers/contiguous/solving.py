@@ -59,6 +59,8 @@ SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
 """Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
+FEW_UNITS = 120
+"""Units up to which it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
 STOPS = 1000
@@ -239,7 +241,7 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     passed = passed_on(search.units, search.classes)
     if len(passed) < MANY_VIEWS:
         passed = {}
-    if not passed and problem.time_budget < MUCH_TIME:
+    if not passed and problem.time_budget < MUCH_TIME and search.units.size > FEW_UNITS:
         return None, bound
     units = fold_leaves_without_bytes(problem, tables, without_passing_on(search.units, passed))
     if units.size == search.units.size:
