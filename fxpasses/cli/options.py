@@ -51,9 +51,11 @@ def devices_option(command: Command) -> Command:
 
 
 def links_option(command: Command) -> Command:
-    """``--link``, as ``links``."""
+    """``--link``, as ``links``, and ``--routed``."""
     text = "A connection between two devices; a second one may lead back at another rate."
-    return click.option("--link", "links", multiple=True, metavar="A:B=16GiB/s,5us", help=text)(command)
+    link = click.option("--link", "links", multiple=True, metavar="A:B=16GiB/s,5us", help=text)
+    text = "Other pairs are joined by the fastest route over these links, not by the default link."
+    return link(click.option("--routed", is_flag=True, help=text)(command))
 
 
 def objective_option(command: Command) -> Command:
@@ -113,11 +115,12 @@ def refuse_one_file_for_two(files: Mapping[str, Path | None]) -> None:
             raise InputError(f"{other} and {option} both write to {str(path)!r}; give each a file of its own.")
 
 
-def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None) -> Topology:
+def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None, *, routed: bool) -> Topology:
     """The devices and links asked for; the demo alone has two devices of its own.
 
     Raises:
-        InputError: a text that does not parse, no device, two of one name, or a link to one that is not there.
+        InputError: a text that does not parse, no device, two of one name, or a link to one that is not there; no route
+            joins two of the devices where other pairs are routed.
     """
     from fxpasses.devices import Device, Topology, parse_device, parse_link
     from fxpasses.units import MiB
@@ -125,7 +128,8 @@ def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None)
     given = [parse_device(text) for text in devices]
     if not given and model is None:
         given = [Device("left", 20 * MiB), Device("right", 20 * MiB)]
-    return Topology.of(given, [parse_link(text) for text in links])
+    join = Topology.routed if routed else Topology.of
+    return join(given, [parse_link(text) for text in links])
 
 
 def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:

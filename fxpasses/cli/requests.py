@@ -69,6 +69,7 @@ class Request:
     model: str | None
     devices: tuple[str, ...]
     links: tuple[str, ...]
+    routed: bool
     objective: Any
     plan_file: Path | None
     pipeline: str | None
@@ -103,9 +104,12 @@ class Request:
         Raises:
             InputError: there is no device, a text does not parse, or links are to join devices that are not named.
         """
-        if self.links and not self.devices and not needed:
-            raise InputError("--link joins two devices; name them with --device, or leave it out.")
-        return topology_of(self.devices, self.links, self.model) if needed or self.devices else None
+        if (self.links or self.routed) and not self.devices and not needed:
+            option = "--link" if self.links else "--routed"
+            raise InputError(f"{option} joins two devices; name them with --device, or leave it out.")
+        if not needed and not self.devices:
+            return None
+        return topology_of(self.devices, self.links, self.model, routed=self.routed)
 
     def training_of(self, plan: Plan | None = None) -> Training | None:
         """The training that is asked for, else that of a plan."""

@@ -17,6 +17,7 @@ from fxpasses.cli.options import (
     no_color_option,
     refuse_one_file_for_two,
     show_progress,
+    topology_of,
 )
 from fxpasses.errors import InputError
 
@@ -77,6 +78,7 @@ def stages_command(
     model: str | None,
     devices: tuple[str, ...],
     links: tuple[str, ...],
+    routed: bool,
     trace: Path | None,
     svg: Path | None,
     as_json: bool,
@@ -96,7 +98,7 @@ def stages_command(
         find_schedule(wish.schedule)  # a wrong name is told before the model is read
     refuse_one_file_for_two({"--trace": trace, "--svg": svg})
     console = make_console(as_json=as_json, no_color=no_color)
-    topology = _topology(devices, links)
+    topology = _topology(devices, links, routed=routed)
     with show_progress(console) as progress:
         progress("read the model")
         source = find_model(model)
@@ -128,14 +130,12 @@ class _Found:
     recommendation: Recommendation | None
 
 
-def _topology(devices: Sequence[str], links: Sequence[str]) -> Topology | None:
-    from fxpasses.devices import Topology, parse_device, parse_link
-
-    if not devices:
-        if links:
-            raise InputError("--link joins two devices; name them with --device.")
-        return None
-    return Topology.of([parse_device(text) for text in devices], [parse_link(text) for text in links])
+def _topology(devices: Sequence[str], links: Sequence[str], *, routed: bool) -> Topology | None:
+    if devices:
+        return topology_of(devices, links, None, routed=routed)
+    if links or routed:
+        raise InputError(f"{'--link' if links else '--routed'} joins two devices; name them with --device.")
+    return None
 
 
 def _cut(source: ModelSource, wish: Wish, topology: Topology | None) -> list[Pipe]:

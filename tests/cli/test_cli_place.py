@@ -103,6 +103,19 @@ def test_the_plan_says_which_passes_ran_and_what_is_predicted(plan_file: Path) -
     assert plan.copies
 
 
+def test_other_pairs_are_routed_over_the_links_there_are(source: str, tmp_path: Path) -> None:
+    """In the plan, and in advice: the link is named that there is."""
+    line = ["--device", "middle=cpu", *TWO, "--link", "left:middle=1GiB/s", "--link", "middle:right=2GiB/s"]
+    plan = tmp_path / "plan.json"
+
+    result = run(f"{source}:model", *line, "--routed", "--no-advice", "--out", str(plan))
+
+    assert 0 == result.exit_code, result.output
+    (route,) = [link for link in Plan.load(plan).links if link.via]
+    assert ({"left", "right"}, 2**30, ("middle",)) == ({route.first, route.second}, route.bandwidth, route.via)
+    assert 0 == run(f"{source}:model", "--check", str(plan)).exit_code
+
+
 def test_what_is_computed_again_is_asked_for_planned_and_run(source: str, tmp_path: Path) -> None:
     pins = ["--pin", "layers.1=left", "--pin", "layers.2=right", "--link", "left:right=0.1GiB/s"]
     devices = ["--device", "left=cpu", "--device", "right=cpu"]
@@ -304,6 +317,8 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
             "error: The link a:b names the device 'b', which is not among a.",
         ),
         (["--device", "a=cpu", "--link", "a=1GiB/s"], "error: --link 'a=1GiB/s' does not read A:B=RATE,LATENCY; write"),
+        ([*TWO, "--routed"], "error: No route joins left and right; give a link that does."),
+        (["--check", "PLAN", "--routed"], "error: --routed joins two devices; name them with --device, or leave it"),
         ([*TWO, "--pin", "layers.0"], "error: --pin 'layers.0' does not read MODULE=DEVICE; write it like"),
         ([*TWO, "--pin", "layers.9=left"], "error: `pinned` names 'layers.9', from which no operator of this graph"),
         ([*TWO, "--pin", "layers.0=top"], "error: `pinned` names the device 'top'; there are left, right."),

@@ -131,6 +131,7 @@ def test_a_narrow_terminal_gets_lines(source, monkeypatch):
         (("--at", "2", "--stages", "3"), "error: 1 times --at makes 2 stages, not 3."),
         (("--ranks", "3", "--device", "a=cpu"), "error: --ranks 3 does not fit 1 devices; name one device for each"),
         (("--link", "a:b=1GiB/s"), "error: --link joins two devices; name them with --device."),
+        (("--routed",), "error: --routed joins two devices; name them with --device."),
         (("--memory", "much"), "error: 'much' is not a size in bytes; write it like 40MiB or 2GB."),
         (("--trace", "a.svg", "--svg", "a.svg"), "error: --trace and --svg both write to 'a.svg'; give each a file of"),
         (("--stages", "0"), "error: Invalid value for '--stages': 0 is not in the range x>=1; see main stages --help."),
