@@ -164,8 +164,16 @@ def _fingerprint(torch_device: str) -> str:
     device = torch.device(torch_device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    chip = platform.processor() or platform.machine()
-    return f"{device.type} {chip}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{device.type} {_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    """The model of the processor, where it is known, and the vector instructions that torch uses there."""
+    named = Path("/proc/cpuinfo")  # of Linux, where platform knows no more than the architecture
+    lines = named.read_text(encoding="utf-8", errors="replace").splitlines() if named.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(models, "") or platform.processor() or platform.machine()
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}"
 
 
 @attrs.define

@@ -129,6 +129,18 @@ def test_a_file_saves_measuring_again(tmp_path: Path) -> None:
     assert ["seconds.json"] == [path.name for path in tmp_path.iterdir()]
 
 
+def test_a_file_keeps_kinds_of_processors_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of one are not those of another, whose architecture may have the same name."""
+    file = tmp_path / "seconds.json"
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda name=capability: name)
+        ProfileCosts(CPU, str(file), repeats=1)(exported())
+
+    first, second = json.loads(file.read_text())["seconds"]
+    assert "AVX2," in first
+    assert "AVX512," in second
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
