@@ -22,10 +22,11 @@ from torch.utils import _pytree as pytree
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.composite_operators import is_composite
+from fxpasses.partitioners.costs.described_values import Like, called, described, without_data
 from fxpasses.partitioners.costs.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.costs.kernel_scratch import may_need_scratch
 from fxpasses.partitioners.costs.kernels_in_use import BiasInPlace, on_cpu
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
 
@@ -76,21 +77,6 @@ class Autocast:
         return cls(device, dtype, enabled, enabled and len(settings) > 3 and bool(settings[3]))
 
 
-@attrs.frozen
-class _Like:
-    """A tensor without its data."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    is_trained: bool = False
-
-    def make(self) -> Tensor:
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        return made.requires_grad_(self.is_trained)
-
-
 def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """Run a node without data.
 
@@ -105,7 +91,7 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     is_cached = autocast is not None and autocast.cached
-    describe = _described_as_trained if is_cached or not _may_view(node.target) else _described
+    describe = _described_as_trained if is_cached or not _may_view(node.target) else described
     try:
         return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
@@ -134,7 +120,7 @@ def _operand(node: Node, owner: GraphModule | None) -> Any:
     value = find_attribute(owner, str(node.target)).value if node.op == "get_attr" and owner is not None else None
     if isinstance(value, GraphModule):
         return value
-    made = _made(_described(node))
+    made = without_data(described(node))
     return made.requires_grad_(value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
 
 
@@ -143,15 +129,15 @@ def _described_as_trained(leaf: Any) -> Hashable:
 
     Autocast keeps the casts of those only, and ``matmul`` folds a batch for those, though it then copies.
     """
-    described = _described(leaf)
-    if isinstance(described, _Like) and isinstance(leaf, Node):
+    found = described(leaf)
+    if isinstance(found, Like) and isinstance(leaf, Node):
         source = _viewed(leaf)
         owner = source.graph.owning_module
         value = None if source.op != "get_attr" or owner is None else find_attribute(owner, str(source.target)).value
         is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
-        dtype = described.dtype
-        return attrs.evolve(described, is_trained=is_trained and (dtype.is_floating_point or dtype.is_complex))
-    return described
+        dtype = found.dtype
+        return attrs.evolve(found, is_trained=is_trained and (dtype.is_floating_point or dtype.is_complex))
+    return found
 
 
 def _viewed(node: Node) -> Node:
@@ -201,17 +187,6 @@ def _may_run(node: Node, autocast: Autocast | None) -> bool:
     return node.op in ("call_method", "call_function") and is_torchs and name in _METHODS_THAT_MAY_COPY
 
 
-def _described(leaf: Any) -> Hashable:
-    value = value_of(leaf) if isinstance(leaf, Node) else leaf
-    if isinstance(value, Tensor):
-        shape = tuple(concrete_size(size) for size in value.shape)
-        stride = tuple(concrete_size(size) for size in value.stride())
-        return _Like(shape, stride, value.dtype, value.device)
-    if isinstance(value, torch.SymInt):
-        return concrete_size(value)
-    return tuple(map(_described, value)) if isinstance(value, (list, tuple)) else value
-
-
 @lru_cache(maxsize=4096)
 def _ran(
     target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
@@ -225,21 +200,21 @@ def _ran(
 
 
 def _is_elsewhere(leaf: Hashable) -> bool:
-    return isinstance(leaf, _Like) and leaf.device.type != "cpu"
+    return isinstance(leaf, Like) and leaf.device.type != "cpu"
 
 
 def _run_once(
-    called: Any,
+    target: Any,
     structure: pytree.TreeSpec,
     leaves: tuple[Hashable, ...],
     autocast: Autocast | None,
     follow: type[FollowedStorages] = FollowedStorages,
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in leaves], structure)
+        args, kwargs = pytree.tree_unflatten([without_data(leaf) for leaf in leaves], structure)
         with collecting_later(), follow() as followed, _under(autocast):
             try:
-                result = (getattr(Tensor, called) if isinstance(called, str) else called)(*args, **kwargs)
+                result = called(target)(*args, **kwargs)
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
@@ -269,9 +244,3 @@ def _set_autocast(device: str, enabled: bool, dtype: torch.dtype, cached: bool) 
     torch.set_autocast_enabled(device, enabled)
     torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_cache_enabled(cached)
-
-
-def _made(leaf: Hashable) -> Any:
-    if isinstance(leaf, _Like):
-        return leaf.make()
-    return [_made(each) for each in leaf] if isinstance(leaf, tuple) else leaf

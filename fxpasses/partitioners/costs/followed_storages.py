@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.partitioners.costs.kernel_results import as_large_as_real
+from fxpasses.partitioners.costs.kernel_results import as_real
 from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
@@ -59,7 +59,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         if getattr(func, "namespace", "") == "prim":  # a question about a tensor
             return func(*args, **(kwargs or {}))
         self.known.update(storage._cdata for storage in storages_in(args) if storage._cdata not in self.alive)
-        result = as_large_as_real(func, args, func(*args, **(kwargs or {})))
+        result = as_real(func, args, func(*args, **(kwargs or {})))
         made = [storage for storage in storages_in(result) if storage._cdata not in self.known]
         if any(storage._cdata not in self.alive for storage in made):  # only now may there be more than before
             self.forget_gone()

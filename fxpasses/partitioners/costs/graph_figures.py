@@ -17,6 +17,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
+from fxpasses.partitioners.costs.described_values import note_layouts
 from fxpasses.partitioners.costs.dry_runs import Autocast
 from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
@@ -116,6 +117,7 @@ class GraphFigures:
                 f"A graph is a GraphModule, not {type(graph_module).__name__}; of a program take .module()."
             )
         note_limits(graph_module)
+        note_layouts(graph_module)
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]

@@ -1,30 +1,36 @@
-"""Results of kernels of which torch's run without data says less than there is, as large as they really are."""
+"""Results of kernels of which torch's run without data says less than there is, or something else, as they really are.
+
+A view has a stride also along a dimension of one element, and it decides whether channels are taken to come last: of a
+batch of one, ``x.transpose(1, 2).view(1, channels, rows, columns)`` has them last without data, and not with data.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
 
-__all__ = ["as_large_as_real", "result_bytes"]
+__all__ = ["as_real", "result_bytes"]
 
 aten = torch.ops.aten
 
 
-def as_large_as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """The result of an operator on tensors without data, with results as large as those of its kernel."""
-    enlarged = _ENLARGED.get(func)
-    return result if enlarged is None else enlarged(args, result)
+def as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """The result of an operator on tensors without data, as large and laid out as that of its kernel."""
+    corrected = _CORRECTED.get(func)
+    return result if corrected is None else corrected(args, result)
 
 
 def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
@@ -35,6 +41,22 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         size = _elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
         found = {place: max(least, size) for place, least in found.items()}
     return found
+
+
+def _view(args: tuple[Any, ...], result: Any) -> Any:
+    """What a kernel says to be the strides of a view."""
+    source: Tensor = args[0]
+    sizes = [*source.shape, *source.stride(), *result.shape]
+    if 1 not in result.shape or not all(isinstance(size, int) for size in sizes):
+        return result
+    strides = _strides_of_view(tuple(source.shape), source.stride(), tuple(result.shape))
+    return result if strides == result.stride() else result.as_strided(result.shape, strides)
+
+
+@lru_cache(maxsize=4096)
+def _strides_of_view(shape: tuple[int, ...], stride: tuple[int, ...], viewed: tuple[int, ...]) -> tuple[int, ...]:
+    with _disable_current_modes():
+        return torch.empty_strided(shape, stride, device="meta").view(viewed).stride()
 
 
 def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
@@ -84,9 +106,10 @@ _IN_MEMORY_OF_OPERANDS = (
 )
 """Kernels that take memory as large as their operands, and shrink the result in it."""
 
-_ENLARGED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
+_CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
+        **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
         aten.native_group_norm_backward.default: _group_norm_backward,

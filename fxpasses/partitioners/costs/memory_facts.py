@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.described_values import note_layouts
 from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
@@ -70,6 +71,7 @@ class MemoryFacts:
     def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> MemoryFacts:
         """Measure a graph, of which the effects may be known already."""
         note_limits(graph_module)
+        note_layouts(graph_module)
         effects = effects or analyze_effects(graph_module)
         return cls(graph_module, effects, homes_in_memory(graph_module, effects))
 

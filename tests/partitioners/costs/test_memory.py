@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import symbolic_trace
 
-from fxpasses import Device, LoweredModule, PassManager, lower
+from fxpasses import Device, LoweredModule, PassManager, Training, lower
 from fxpasses.partitioners import place_by_device, predict_memory
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 from fxpasses.passes import MeasureCosts
@@ -263,6 +263,42 @@ def test_each_round_of_a_loop_makes_its_result_anew() -> None:
 
     with torch.no_grad():
         real = allocated_peak(lambda: lowered(x)) + x.nbytes + sum(each.nbytes for each in model.parameters())
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
+
+
+class Tokens(nn.Module):
+    """Tokens that are made an image for a convolution, as in SegFormer, and tokens again."""
+
+    def __init__(self, *, reshapes: bool) -> None:
+        super().__init__()
+        self.linear, self.reshapes = nn.Linear(64, 64), reshapes
+        self.mix = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.linear(x).transpose(1, 2)
+        image = image.reshape(-1, 64, 32, 32) if self.reshapes else image.view(-1, 64, 32, 32)
+        return self.linear(nn.functional.interpolate(self.mix(image), 16).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("training", [None, Training(0)], ids=["inference", "training"])
+@pytest.mark.parametrize("reshapes", [False, True], ids=["view", "reshape"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_as_an_image_have_channels_last_only_where_the_kernel_says_so(
+    batch: int, reshapes: bool, training: Training | None
+) -> None:
+    """Of a batch of one the captured strides say so, and those of the kernel do not: two fifths were missing."""
+    model, x = Tokens(reshapes=reshapes).eval(), torch.randn(batch, 32 * 32, 64)
+    lowered = lower(model, (x,), devices=[Device("only")], training=training)
+
+    def run() -> None:
+        with torch.set_grad_enabled(training is not None):
+            made = lowered(x)
+        if training is not None:
+            made.backward(torch.ones_like(made))
+            lowered.zero_grad()
+
+    real = allocated_peak(run) + x.nbytes + sum(each.nbytes for each in model.parameters())
 
     assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
 
