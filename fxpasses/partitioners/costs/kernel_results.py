@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -92,6 +93,11 @@ def _group_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
     return (gradient.to(args[1].dtype), *result[1:]) if isinstance(gradient, Tensor) else result
 
 
+def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
+    """The gradient of what has channels last is said to have them first."""
+    return result.contiguous(memory_format=suggest_memory_format(args[1]))
+
+
 def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
     """To which bag each index belongs: one more than there are indices; the size of each bag, and of what ends them."""
     bag_of = result[1].new_empty(args[1].shape[0] + 1) if result[1].numel() else result[1]
@@ -113,6 +119,13 @@ _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTy
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
         aten.native_group_norm_backward.default: _group_norm_backward,
+        **dict.fromkeys(
+            (
+                *(aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default),
+                *(aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default),
+            ),
+            _padding_backward,
+        ),
         aten._embedding_bag.default: _embedding_bag,
         aten._embedding_bag_forward_only.default: _embedding_bag,
     }

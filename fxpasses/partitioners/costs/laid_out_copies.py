@@ -83,18 +83,11 @@ def _rolled(args: Sequence[Any], result: Tensor) -> int:
     return max(0, min(len(args[1]), 3) - 1) * tensor_bytes(result)
 
 
-def _pooled_backward(args: Sequence[Any], result: Tensor) -> int:
-    """Copies where layouts differ: of the gradient, and of where maxima were; what is made is then there twice."""
-    if not (copied := format_copies(args, result, places=(0, 7), like=1)):
-        return 0
-    return max(copied, tensor_bytes(args[7])) + tensor_bytes(result)
-
-
-def _averaged_backward(args: Sequence[Any], result: Tensor) -> int:
-    """The gradient, and what is made of it once more, unless both are laid out as the gradient is."""
+def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[int] = (0,)) -> int:
+    """The gradient, dense, what is as it, and what is made of it once more, unless they are laid out as it is."""
     last = suggest_memory_format(args[0])
     made_twice = 0 if result.is_contiguous(memory_format=last) else tensor_bytes(result)
-    return format_copies(args, result) + made_twice
+    return format_copies(args, result, places=places) + made_twice
 
 
 _DENSE = {
@@ -108,9 +101,12 @@ _DENSE = {
         (
             aten.upsample_bicubic2d_backward.default,
             aten._upsample_bicubic2d_aa_backward.default,
+            *(aten.upsample_nearest1d_backward.default, aten._upsample_nearest_exact1d_backward.default),
+            *(aten.upsample_linear1d_backward.default, aten.grid_sampler_2d_backward.default),
         ),
         (0,),
     ),
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), (0, 1)),
     **dict.fromkeys((aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default), (0,)),
     **dict.fromkeys((aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default), (1,)),
     aten._cdist_backward.default: (1, 2),
@@ -140,9 +136,18 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         **dict.fromkeys((aten.tril.default, aten.triu.default), _triangle),
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,
-        aten.max_pool2d_with_indices_backward.default: _pooled_backward,
         **dict.fromkeys(
-            (aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default), _averaged_backward
+            (
+                *(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default),
+                *(aten.reflection_pad1d_backward.default, aten.replication_pad1d_backward.default),
+                *(aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default),
+                *(aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default),
+            ),
+            _backward_copies,
+        ),
+        **dict.fromkeys(  # where maxima were
+            (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
+            partial(_backward_copies, places=(0, 7)),
         ),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fxpasses.partitioners.costs.followed_storages import FollowedStorages
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
 aten = torch.ops.aten
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 TABLES = 512
 """Bytes of what kernels have whatever the sizes are."""
 
@@ -61,8 +63,8 @@ def layouts(shape: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
     """Dense, with channels last, with rows and columns exchanged, and every second column."""
     x = torch.rand(*shape).to(dtype)
     yield x
-    if len(shape) == 4:
-        yield x.contiguous(memory_format=torch.channels_last)
+    if len(shape) in LAST:
+        yield x.contiguous(memory_format=LAST[len(shape)])
     yield x.mT.contiguous().mT
     yield x.repeat_interleave(2, -1)[..., ::2]
 
@@ -160,6 +162,35 @@ IMAGES: dict[str, Callable[[Tensor], Any]] = {
 def test_operators_on_images_need_what_is_predicted(name: str, dtype: torch.dtype) -> None:
     for x in layouts((2, 8, 32, 40), dtype):
         assert_each_operator_is_near(backward_too(IMAGES[name], x), more=1.15 if name == "attention" else 1.1)
+
+
+BACKWARDS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "rows, resized": ((2, 8, 512), lambda x: F.interpolate(x, 1024)),
+    "rows, resized between": ((2, 8, 512), lambda x: F.interpolate(x, 1024, mode="linear")),
+    "rows, reflected": ((2, 8, 512), lambda x: F.pad(x, (1, 1), mode="reflect")),
+    "rows, repeated": ((2, 8, 512), lambda x: F.pad(x, (1, 1), mode="replicate")),
+    "rows, softmax": ((2, 8, 512), lambda x: x.softmax(-1)),
+    "rows, log_softmax": ((2, 8, 512), lambda x: x.log_softmax(-1)),
+    "images, pooled": ((2, 8, 32, 40), lambda x: F.max_pool2d(x, 2)),
+    "images, reflected": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
+    "images, repeated": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate")),
+    "images, sampled": ((2, 8, 32, 40), lambda x: F.grid_sample(x, torch.ones(2, 24, 24, 2), align_corners=False)),
+    "volumes, pooled": ((2, 8, 8, 8, 8), lambda x: F.max_pool3d(x, 3, 1, 1)),
+    "volumes, reflected": ((2, 8, 8, 8, 8), lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect")),
+    "volumes, repeated": ((2, 8, 8, 8, 8), lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate")),
+}
+
+
+@pytest.mark.parametrize("name", list(BACKWARDS))
+def test_a_backward_copies_a_gradient_that_is_laid_out_in_another_way(name: str) -> None:
+    """And what was kept of the forward, and what it makes: it comes as those who used the value laid it out."""
+    shape, function = BACKWARDS[name]
+    for given in layouts(shape, torch.float32):
+        x = given.detach().requires_grad_()
+        made = function(x)
+        for gradient in layouts(made.shape, torch.float32):
+            run = partial(torch.autograd.grad, made, x, gradient, retain_graph=True)
+            assert_each_operator_is_near(run)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
