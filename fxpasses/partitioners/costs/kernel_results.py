@@ -93,6 +93,14 @@ def _group_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
     return (gradient.to(args[1].dtype), *result[1:]) if isinstance(gradient, Tensor) else result
 
 
+def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
+    """What may be taken to have channels last is given so; a run without data looks at all strides."""
+    given, last = args[0], _LAST.get(args[0].dim())
+    if last is None or not given.is_contiguous(memory_format=last) or given.is_contiguous():
+        return result
+    return (torch.empty_like(result[0], memory_format=last), *result[1:])
+
+
 def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
     """The gradient of what has channels last is said to have them first."""
     return result.contiguous(memory_format=suggest_memory_format(args[1]))
@@ -104,6 +112,8 @@ def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
     sizes = result[2].new_empty(args[2].shape[0])[: result[2].shape[0]]
     return (result[0], bag_of, sizes, *result[3:])
 
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 _IN_MEMORY_OF_OPERANDS = (
     *(aten.col2im.default, aten.im2col.default),
@@ -118,6 +128,13 @@ _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTy
         **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
+        **dict.fromkeys(
+            (
+                *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default),
+                *(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_with_update.default),
+            ),
+            _batch_norm,
+        ),
         aten.native_group_norm_backward.default: _group_norm_backward,
         **dict.fromkeys(
             (
