@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -58,6 +58,43 @@ def _view(args: tuple[Any, ...], result: Any) -> Any:
 def _strides_of_view(shape: tuple[int, ...], stride: tuple[int, ...], viewed: tuple[int, ...]) -> tuple[int, ...]:
     with _disable_current_modes():
         return torch.empty_strided(shape, stride, device="meta").view(viewed).stride()
+
+
+def _of_smaller(args: tuple[Any, ...], result: Any) -> Any:
+    """What is made of each element, where one operand is a number or smaller than the others.
+
+    Without data a number is not counted among the operands; then all others look as if they had the same shape, and
+    dimensions of one element get other strides.
+    """
+    if 1 not in result.shape:
+        return result
+    layouts = tuple(layout for operand in args if (layout := _layout(operand)) is not None)
+    if len(layouts) < len(args) or len({shape for shape, _stride in layouts}) == 1:
+        return result
+    strides = _strides_of_elements(layouts)
+    return result if strides == result.stride() else result.as_strided(result.shape, strides)
+
+
+def _layout(operand: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides of an operand; those of a number are empty, and there are none that depend on a symbol."""
+    if not isinstance(operand, Tensor):
+        return (), ()
+    sizes = tuple(operand.shape), operand.stride()
+    return sizes if all(isinstance(size, int) for size in itertools.chain(*sizes)) else None
+
+
+@lru_cache(maxsize=4096)
+def _strides_of_elements(layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> tuple[int, ...]:
+    with _disable_current_modes():
+        first, *others = [torch.empty_strided(*layout, device="meta") for layout in layouts]
+        return torch.addcmul(first, others[0], others[-1]).stride()
+
+
+def _flipped(args: tuple[Any, ...], result: Any) -> Any:
+    """It is laid out as the operand, also along dimensions of one element."""
+    given: Tensor = args[0]
+    is_dense = is_non_overlapping_and_dense_or_false(given)
+    return result.as_strided(given.shape, given.stride()) if is_dense and 1 in given.shape else result
 
 
 def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
@@ -122,10 +159,22 @@ _IN_MEMORY_OF_OPERANDS = (
 )
 """Kernels that take memory as large as their operands, and shrink the result in it."""
 
+_OF_TWO = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.div.Scalar_mode, aten.rsub.Scalar),
+    *(aten.remainder.Scalar, aten.fmod.Scalar, aten.floor_divide.default, aten.floor_divide.Scalar),
+    *(aten.copysign.Scalar, aten.xlogy.Scalar_Other, aten._prelu_kernel.default),
+    *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.eq.Scalar, aten.ne.Scalar),
+)
+"""Kernels of each element of two operands that may be a number and a tensor."""
+
 _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
         **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
+        **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),
+        **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), _of_smaller),
+        aten.flip.default: _flipped,
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
         **dict.fromkeys(

@@ -308,6 +308,46 @@ def test_tokens_as_an_image_have_channels_last_only_where_the_kernel_says_so(
     assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
 
 
+class Scaled(nn.Module):
+    """A function of each element of such an image, before a convolution."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+        self.mix = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.function(self.linear(x).transpose(1, 2).view(1, 64, 32, 32)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda image: image + 1,
+        lambda image: (image * 0.5).clamp(0, 6),
+        lambda image: torch.where(image > 0, image, 0.0),
+        lambda image: nn.functional.prelu(image, torch.ones(64)),
+        lambda image: image.flip(2),
+        lambda image: image + image,
+        lambda image: 1 / image,
+        nn.functional.gelu,
+    ],
+    ids=["add", "scale", "where", "prelu", "flip", "double", "inverse", "gelu"],
+)
+def test_numbers_keep_strides_of_dimensions_of_one_element(function: Callable[[Tensor], Tensor]) -> None:
+    """Which a tensor as large, and no other operand at all, do not; a convolution copies the former."""
+    x = torch.randn(1, 32 * 32, 64)
+    lowered = lower(Scaled(function).eval(), (x,), devices=[Device("only")])
+
+    def run() -> None:
+        with torch.no_grad():
+            lowered(x)
+
+    real = allocated_peak(run) + x.nbytes + sum(each.nbytes for each in state_of(lowered))
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
+
+
 @pytest.mark.parametrize(
     ("width", "hidden", "layers", "steps", "options"),
     [
