@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
+from torch._prims_common import (
+    is_non_overlapping_and_dense_or_false,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+)
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -138,6 +142,12 @@ def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
     return (torch.empty_like(result[0], memory_format=last), *result[1:])
 
 
+def _layer_norm(args: tuple[Any, ...], result: Any) -> Any:
+    """The kernel makes a result without gaps, in the order of the dimensions, however the operand is laid out."""
+    made: Tensor = result[0]
+    return (made.as_strided(made.shape, make_contiguous_strides_for(made.shape)), *result[1:])
+
+
 def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
     """The gradient of what has channels last is said to have them first."""
     return result.contiguous(memory_format=suggest_memory_format(args[1]))
@@ -175,6 +185,7 @@ _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTy
         **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),
         **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), _of_smaller),
         aten.flip.default: _flipped,
+        aten.native_layer_norm.default: _layer_norm,
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
         **dict.fromkeys(

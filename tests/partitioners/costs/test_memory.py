@@ -331,11 +331,12 @@ class Scaled(nn.Module):
         lambda image: image + image,
         lambda image: 1 / image,
         nn.functional.gelu,
+        lambda image: nn.functional.layer_norm(image.permute(0, 2, 3, 1), (64,)).permute(0, 3, 1, 2),
     ],
-    ids=["add", "scale", "where", "prelu", "flip", "double", "inverse", "gelu"],
+    ids=["add", "scale", "where", "prelu", "flip", "double", "inverse", "gelu", "layer norm"],
 )
 def test_numbers_keep_strides_of_dimensions_of_one_element(function: Callable[[Tensor], Tensor]) -> None:
-    """Which a tensor as large, and no other operand at all, do not; a convolution copies the former."""
+    """Which a tensor as large, no other operand, or a layer norm do not; a convolution copies the former."""
     x = torch.randn(1, 32 * 32, 64)
     lowered = lower(Scaled(function).eval(), (x,), devices=[Device("only")])
 
