@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "devices_option",
     "first_given",
+    "joining_option",
     "links_option",
     "make_console",
     "no_color_option",
@@ -130,6 +131,11 @@ def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None,
         given = [Device("left", 20 * MiB), Device("right", 20 * MiB)]
     join = Topology.routed if routed else Topology.of
     return join(given, [parse_link(text) for text in links])
+
+
+def joining_option(links: Sequence[str], *, routed: bool) -> str:
+    """The option that joins devices, which means nothing without any; "" where none is given."""
+    return "--link" if links else "--routed" if routed else ""
 
 
 def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:

@@ -13,6 +13,7 @@ import click
 from fxpasses.cli.options import (
     devices_option,
     first_given,
+    joining_option,
     links_option,
     make_console,
     no_color_option,
@@ -104,12 +105,11 @@ class Request:
         Raises:
             InputError: there is no device, a text does not parse, or links are to join devices that are not named.
         """
-        if (self.links or self.routed) and not self.devices and not needed:
-            option = "--link" if self.links else "--routed"
+        if needed or self.devices:
+            return topology_of(self.devices, self.links, self.model, routed=self.routed)
+        if option := joining_option(self.links, routed=self.routed):
             raise InputError(f"{option} joins two devices; name them with --device, or leave it out.")
-        if not needed and not self.devices:
-            return None
-        return topology_of(self.devices, self.links, self.model, routed=self.routed)
+        return None
 
     def training_of(self, plan: Plan | None = None) -> Training | None:
         """The training that is asked for, else that of a plan."""

@@ -12,6 +12,7 @@ import click
 
 from fxpasses.cli.options import (
     devices_option,
+    joining_option,
     links_option,
     make_console,
     no_color_option,
@@ -133,8 +134,8 @@ class _Found:
 def _topology(devices: Sequence[str], links: Sequence[str], *, routed: bool) -> Topology | None:
     if devices:
         return topology_of(devices, links, None, routed=routed)
-    if links or routed:
-        raise InputError(f"{'--link' if links else '--routed'} joins two devices; name them with --device.")
+    if option := joining_option(links, routed=routed):
+        raise InputError(f"{option} joins two devices; name them with --device.")
     return None
 
 

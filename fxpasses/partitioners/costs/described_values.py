@@ -29,10 +29,12 @@ __all__ = ["Like", "called", "described", "note_layouts", "without_data"]
 
 aten = torch.ops.aten
 
-_VIEWS: tuple[Any, ...] = (
-    *(aten.view.default, aten._unsafe_view.default, aten.view_as.default, aten.reshape.default),
-    *(aten.reshape_as.default, aten.flatten.using_ints, aten.unflatten.int, torch.flatten, torch.reshape),
-    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten"),
+_VIEWS: frozenset[Any] = frozenset(
+    (
+        *(aten.view.default, aten._unsafe_view.default, aten.view_as.default, aten.reshape.default),
+        *(aten.reshape_as.default, aten.flatten.using_ints, aten.unflatten.int, torch.flatten, torch.reshape),
+        *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten"),
+    )
 )
 _LAYOUTS: WeakKeyDictionary[Node, Hashable] = WeakKeyDictionary()  # of values that are not as they were recorded
 
@@ -91,11 +93,13 @@ def note_layouts(graph_module: GraphModule) -> None:
 
 
 def _may_differ(node: Node) -> bool:
-    if node.op not in ("call_function", "call_method") or not tensors_in(value_of(node)):
+    if node.op not in ("call_function", "call_method"):
         return False
+    is_view = node.target in _VIEWS
     if any(used in _LAYOUTS for used in node.all_input_nodes):
-        return node.target in _VIEWS or node.target is operator.getitem or isinstance(node.target, OpOverload)
-    return node.target in _VIEWS and 1 in value_of(node).shape
+        follows = is_view or node.target is operator.getitem or isinstance(node.target, OpOverload)
+        return follows and bool(tensors_in(value_of(node)))
+    return is_view and isinstance(value := value_of(node), Tensor) and 1 in value.shape
 
 
 def _laid_out(node: Node) -> Hashable:

@@ -50,12 +50,9 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
 
 def _view(args: tuple[Any, ...], result: Any) -> Any:
     """What a kernel says to be the strides of a view."""
-    source: Tensor = args[0]
-    sizes = [*source.shape, *source.stride(), *result.shape]
-    if 1 not in result.shape or not all(isinstance(size, int) for size in sizes):
+    if 1 not in result.shape or (source := _layout(args[0])) is None or (made := _layout(result)) is None:
         return result
-    strides = _strides_of_view(tuple(source.shape), source.stride(), tuple(result.shape))
-    return result if strides == result.stride() else result.as_strided(result.shape, strides)
+    return _with_strides(result, _strides_of_view(*source, made[0]))
 
 
 @lru_cache(maxsize=4096)
@@ -75,7 +72,10 @@ def _of_smaller(args: tuple[Any, ...], result: Any) -> Any:
     layouts = tuple(layout for operand in args if (layout := _layout(operand)) is not None)
     if len(layouts) < len(args) or len({shape for shape, _stride in layouts}) == 1:
         return result
-    strides = _strides_of_elements(layouts)
+    return _with_strides(result, _strides_of_elements(layouts))
+
+
+def _with_strides(result: Tensor, strides: tuple[int, ...]) -> Tensor:
     return result if strides == result.stride() else result.as_strided(result.shape, strides)
 
 
@@ -98,7 +98,7 @@ def _flipped(args: tuple[Any, ...], result: Any) -> Any:
     """It is laid out as the operand, also along dimensions of one element."""
     given: Tensor = args[0]
     is_dense = is_non_overlapping_and_dense_or_false(given)
-    return result.as_strided(given.shape, given.stride()) if is_dense and 1 in given.shape else result
+    return _with_strides(result, given.stride()) if is_dense and 1 in given.shape else result
 
 
 def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
@@ -145,7 +145,7 @@ def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
 def _layer_norm(args: tuple[Any, ...], result: Any) -> Any:
     """The kernel makes a result without gaps, in the order of the dimensions, however the operand is laid out."""
     made: Tensor = result[0]
-    return (made.as_strided(made.shape, make_contiguous_strides_for(made.shape)), *result[1:])
+    return (_with_strides(made, make_contiguous_strides_for(made.shape)), *result[1:])
 
 
 def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:

@@ -84,7 +84,7 @@ def _rolled(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[int] = (0,)) -> int:
-    """The gradient, dense, what is as it, and what is made of it once more, unless they are laid out as it is."""
+    """The operands at some places, laid out as the gradient; and what is made once more, unless it is laid out so."""
     last = suggest_memory_format(args[0])
     made_twice = 0 if result.is_contiguous(memory_format=last) else tensor_bytes(result)
     return format_copies(args, result, places=places) + made_twice

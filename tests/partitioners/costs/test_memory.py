@@ -336,7 +336,7 @@ class Scaled(nn.Module):
     ids=["add", "scale", "where", "prelu", "flip", "double", "inverse", "gelu", "layer norm"],
 )
 def test_numbers_keep_strides_of_dimensions_of_one_element(function: Callable[[Tensor], Tensor]) -> None:
-    """Which a tensor as large, no other operand, or a layer norm do not; a convolution copies the former."""
+    """A tensor as large, no other operand at all, and a layer norm do not; a convolution copies what kept them."""
     x = torch.randn(1, 32 * 32, 64)
     lowered = lower(Scaled(function).eval(), (x,), devices=[Device("only")])
 

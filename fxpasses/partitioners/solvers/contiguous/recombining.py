@@ -73,7 +73,7 @@ NEAR = 200
 
 
 class PipelineAnnealer:
-    """Annealings of pipelines for one search, one after the other."""
+    """Annealings of pipelines for one search."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
