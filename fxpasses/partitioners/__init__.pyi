@@ -50,7 +50,7 @@ from .by_source import (
 )
 from .costs.memory import predict_memory
 from .costs.memory_courses import DeviceMemory
-from .costs.node_costs import COST, SECONDS, NodeCost, cost_of, measure_node, seconds_of, seconds_on
+from .costs.node_costs import COST, SECONDS, WORKSPACE, NodeCost, cost_of, measure_node, seconds_of, seconds_on
 from .costs.training_course import Training
 from .costs.training_memory import predict_training_memory
 from .coverage import Coverage, measure_coverage
@@ -79,6 +79,7 @@ __all__ = [
     "COST",
     "DAG",
     "SECONDS",
+    "WORKSPACE",
     "Assignment",
     "BackendAssignment",
     "CapabilityBasedPartitioner",

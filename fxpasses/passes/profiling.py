@@ -1,7 +1,8 @@
-"""Measure how many seconds each node really takes on each device, once for all nodes that do the same, and keep it.
+"""Measure what each node really takes on each device, once for all nodes that do the same, and keep it.
 
 A node runs on made-up inputs of the recorded shapes, layouts and types: warm, then several times, and the median
 counts. Nothing of the model runs on its own tensors, so no state changes and the random numbers stay where they were.
+What kernels on the CPU need for themselves is known; of other devices the allocator is asked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 import torch
@@ -25,14 +26,16 @@ from torch.utils import _pytree as pytree
 from fxpasses.devices import Device, is_here
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
-from fxpasses.partitioners.costs.node_costs import SECONDS, cost_of, require_value
+from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, cost_of, require_value
 from fxpasses.partitioners.tensor_sizes import concrete_value
 from fxpasses.pass_base import PassBase, PassResult
+from fxpasses.passes.placing_parts.recurrent_weights import compact_operands
 from fxpasses.seeding import seeded
 from fxpasses.values.evaluation import open_autocasts
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]
 
+_T = TypeVar("_T")
 _FORMAT = 1
 _SHORTEST = 200e-6
 """Seconds below which a clock says little: shorter calls are timed several at once."""
@@ -107,6 +110,7 @@ def _call(node: Node, device: torch.device) -> Callable[[], Any]:
         return lambda: torch.func.functional_call(module, state, args, kwargs)
     if node.op == "call_method":
         return lambda: getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    compact_operands(node, args, kwargs)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
 
@@ -134,6 +138,27 @@ def _wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def _allocator(device: torch.device) -> Any:
+    """The module of torch that tells how much of a device is taken: ``torch.cuda``; None where none does."""
+    module = getattr(torch, device.type, None)
+    return module if hasattr(module, "reset_peak_memory_stats") else None
+
+
+def _workspace_bytes(call: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes of a device that a call has at one time beside its operands and its result.
+
+    What its libraries keep from call to call was taken before.
+    """
+    allocator = _allocator(device)
+    before = allocator.memory_allocated(device)
+    allocator.reset_peak_memory_stats(device)
+    result = call()
+    after = allocator.memory_allocated(device)
+    del result
+    most: int = allocator.max_memory_allocated(device) - max(before, after)
+    return most
+
+
 def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int = 5) -> float:
     """Run one node on a device and time it.
 
@@ -149,12 +174,16 @@ def profile_node(node: Node, torch_device: str, *, warmup: int = 2, repeats: int
     Raises:
         PlacementError: The device cannot run the node on inputs of these shapes.
     """
-    device = torch.device(torch_device)
+    return _run_alone(node, torch.device(torch_device), lambda call, on: _seconds(call, on, warmup, repeats))
+
+
+def _run_alone(node: Node, device: torch.device, measure: Callable[[Callable[[], Any], torch.device], _T]) -> _T:
+    """Measure a node as a function without arguments, under what it runs under."""
     with torch.no_grad(), seeded(), contextlib.ExitStack() as regions:
         for _device, *given in open_autocasts(node):
             regions.enter_context(torch.autocast(device.type, *given))
         try:
-            return _seconds(_call(node, device), device, warmup, repeats)
+            return measure(_call(node, device), device)
         except Exception as error:  # what an operator raises on inputs that are made up is its own choice
             raise PlacementError(f"{node.name} ({node.target}) does not run on {device}: {error}", node=node) from error
 
@@ -178,13 +207,15 @@ def _processor() -> str:
 
 @attrs.define
 class Measurements:
-    """Measured seconds, by what was measured and on what hardware; a JSON file when saved.
+    """What was measured, by node and on what hardware; a JSON file when saved.
 
     Args:
         seconds: For each kind of hardware the seconds by key of node.
+        workspaces: The same for the bytes that a node needs for itself, where the hardware tells.
     """
 
     seconds: dict[str, dict[str, float]] = attrs.field(factory=dict)
+    workspaces: dict[str, dict[str, int]] = attrs.field(factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Measurements:
@@ -201,7 +232,8 @@ class Measurements:
             raise InputError(f"{path} cannot be read: {error.strerror}; name another file.") from error
         try:
             found = json.loads(text)
-            seconds = {where: _numbers(known) for where, known in found["seconds"].items()}
+            seconds = {where: _numbers(known, float) for where, known in found["seconds"].items()}
+            workspaces = {where: _numbers(known, int) for where, known in found.get("workspaces", {}).items()}
             version = found["format"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -209,7 +241,7 @@ class Measurements:
             ) from error
         if version != _FORMAT:
             raise InputError(f"{path} is in format {version!r}, and this version reads {_FORMAT}; measure again.")
-        return cls(seconds)
+        return cls(seconds, workspaces)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, all at once."""
@@ -220,8 +252,26 @@ class Measurements:
         draft.replace(target)
 
 
-def _numbers(known: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(seconds) for key, seconds in known.items()}
+def _numbers(known: Mapping[str, Any], kind: Callable[[Any], _T]) -> dict[str, _T]:
+    return {key: kind(value) for key, value in known.items()}
+
+
+@attrs.frozen
+class _Known:
+    """What is known of one kind of hardware; bytes only where it tells them."""
+
+    device: torch.device
+    seconds: dict[str, float]
+    workspaces: dict[str, int] | None
+
+    @classmethod
+    def of(cls, measurements: Measurements, torch_device: str) -> _Known:
+        where, device = _fingerprint(torch_device), torch.device(torch_device)
+        workspaces = measurements.workspaces.setdefault(where, {}) if _allocator(device) else None
+        return cls(device, measurements.seconds.setdefault(where, {}), workspaces)
+
+    def has(self, key: str) -> bool:
+        return key in self.seconds and (self.workspaces is None or key in self.workspaces)
 
 
 def _as_devices(devices: Iterable[Device] | Device) -> tuple[Device, ...]:
@@ -247,6 +297,9 @@ def _runs(least: int) -> Callable[[object, attrs.Attribute[Any], Any], None]:
 @attrs.frozen
 class ProfileCosts(PassBase):
     """Write each node's measured seconds on each device under :data:`~fxpasses.partitioners.SECONDS`.
+
+    And the bytes that it needs there for itself under :data:`~fxpasses.partitioners.WORKSPACE`; but not on the CPU,
+    whose kernels are known.
 
     Args:
         devices: Where to measure; devices of one ``torch_device`` are measured once.
@@ -277,13 +330,12 @@ class ProfileCosts(PassBase):
             raise InputError(f"{self.file} cannot be written: there is no folder {str(Path(self.file).parent)!r}.")
         measurements = Measurements() if self.file is None else Measurements.load(self.file)
         for device in self.devices:
-            where = _fingerprint(device.torch_device)
-            self._profile(graph_module, device, measurements.seconds.setdefault(where, {}))
+            self._profile(graph_module, device, _Known.of(measurements, device.torch_device))
         if self.file is not None:
             measurements.save(self.file)
         return PassResult(graph_module, False)
 
-    def _profile(self, graph_module: GraphModule, device: Device, known: dict[str, float]) -> None:
+    def _profile(self, graph_module: GraphModule, device: Device, known: _Known) -> None:
         failed: dict[str, str] = {}
         for node in graph_module.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output"):
@@ -291,20 +343,27 @@ class ProfileCosts(PassBase):
             require_value(node)
             cost = cost_of(node)
             if not cost.flops and not cost.bytes_written:
-                seconds = 0.0  # a view
-            else:
-                key = _key(node)
-                if key not in known and key not in failed:
-                    self._measure(node, device, key, known, failed)
-                if key in failed:
-                    remark(node, f"not measured on {device.name}, counted by its roofline: {failed[key]}")
-                    continue
-                seconds = known[key]
-            SECONDS.write(node, {**SECONDS.get(node, {}), device.name: seconds})
+                SECONDS.write(node, {**SECONDS.get(node, {}), device.name: 0.0})  # a view
+                continue
+            key = _key(node)
+            if not known.has(key) and key not in failed:
+                self._measure(node, key, known, failed)
+            if key in failed:
+                remark(node, f"not measured on {device.name}, counted by its roofline: {failed[key]}")
+                continue
+            SECONDS.write(node, {**SECONDS.get(node, {}), device.name: known.seconds[key]})
+            if known.workspaces is not None:
+                WORKSPACE.write(node, {**WORKSPACE.get(node, {}), device.name: known.workspaces[key]})
 
-    def _measure(self, node: Node, device: Device, key: str, known: dict[str, float], failed: dict[str, str]) -> None:
+    def _measure(self, node: Node, key: str, known: _Known, failed: dict[str, str]) -> None:
+        def measure(call: Callable[[], Any], device: torch.device) -> None:
+            seconds = _seconds(call, device, self.warmup, self.repeats)
+            if known.workspaces is not None:
+                known.workspaces[key] = _workspace_bytes(call, device)
+            known.seconds[key] = seconds
+
         try:
-            known[key] = profile_node(node, device.torch_device, warmup=self.warmup, repeats=self.repeats)
+            _run_alone(node, known.device, measure)
         except PlacementError as error:
             failed[key] = str(error.__cause__)
         statistic("nodes measured")

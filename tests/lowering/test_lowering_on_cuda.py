@@ -32,7 +32,7 @@ def all_digits() -> Iterator[None]:
     """No TF32, whatever the environment says: the CPU has the other results."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
     torch.set_float32_matmul_precision(before)
 

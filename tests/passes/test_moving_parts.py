@@ -13,8 +13,9 @@ from torch.fx import GraphModule
 
 from fxpasses import Device, PassError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.passes import split
+from fxpasses.passes import profile_node, split
 from fxpasses.passes.placement import PlaceOnDevices, move_part
+from fxpasses.passes.placing_parts import recurrent_weights
 from fxpasses.passes.placing_parts.recurrent_weights import (
     RecurrentLayers,
     compact_recurrent_weights,
@@ -148,6 +149,18 @@ def test_weights_that_cudnn_does_not_read_stay_as_they_are(monkeypatch: pytest.M
     compact_recurrent_weights(module)
 
     assert before == [parameter.data_ptr() for parameter in module.parameters()]
+
+
+def test_what_a_recurrent_layer_is_measured_on_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else cuDNN puts it together in every run that counts."""
+    node = next(n for n in exported(nn.GRU(6, 8).eval(), torch.randn(2, 3, 6)).graph.nodes if "gru" in n.name)
+    seen: list[list[tuple[int, ...]]] = []
+    monkeypatch.setattr(recurrent_weights, "_is_for_cudnn", lambda _weights: True)
+    monkeypatch.setattr(RecurrentLayers, "compact", lambda self: seen.append([tuple(w.shape) for w in self.weights]))
+
+    profile_node(node, "cpu", repeats=1)
+
+    assert [[(24, 6), (24, 8), (24,), (24,)]] == seen
 
 
 def test_weights_that_come_from_outside_are_not_this_graphs() -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import export
+from torch.export import ExportedProgram, export
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from fxpasses import Device, PassManager
+from fxpasses import Device, PassManager, lower
 from fxpasses.devices import detect
-from fxpasses.errors import InputError, PassError, PlacementError
-from fxpasses.partitioners import SECONDS, seconds_of
+from fxpasses.errors import InfeasibleError, InputError, PassError, PlacementError
+from fxpasses.partitioners import SECONDS, WORKSPACE, seconds_of
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node, profiling
+from fxpasses.units import KiB
 
 CPU = Device("cpu")
 
@@ -63,6 +64,96 @@ def test_a_gpu_is_found_and_measured() -> None:
     for name, node in calls(module).items():
         assert (name != "view") == (SECONDS.read(node)[gpu.name] > 0) == (SECONDS.read(node)["current"] > 0)
     assert torch.equal(generator, torch.cuda.get_rng_state())
+
+
+class Reader(nn.Module):
+    """What cuDNN needs for its layers is many times what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.read = nn.Embedding(200, 64), nn.LSTM(64, 128, 2, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.read(self.embed(tokens))[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's export, in some versions
+def test_with_measured_bytes_the_peak_of_a_gpu_is_what_it_allocates() -> None:
+    gpu, tokens = Device("gpu", torch_device="cuda:0"), torch.randint(0, 200, (64, 100))
+    before = torch.cuda.memory_allocated()
+    program = PassManager([ProfileCosts(gpu)])(export(Reader(), (tokens,))).exported_program
+    lowered, given = lower(program, devices=[gpu]), tokens.cuda()
+    with torch.no_grad():
+        lowered(given)
+        torch.cuda.reset_peak_memory_stats()
+        lowered(given)
+
+    taken = torch.cuda.max_memory_allocated() - before
+    (row,) = lowered.report.devices
+    assert row.peak_bytes > 3 * (row.parameter_bytes + 2 * 64 * 100 * 128 * 4)
+    assert taken == pytest.approx(row.peak_bytes, rel=0.05)
+
+
+class Allocator:
+    """Tells what each call took: 3 KiB at the most, of which 1 KiB is its result."""
+
+    def __init__(self) -> None:
+        self.taken = [5 * KiB, 6 * KiB]
+
+    def memory_allocated(self, _device: torch.device) -> int:
+        self.taken.reverse()
+        return self.taken[1]
+
+    def reset_peak_memory_stats(self, _device: torch.device) -> None:
+        assert 6 * KiB == self.taken[0]
+
+    def max_memory_allocated(self, _device: torch.device) -> int:
+        return 8 * KiB
+
+
+def test_bytes_are_measured_where_the_allocator_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was made without them is added to."""
+    file = tmp_path / "seconds.json"
+    ProfileCosts(CPU, str(file), repeats=1)(exported())
+    assert not Measurements.load(file).workspaces
+    allocator = Allocator()
+    monkeypatch.setattr(profiling, "_allocator", lambda _device: allocator)
+    statistics = []
+    for _ in range(2):
+        module = exported()
+        result = PassManager([ProfileCosts(CPU, str(file), repeats=1)])(module)
+        statistics.append(result.records[0].statistics.get("nodes measured", 0))
+        assert {"cpu": 2 * KiB} == WORKSPACE.read(calls(module)["linear"])
+        assert not WORKSPACE.has(calls(module)["view"])
+
+    assert [len(calls(module)) - 2, 0] == statistics
+    (kept,) = Measurements.load(file).workspaces.values()
+    assert {2 * KiB} == set(kept.values())
+
+
+def hungry(**needed: int) -> ExportedProgram:
+    """A program whose second layer needs something for itself."""
+    program = export(Block(), (torch.randn(4, 8),))
+    WORKSPACE.write(next(node for node in program.graph.nodes if node.name == "linear_1"), needed)
+    return program
+
+
+def test_measured_bytes_count_in_the_peak() -> None:
+    plain, told = (lower(hungry(**needed), devices=[CPU]).report.devices[0] for needed in ({}, {"cpu": 20 * KiB}))
+
+    assert told.parameter_bytes + 20 * KiB < told.peak_bytes < plain.peak_bytes + 20 * KiB
+    with pytest.raises(InfeasibleError, match=r"linear_1 .* needs 20\.\d+ KiB on one device"):
+        lower(hungry(cpu=20 * KiB), devices=[Device("cpu", 20 * KiB)])
+
+
+def test_what_needs_much_on_one_device_goes_to_another() -> None:
+    devices = [Device("cpu", 20 * KiB), Device("wide", 20 * KiB)]
+
+    lowered = lower(hungry(cpu=20 * KiB, wide=KiB), devices=devices, pinned={"norm": "cpu"})
+
+    assert "wide" == lowered.plan.device_map()["second"]
 
 
 def test_nodes_that_do_the_same_are_measured_once() -> None:

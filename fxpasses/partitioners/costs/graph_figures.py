@@ -21,7 +21,7 @@ from fxpasses.partitioners.costs.described_values import note_layouts
 from fxpasses.partitioners.costs.dry_runs import Autocast
 from fxpasses.partitioners.costs.kernel_results import result_bytes
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
-from fxpasses.partitioners.costs.node_costs import SECONDS, NodeCost, cost_of, seconds_on
+from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
@@ -73,7 +73,7 @@ class GraphFigures:
         sends_state: Whether a parameter or a buffer that several devices use is sent to the others in each run; else
             each device has its own.
         beside_state: What the device that such a parameter lives on keeps besides if it is trained, as a share of it.
-        with_scratch: Whether all devices have kernels of which it is known what they need for themselves.
+        devices: Where it may run; none are this machine's CPU.
     """
 
     graph_module: GraphModule
@@ -89,7 +89,7 @@ class GraphFigures:
     trained: Mapping[Node, None] = attrs.field(factory=dict)
     sends_state: bool = True
     beside_state: float = 0.0
-    with_scratch: bool = True
+    devices: tuple[Device, ...] = ()
 
     @classmethod
     def of(
@@ -98,7 +98,7 @@ class GraphFigures:
         effects: EffectAnalysis | None = None,
         *,
         sends_state: bool = True,
-        devices: Iterable[Device] | None = None,
+        devices: Iterable[Device] = (),
     ) -> GraphFigures:
         """Measure a graph in one walk over its nodes and edges.
 
@@ -106,7 +106,7 @@ class GraphFigures:
             graph_module: The graph.
             effects: What its nodes read, write and alias, if it is known already.
             sends_state: Whether a parameter that several devices use is sent to the others in each run.
-            devices: Where it may run; without them it is this machine's CPU.
+            devices: Where it may run; none are this machine's CPU.
 
         Raises:
             InputError: it is no graph.
@@ -151,7 +151,7 @@ class GraphFigures:
             living,
             inputs,
             sends_state=sends_state,
-            with_scratch=devices is None or all(device.has_known_kernels for device in devices),
+            devices=tuple(devices),
         )
 
     @cached_property
@@ -198,12 +198,18 @@ class GraphFigures:
 
     @cached_property
     def inside(self) -> NDArray[np.int64]:
-        """Bytes that each node needs for itself while it runs."""
+        """Bytes that each node needs for itself while it runs, on the device where these are fewest."""
+        with_scratch = all(device.has_known_kernels for device in self.devices)
         needed = [
-            workspace_bytes(node, around, with_scratch=self.with_scratch)
+            self._least_measured(node, workspace_bytes(node, around, with_scratch=with_scratch))
             for node, around in zip(self.nodes, self.autocasts, strict=True)
         ]
         return np.array(needed, dtype=np.int64)
+
+    def _least_measured(self, node: Node, estimated: int) -> int:
+        """What was measured is that of an inference."""
+        measured = WORKSPACE.get(node, {}) if node not in self.trained else {}
+        return min((measured.get(device.name, estimated) for device in self.devices), default=estimated)
 
     @cached_property
     def autocasts(self) -> Sequence[Autocast | None]:

@@ -115,7 +115,7 @@ def _inside(facts: MemoryFacts, residence: Residence, devices: Mapping[str, Devi
     for node, at in residence.position.items():
         device = devices[residence.device_of[node]]
         there = lives.setdefault(device.name, [])
-        size, kept = facts.inside(node, with_scratch=device.has_known_kernels)
+        size, kept = facts.inside(node, device)
         if kept:
             sharing, until = residence.autocast(node)
             if sharing not in casts:

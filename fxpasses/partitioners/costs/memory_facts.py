@@ -10,11 +10,13 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.devices import Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.described_values import note_layouts
 from fxpasses.partitioners.costs.kernel_results import result_bytes
+from fxpasses.partitioners.costs.node_costs import WORKSPACE
 from fxpasses.partitioners.costs.workspaces import (
     autocast_around,
     homes_in_memory,
@@ -113,11 +115,13 @@ class MemoryFacts:
             for tensor in self.effects.real_tensors().get(storage, ())
         )
 
-    def inside(self, node: Node, *, with_scratch: bool) -> Inside:
-        """What a node needs for itself while it runs, with or without what kernels on the CPU do."""
-        if (known := self._inside.get((node, with_scratch))) is None:
+    def inside(self, node: Node, device: Device) -> Inside:
+        """What a node needs for itself while it runs on a device: as measured there, else as far as is known."""
+        asked = (node, device.has_known_kernels)
+        if (known := self._inside.get(asked)) is None:
             autocast = autocast_around(node, self.effects)
             kept = kept_cast_bytes(node, autocast)
-            known = Inside(workspace_bytes(node, autocast, with_scratch=with_scratch) - kept, kept)
-            self._inside[node, with_scratch] = known
-        return known
+            known = Inside(workspace_bytes(node, autocast, with_scratch=device.has_known_kernels) - kept, kept)
+            self._inside[asked] = known
+        measured = WORKSPACE.get(node, {}).get(device.name)
+        return known if measured is None else Inside(max(0, measured - known.kept), known.kept)

@@ -45,6 +45,7 @@ from fxpasses.values.recorded_values import has_value
 __all__ = [
     "COST",
     "SECONDS",
+    "WORKSPACE",
     "NodeCost",
     "cost_of",
     "measure_node",
@@ -92,6 +93,12 @@ COST = MetaKey[NodeCost](
 
 SECONDS = MetaKey[Mapping[str, float]]("fxpasses.seconds", made_by="ProfileCosts(devices)", to_json=dict)
 """Measured seconds of a node, by the name of the device."""
+
+WORKSPACE = MetaKey[Mapping[str, int]]("fxpasses.workspace", made_by="ProfileCosts(devices)", to_json=dict)
+"""Bytes that a node needs at one time beside its operands and its result, by the name of the device.
+
+Measured in inference; a pass of a backend may write what its own kernels need.
+"""
 
 
 def _name_of(target: Any) -> str:

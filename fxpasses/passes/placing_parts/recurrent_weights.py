@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,11 +15,11 @@ from torch.fx import GraphModule, Node
 from fxpasses.arguments import bind_arguments
 from fxpasses.editing.attributes import find_attribute
 
-__all__ = ["RecurrentLayers", "compact_recurrent_weights", "recurrent_layers"]
+__all__ = ["RecurrentLayers", "compact_operands", "compact_recurrent_weights", "recurrent_layers"]
 
 aten = torch.ops.aten
 
-_KINDS = {
+_KINDS: Mapping[Any, tuple[str, int]] = {
     aten.lstm.input: ("LSTM", 4),
     aten.gru.input: ("GRU", 3),
     aten.rnn_tanh.input: ("RNN_TANH", 1),
@@ -75,8 +75,21 @@ def compact_recurrent_weights(module: torch.nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, GraphModule):
             for layers in recurrent_layers(part):
-                if _is_for_cudnn(layers.weights):
-                    layers.compact()
+                _compact(layers)
+
+
+def compact_operands(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Put together what cuDNN reads together among the values that a call is about to run on."""
+    target: Any = node.target
+    if target in _KINDS:
+        names = (each.name for each in target._schema.arguments)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        _compact(_layers_of(node, given["params"]))
+
+
+def _compact(layers: RecurrentLayers) -> None:
+    if _is_for_cudnn(layers.weights):
+        layers.compact()
 
 
 def _is_for_cudnn(weights: Sequence[torch.Tensor]) -> bool:
@@ -93,18 +106,16 @@ def _is_for_cudnn(weights: Sequence[torch.Tensor]) -> bool:
 
 def recurrent_layers(graph_module: GraphModule) -> Iterator[RecurrentLayers]:
     """The recurrent operators of a graph whose weights are held by it."""
-    for target, (kind, gates) in _KINDS.items():
+    for target in _KINDS:
         for node in graph_module.graph.find_nodes(op="call_function", target=target):
-            if (layers := _layers(graph_module, node, kind, gates)) is not None:
-                yield layers
+            weights = [_held(graph_module, weight) for weight in bind_arguments(node)["params"]]
+            held = [weight for weight in weights if weight is not None]
+            if held and len(held) == len(weights):
+                yield _layers_of(node, held)
 
 
-def _layers(graph_module: GraphModule, node: Node, kind: str, gates: int) -> RecurrentLayers | None:
-    given = bind_arguments(node)
-    weights = [_held(graph_module, weight) for weight in given["params"]]
-    held = [weight for weight in weights if weight is not None]
-    if not held or len(held) < len(weights):
-        return None
+def _layers_of(node: Node, held: Sequence[torch.Tensor]) -> RecurrentLayers:
+    (kind, gates), given = _KINDS[node.target], bind_arguments(node)
     each = len(held) // (given["num_layers"] * (2 if given["bidirectional"] else 1))
     is_projected = each % 2 == 1
     return RecurrentLayers(
