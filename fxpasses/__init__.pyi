@@ -34,7 +34,7 @@ from .export_pass import ExportPass, ExportPassBaseError, NodeMetadata, ProxyVal
 from .lowering import LoweredModule, Planned, load, lower, place, save
 from .metadata import MetaKey
 from .partitioners.assignment import Assignment
-from .partitioners.costs.training_course import Training
+from .partitioners.costs.training.training_course import Training
 from .pass_base import (
     ExportedProgramPassBase,
     ExportedProgramPassResult,

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses import LoweredModule
-from fxpasses.partitioners.costs.added_gradients import AddedGradients
-from fxpasses.partitioners.costs.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
 
 
 class AllocatedByDevice(TorchDispatchMode):

@@ -26,8 +26,8 @@ from fxpasses.lowering.verification import compare_with_model
 from fxpasses.outlining.outline_plan import Policy
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.objective_values import Objective

@@ -15,8 +15,8 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_placements import DevicePlacement

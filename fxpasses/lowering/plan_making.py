@@ -15,8 +15,8 @@ from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import Clock, Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.replicas import with_replicas

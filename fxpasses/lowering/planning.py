@@ -18,7 +18,7 @@ from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import Clock, Pipeline, Progress, pipeline_of, prepare
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.by_device_map import devices_of_map
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.objective_values import Objective

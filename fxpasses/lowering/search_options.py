@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.by_device import place_by_device
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.device_replicas import Replicate
 from fxpasses.partitioners.placing.objective_values import Objective

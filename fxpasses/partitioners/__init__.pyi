@@ -51,8 +51,8 @@ from .by_source import (
 from .costs.memory import predict_memory
 from .costs.memory_courses import DeviceMemory
 from .costs.node_costs import COST, SECONDS, WORKSPACE, NodeCost, cost_of, measure_node, seconds_of, seconds_on
-from .costs.training_course import Training
-from .costs.training_memory import predict_training_memory
+from .costs.training.training_course import Training
+from .costs.training.training_memory import predict_training_memory
 from .coverage import Coverage, measure_coverage
 from .fusing import constants_by_size, fuse_by_partitions, topo_sort, validate_partition
 from .grouping.proposing import CapabilityOptions

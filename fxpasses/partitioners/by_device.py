@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.budget_checks import training_figures
 from fxpasses.partitioners.placing.contiguities import best_of, best_or_free
 from fxpasses.partitioners.placing.device_placements import (

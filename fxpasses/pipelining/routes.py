@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxpasses.errors import StageError
-from fxpasses.partitioners.costs.gradients import differentiable_values
+from fxpasses.partitioners.costs.training.gradients import differentiable_values
 from fxpasses.passes.splitting import Split
 from fxpasses.pipelining.sizes import Size, size_of, symbols_in
 from fxpasses.pipelining.split_points import where

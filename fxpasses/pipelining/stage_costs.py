@@ -15,8 +15,8 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PlacementError
-from fxpasses.partitioners.costs.backward_traces import trace_backward
 from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, seconds_on
+from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from fxpasses.errors import CycleError, PartitionError, came_from
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_course import TrainingCourse
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import TrainingCourse
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.device_maps import holders
 from fxpasses.partitioners.placing.replicas import with_replicas

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from fxpasses.devices import Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.plan.parts import PartPlan
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.files import write_text
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_maps import map_of_operators
 from fxpasses.partitioners.placing.replicas import with_replicas
 from fxpasses.plan.applying import apply_parts

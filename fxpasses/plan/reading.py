@@ -11,7 +11,7 @@ import attrs
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, PlacementError, PlanError
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.plan.parts import PartPlan
 from fxpasses.units import parse_bytes
 from fxpasses.wording import did_you_mean

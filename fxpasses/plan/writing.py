@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fxpasses.devices import Device, Link
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.reading import VERSION
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.parameter_loads import LoadedMemory
-from fxpasses.partitioners.costs.training_course import TrainingCourse
+from fxpasses.partitioners.costs.training.training_course import TrainingCourse
 from fxpasses.plan import Plan
 from fxpasses.report.summary import DeviceRow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline

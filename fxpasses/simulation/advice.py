@@ -24,7 +24,7 @@ from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterLoad, ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.simulation.faster_links import with_faster_link
 from fxpasses.units import format_bytes

@@ -25,7 +25,7 @@ from fxpasses.partitioners.costs.task_lists import (
     run_one_by_one,
     tasks_of,
 )
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.simulation.memory_curves import Early, clocks_of, memory_curve
 from fxpasses.timeline import Flow, Span, Timeline
 

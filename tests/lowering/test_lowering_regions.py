@@ -16,7 +16,7 @@ from fxpasses.errors import PlanError
 from fxpasses.lowering import load, save
 from fxpasses.outlining.regions import is_region, switches_regions
 from fxpasses.partitioners import place_by_device
-from fxpasses.partitioners.costs.training_course import Training
+from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.plan import Plan
 from fxpasses.programs import capture
 

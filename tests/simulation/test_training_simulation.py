@@ -16,7 +16,7 @@ from fxpasses import Device, InputError, Link, Plan, Topology, fake_devices, pla
 from fxpasses.lowering import Planned
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.device_times import predict_times
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.simulation import simulate
 from fxpasses.units import KiB

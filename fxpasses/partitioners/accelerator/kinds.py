@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+from fxpasses.partitioners.costs.kernels.dry_runs import makes_a_copy
 
 __all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views", "writes_back"]
 
@@ -35,7 +35,8 @@ def constant_views(graph_module: GraphModule) -> dict[Node, None]:
 def is_aten_view(node: Node) -> bool:
     """Whether it calls an ``aten`` operator that gives another view of its input and writes nothing.
 
-    A ``reshape`` or a ``to`` that copies is none, see :func:`~fxpasses.partitioners.costs.dry_runs.makes_a_copy`.
+    A ``reshape`` or a ``to`` that copies is none, see
+    :func:`~fxpasses.partitioners.costs.kernels.dry_runs.makes_a_copy`.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not node.all_input_nodes:

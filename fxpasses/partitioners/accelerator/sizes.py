@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects.aliasing import storage_key
 from fxpasses.guards import is_guard
-from fxpasses.partitioners.costs.dry_runs import makes_a_copy
+from fxpasses.partitioners.costs.kernels.dry_runs import makes_a_copy
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 

@@ -22,7 +22,7 @@ class DeviceStorages:
     """Where values lie once each node has a device.
 
     Args:
-        homes: The storages of each value, see :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+        homes: The storages of each value, see :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`.
         device_of: The device of each node that runs; inputs and attributes are on every device that uses them.
         copies: For each node that works on a copy, the copy that its value is a view of, by storage.
     """

@@ -17,18 +17,18 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
-from fxpasses.partitioners.costs.described_values import note_layouts
-from fxpasses.partitioners.costs.dry_runs import Autocast
-from fxpasses.partitioners.costs.kernel_results import result_bytes
-from fxpasses.partitioners.costs.memory_facts import MemoryFacts
-from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, NodeCost, cost_of, seconds_on
-from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
-from fxpasses.partitioners.costs.workspaces import (
+from fxpasses.partitioners.costs.kernels.described_values import note_layouts
+from fxpasses.partitioners.costs.kernels.dry_runs import Autocast
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.workspaces import (
     autocast_around,
     homes_in_memory,
     kept_cast_bytes,
     workspace_bytes,
 )
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
+from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, NodeCost, cost_of, seconds_on
+from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
@@ -64,7 +64,7 @@ class GraphFigures:
         costs: What each does.
         constants: The storages of parameters, buffers and constants that each node uses, with their bytes; tied tensors
             share a storage, and so do all views of one.
-        homes: Where each value lives, see :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+        homes: Where each value lives, see :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`.
         sizes: Bytes of each storage of an input or an activation: those of the largest value in it.
         touched: The storages of inputs and activations that each node reads or makes; what may be a view counts as one.
         living: The same with each copy a storage of its own: what is there while a node runs.

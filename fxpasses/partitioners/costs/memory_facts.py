@@ -14,15 +14,15 @@ from fxpasses.devices import Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.described_values import note_layouts
-from fxpasses.partitioners.costs.kernel_results import result_bytes
-from fxpasses.partitioners.costs.node_costs import WORKSPACE
-from fxpasses.partitioners.costs.workspaces import (
+from fxpasses.partitioners.costs.kernels.described_values import note_layouts
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.workspaces import (
     autocast_around,
     homes_in_memory,
     kept_cast_bytes,
     workspace_bytes,
 )
+from fxpasses.partitioners.costs.node_costs import WORKSPACE
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 
@@ -61,7 +61,7 @@ class MemoryFacts:
         graph_module: The graph.
         effects: What its nodes read, write and alias.
         homes: The storages that each value lives in, see
-            :func:`~fxpasses.partitioners.costs.workspaces.homes_in_memory`.
+            :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`.
     """
 
     graph_module: GraphModule

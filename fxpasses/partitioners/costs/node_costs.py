@@ -22,7 +22,7 @@ from fxpasses.effects.operators import MAY_HAND_BACK
 from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
-from fxpasses.partitioners.costs.dry_runs import dry_run, makes_a_copy
+from fxpasses.partitioners.costs.kernels.dry_runs import dry_run, makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of, taken_apart, within_module
 from fxpasses.partitioners.costs.traffic import (
     BAGS,

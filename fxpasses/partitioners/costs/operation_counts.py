@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fxpasses.partitioners.costs.composite_operators import is_composite
+from fxpasses.partitioners.costs.kernels.composite_operators import is_composite
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = ["COUNTERS", "Counter", "body_runs", "shape_of", "taken_apart", "within_module"]

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.workspaces import autocasts_open_at
+from fxpasses.partitioners.costs.kernels.workspaces import autocasts_open_at
 
 __all__ = ["Residence", "Stay"]
 

@@ -12,8 +12,8 @@ from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
-from fxpasses.partitioners.costs.training_course import Training
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
 
 __all__ = ["Seen", "check_budgets", "training_figures"]

@@ -16,8 +16,8 @@ from torch.fx import Node
 
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily
-from fxpasses.partitioners.solvers.contiguous.impossible import pair_bytes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 from fxpasses.partitioners.tensor_sizes import tensor_bytes

@@ -17,7 +17,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import critical_path, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.costs.shared_state import sent_state
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import Runs

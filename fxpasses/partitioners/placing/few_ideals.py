@@ -24,13 +24,13 @@ from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.walks import Step, every_walk, smallest_walk
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
-from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.impossible import pair_bytes
-from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.states import States
-from fxpasses.partitioners.solvers.contiguous.swapping import links_differ
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.kernel_results import result_bytes
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.impossible import Fits, ancestors, only, pair_bytes
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import Fits, ancestors, only, pair_bytes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

@@ -19,12 +19,12 @@ from torch.fx import Node
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.span_bytes import span_bytes
 from fxpasses.partitioners.placing.walks import smallest_walk
-from fxpasses.partitioners.solvers.contiguous.beams import Beam
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.tables.beams import Beam
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Measure
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, contract, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.selectors import Selector

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
-from fxpasses.partitioners.costs.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 
 __all__ = ["span_bytes"]
 

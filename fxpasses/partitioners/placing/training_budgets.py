@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_reasons import ONE_OPERATOR, TOO_LARGE_TOGETHER
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.units import format_bytes

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
 __all__ = ["Step", "every_walk", "smallest_walk"]

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.contiguous.explaining import first_over
 from fxpasses.partitioners.solvers.contiguous.fewest import solve_fewest
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
+from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import first_over
 from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free

@@ -16,8 +16,8 @@ from fxpasses.partitioners import Training
 from fxpasses.partitioners.costs import memory_facts
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import follow_memory, follow_placed
-from fxpasses.partitioners.costs.training_memory import predict_training_memory
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_memory import predict_training_memory
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
 

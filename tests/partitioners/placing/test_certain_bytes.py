@@ -13,8 +13,8 @@ from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.certain_bytes import certain_bytes
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
-from fxpasses.partitioners.solvers.contiguous.impossible import pair_bytes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 

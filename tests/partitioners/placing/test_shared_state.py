@@ -25,7 +25,7 @@ from fxpasses.partitioners.costs.device_times import predict_makespan, predict_t
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.node_costs import SECONDS
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
-from fxpasses.partitioners.costs.training_steps import TrainingStep
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.passes.placement import copies_of

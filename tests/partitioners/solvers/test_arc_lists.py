@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from random_placements import sending_problem
 from scipy.sparse import csr_array
 
-from fxpasses.partitioners.solvers.contiguous import arc_lists
-from fxpasses.partitioners.solvers.contiguous.arc_lists import ArcLists
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
-from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.spare import NOTHING, Fluid, Payment, Question
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.refined import arc_lists
+from fxpasses.partitioners.solvers.contiguous.refined.arc_lists import ArcLists
+from fxpasses.partitioners.solvers.contiguous.refined.spare import NOTHING, Fluid, Payment, Question
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 

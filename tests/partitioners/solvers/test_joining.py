@@ -12,10 +12,10 @@ from fuzz import examples
 
 from fxpasses import fake_devices
 from fxpasses.partitioners import PlacementProblem
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cores import held_by, mattering
-from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals, pack, unpack
-from fxpasses.partitioners.solvers.contiguous.joining import FEW, Joining
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import all_ideals, pack, unpack
+from fxpasses.partitioners.solvers.contiguous.refined.cores import held_by, mattering
+from fxpasses.partitioners.solvers.contiguous.refined.joining import FEW, Joining
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fxpasses.partitioners.solvers.contiguous.pairs import Pairs
+from fxpasses.partitioners.solvers.contiguous.ideals.pairs import Pairs
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1), (4, 7), (30, 20)])

@@ -15,7 +15,7 @@ from random_placements import assert_solved_as_by_brute_force, every_placement
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.passing_on import passed_on, without_passing_on
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

@@ -14,8 +14,9 @@ from random_placements import EveryPlacement, every_placement, random_problem, s
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying, islands
+from fxpasses.partitioners.solvers.contiguous import certifying
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
+from fxpasses.partitioners.solvers.contiguous.linked import islands
 
 RANDOM_GRAPHS = examples(300)
 

@@ -19,7 +19,7 @@ from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous import certifying, recombining
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
-from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.tables import evaluate

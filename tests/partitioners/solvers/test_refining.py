@@ -16,11 +16,12 @@ from benchmarks.placement_workloads import mixed
 from fxpasses.devices import Device, Link, fake_devices
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying, refining
+from fxpasses.partitioners.solvers.contiguous import certifying
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
-from fxpasses.partitioners.solvers.contiguous.cores import Core
-from fxpasses.partitioners.solvers.contiguous.cutting import unpack
-from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import unpack
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.refined import refining
+from fxpasses.partitioners.solvers.contiguous.refined.cores import Core
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem

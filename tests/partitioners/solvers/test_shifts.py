@@ -16,7 +16,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.annealer import Annealer
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
-from fxpasses.partitioners.solvers.contiguous import link_answers
+from fxpasses.partitioners.solvers.contiguous.linked import link_answers
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

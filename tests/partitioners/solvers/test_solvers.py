@@ -17,11 +17,11 @@ from fxpasses.devices import Device
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.solvers import solving
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import Window, all_ideals, crossed, prefixes, unpack
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, PipelineSearch
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders, orders_between
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Window, all_ideals, crossed, prefixes, unpack
+from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders, orders_between
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

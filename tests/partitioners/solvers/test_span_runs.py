@@ -10,10 +10,10 @@ from fuzz import examples
 from random_placements import sending_problem
 from test_arc_lists import charging, with_values_back
 
-from fxpasses.partitioners.solvers.contiguous import span_runs  # noqa: F401  # numba is loaded from here on
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals, pack
-from fxpasses.partitioners.solvers.contiguous.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals import span_runs  # noqa: F401  # numba is loaded from here on
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals, pack
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
 

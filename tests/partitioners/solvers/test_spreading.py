@@ -11,9 +11,9 @@ import pytest
 
 from fxpasses.devices import Device
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.contiguous.spreading import spread
+from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import Ints, tables_of

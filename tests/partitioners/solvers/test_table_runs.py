@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fxpasses.partitioners.solvers.contiguous import dynamic_program
-from fxpasses.partitioners.solvers.contiguous.table_runs import lower
+from fxpasses.partitioners.solvers.contiguous.tables import dynamic_program
+from fxpasses.partitioners.solvers.contiguous.tables.table_runs import lower
 
 
 @pytest.mark.parametrize("in_turn", [False, True])

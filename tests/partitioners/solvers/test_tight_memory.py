@@ -26,9 +26,9 @@ from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.partitioners.placing.least_memory import least_missing
 from fxpasses.partitioners.placing.span_bytes import span_bytes
 from fxpasses.partitioners.solvers import solving
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.filling import Filling
-from fxpasses.partitioners.solvers.contiguous.impossible import Fits
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.tight_memory.filling import Filling
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import Fits
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import Ints, evaluate, tables_of
 from fxpasses.programs import capture

@@ -13,9 +13,10 @@ from random_placements import assert_solved_as_by_brute_force
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem
-from fxpasses.partitioners.solvers.contiguous import certifying, refining
+from fxpasses.partitioners.solvers.contiguous import certifying
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
-from fxpasses.partitioners.solvers.contiguous.cutting import all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import all_ideals
+from fxpasses.partitioners.solvers.contiguous.refined import refining
 from fxpasses.partitioners.solvers.contiguous.twins import twins_in_order
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

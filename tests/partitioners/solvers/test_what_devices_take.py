@@ -13,10 +13,10 @@ from benchmarks.placement_problems import recurrent
 from benchmarks.placement_workloads import mixed
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal
-from fxpasses.partitioners.solvers.contiguous.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
 from fxpasses.partitioners.solvers.contiguous.searching import Search
+from fxpasses.partitioners.solvers.contiguous.tables.blocks import blocks_of, larger
 from fxpasses.partitioners.solvers.proofs import bounds
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.proofs.covering import Rooms

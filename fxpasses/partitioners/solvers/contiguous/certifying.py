@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from fxpasses.partitioners.solvers.contiguous.cutting import Window, Words, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Window, Words, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
-from fxpasses.partitioners.solvers.contiguous.refining import PREPARING
+from fxpasses.partitioners.solvers.contiguous.refined.refining import PREPARING
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
     FEW_STATES,
@@ -23,7 +24,6 @@ from fxpasses.partitioners.solvers.contiguous.searching import (
     Answer,
     Search,
 )
-from fxpasses.partitioners.solvers.contiguous.states import States
 
 __all__ = ["every_ideal", "smallest", "within"]
 

@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
-from fxpasses.partitioners.solvers.contiguous.swapping import links_differ
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.reduced.reducing import Units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, ideals_near
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, ideals_near
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
 
 __all__ = ["NEAREST", "improved", "improved_far"]

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, merge
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints

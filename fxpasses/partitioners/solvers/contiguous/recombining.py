@@ -19,10 +19,10 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND, Annealer
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, by_weight, ideals_near, pack
-from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, by_weight, ideals_near, pack
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 

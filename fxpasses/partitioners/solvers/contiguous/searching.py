@@ -9,17 +9,17 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
-from fxpasses.partitioners.solvers.contiguous.beams import Beam
-from fxpasses.partitioners.solvers.contiguous.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, stops_of
-from fxpasses.partitioners.solvers.contiguous.deciding import Decision
-from fxpasses.partitioners.solvers.contiguous.device_class import DeviceClass
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import Measure, Outcome, PipelineSearch
-from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, stops_of
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
-from fxpasses.partitioners.solvers.contiguous.refining import Refined, Refining
-from fxpasses.partitioners.solvers.contiguous.spare import Payment
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.refined.refining import Refined, Refining
+from fxpasses.partitioners.solvers.contiguous.refined.spare import Payment
+from fxpasses.partitioners.solvers.contiguous.tables.beams import Beam
+from fxpasses.partitioners.solvers.contiguous.tables.deciding import Decision
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Measure, Outcome, PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.twins import twins_in_order
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import Prices

@@ -10,16 +10,9 @@ import numpy as np
 
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
-from fxpasses.partitioners.solvers.contiguous.classes import optimistic
-from fxpasses.partitioners.solvers.contiguous.cutting import Words, prefixes, stops_near, stops_of
-from fxpasses.partitioners.solvers.contiguous.descending import descended
-from fxpasses.partitioners.solvers.contiguous.explaining import no_pipeline
-from fxpasses.partitioners.solvers.contiguous.filled_tables import Pipeline
-from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
-from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
-from fxpasses.partitioners.solvers.contiguous.linking import by_links
-from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
-from fxpasses.partitioners.solvers.contiguous.orders import (
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import optimistic
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.ideals.orders import (
     BASIC,
     MANY,
     ideals_along,
@@ -27,12 +20,19 @@ from fxpasses.partitioners.solvers.contiguous.orders import (
     long_orders,
     orders_between,
 )
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
+from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
+from fxpasses.partitioners.solvers.contiguous.linked.descending import descended
+from fxpasses.partitioners.solvers.contiguous.linked.linking import by_links
+from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ, swapped
+from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.spreading import spread
-from fxpasses.partitioners.solvers.contiguous.states import States
-from fxpasses.partitioners.solvers.contiguous.swapping import links_differ, swapped
-from fxpasses.partitioners.solvers.contiguous.tight import tight_answer, why_not
+from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
+from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import no_pipeline
+from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import tight_answer, why_not
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.contiguous.explaining import lacking
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
-from fxpasses.partitioners.solvers.contiguous.tight import nearest_pipeline
+from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lacking
+from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import nearest_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra

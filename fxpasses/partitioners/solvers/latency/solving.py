@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.contiguous.cutting import prefixes
-from fxpasses.partitioners.solvers.contiguous.dynamic_program import PipelineSearch
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import prefixes
+from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
-from fxpasses.partitioners.solvers.contiguous.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.searching import FEW_STATES, Search
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
-from fxpasses.partitioners.solvers.contiguous.states import States
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import PipelineSearch
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
 from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.latency.certifying import bounded, proven, work_of

@@ -1,0 +1,246 @@
+"""Run an operator on tensors without data, to learn what it makes: views or copies, and what it needs inside.
+
+Operators of one kind on shapes of one kind run once. What a kernel hides from the dispatcher is not seen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fxpasses.editing.attributes import find_attribute
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.kernels.composite_operators import is_composite
+from fxpasses.partitioners.costs.kernels.described_values import Like, called, described, without_data
+from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
+from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch
+from fxpasses.partitioners.costs.kernels.kernels_in_use import BiasInPlace, on_cpu
+from fxpasses.partitioners.tensor_sizes import tensors_in
+
+__all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
+
+_METHODS_THAT_MAY_COPY = (
+    *("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as"),
+    *("bfloat16", "bool", "cpu", "cuda", "double", "float", "half", "int", "long", "short"),
+)
+
+
+@attrs.frozen
+class DryRun:
+    """What an operator makes.
+
+    Args:
+        made: Bytes of its result that are not memory of its operands.
+        inside: The most bytes that it needs at one time beside its operands and its result.
+        kept: Of these, what autocast keeps to its end: parameters in another type.
+        scratch: How many more it needs on the CPU, where kernels need something for themselves, or fewer.
+    """
+
+    made: int = 0
+    inside: int = 0
+    kept: int = 0
+    scratch: int = 0
+
+    @classmethod
+    def of(cls, followed: FollowedStorages, made: int, kept: int = 0) -> DryRun:
+        """What was followed."""
+        inside, most = max(0, followed.peak - made), max(0, followed.most - made)
+        return cls(made, inside, kept, most - inside)
+
+
+@attrs.frozen
+class Autocast:
+    """Under which an operator runs: it may copy operands in another type, and keep the copies of parameters."""
+
+    device: str
+    dtype: torch.dtype
+    enabled: bool
+    cached: bool = False
+
+    @classmethod
+    def of(cls, settings: Sequence[Any]) -> Autocast:
+        """What a region says: device, type (the default one where it is None), whether it is on, and keeps casts."""
+        device, enabled = str(settings[0]), len(settings) < 3 or bool(settings[2])
+        given = settings[1] if len(settings) > 1 else None
+        dtype = given if isinstance(given, torch.dtype) else torch.get_autocast_dtype(device)
+        return cls(device, dtype, enabled, enabled and len(settings) > 3 and bool(settings[3]))
+
+
+def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
+    """Run a node without data.
+
+    Args:
+        node: A node whose inputs have recorded values. Symbolic sizes count at their hint.
+        autocast: What it runs under.
+
+    Returns:
+        What it makes; None for what torch does not take apart when it runs, and for what cannot run so.
+    """
+    if not _may_run(node, autocast):
+        return None
+    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+    is_cached = autocast is not None and autocast.cached
+    describe = _described_as_trained if is_cached or not _may_view(node.target) else described
+    try:
+        return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
+    except TypeError:  # an argument that is no tensor and cannot be compared
+        return None
+
+
+def run_body(node: Node) -> DryRun | None:
+    """Run a node that has a body without data, as in a model that is trained: autocast keeps copies of its parameters.
+
+    Returns:
+        What it makes; None for what cannot run so.
+    """
+    owner = node.graph.owning_module
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: _operand(used, owner))
+        with collecting_later(), FollowedStorages() as followed:
+            try:
+                result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
+            except CANNOT_RUN:
+                return None
+            made = followed.held_by(result)
+            return DryRun.of(followed, made)
+
+
+def _operand(node: Node, owner: GraphModule | None) -> Any:
+    value = find_attribute(owner, str(node.target)).value if node.op == "get_attr" and owner is not None else None
+    if isinstance(value, GraphModule):
+        return value
+    made = without_data(described(node))
+    return made.requires_grad_(value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
+
+
+def _described_as_trained(leaf: Any) -> Hashable:
+    """The same, and whether it is a parameter that is trained, or a view of one.
+
+    Autocast keeps the casts of those only, and ``matmul`` folds a batch for those, though it then copies.
+    """
+    found = described(leaf)
+    if isinstance(found, Like) and isinstance(leaf, Node):
+        source = _viewed(leaf)
+        owner = source.graph.owning_module
+        value = None if source.op != "get_attr" or owner is None else find_attribute(owner, str(source.target)).value
+        is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
+        dtype = found.dtype
+        return attrs.evolve(found, is_trained=is_trained and (dtype.is_floating_point or dtype.is_complex))
+    return found
+
+
+def _viewed(node: Node) -> Node:
+    """What a value is a view of to autograd, which takes a view of a parameter for one also where it is off."""
+    while node.op == "call_function" and node.all_input_nodes:
+        is_view = node.target is operator.getitem or _may_view(node.target)
+        if not is_view or node.target is torch.ops.aten.detach.default or makes_a_copy(node):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _may_view(target: Any) -> bool:
+    """Whether the result of an operator may be memory of its operand, which it does not write to."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return any(result.alias_info is not None for result in target._schema.returns)
+
+
+def makes_a_copy(node: Node) -> bool:
+    """Whether a node that may give a view of its operand (``reshape``, ``to``, ``x[...]``) gives new memory."""
+    if node.target is operator.getitem:
+        return _gathers(*node.args)
+    ran = dry_run(node)
+    return ran is not None and ran.made > 0
+
+
+def _gathers(source: Any, index: Any) -> bool:
+    """Whether elements are picked by a list or by a tensor; numbers and slices look at what is there."""
+    if not (isinstance(source, Node) and isinstance(value_of(source), Tensor)):
+        return False
+    for each in index if isinstance(index, tuple) else (index,):
+        value = value_of(each) if isinstance(each, Node) else each
+        if isinstance(value, list) or (isinstance(value, Tensor) and (value.dim() > 0 or value.dtype == torch.bool)):
+            return True
+    return False
+
+
+def _may_run(node: Node, autocast: Autocast | None) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        operands = tensors_in(list(map(value_of, node.all_input_nodes)))
+        if may_need_scratch(node.target, node.args, operands, value_of(node)):
+            return True
+        return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_torchs = node.op == "call_method" or getattr(torch, name, None) is node.target
+    return node.op in ("call_method", "call_function") and is_torchs and name in _METHODS_THAT_MAY_COPY
+
+
+@lru_cache(maxsize=4096)
+def _ran(
+    target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
+) -> DryRun | None:
+    ran = _run_once(target, structure, leaves, autocast)
+    otherwise = on_cpu(target) if autocast is None else None
+    if ran is None or not ran.inside or otherwise is None or any(map(_is_elsewhere, leaves)):
+        return ran
+    there = _run_once(otherwise, structure, leaves, autocast, BiasInPlace)
+    return ran if there is None else attrs.evolve(ran, scratch=there.inside + there.scratch - ran.inside)
+
+
+def _is_elsewhere(leaf: Hashable) -> bool:
+    return isinstance(leaf, Like) and leaf.device.type != "cpu"
+
+
+def _run_once(
+    target: Any,
+    structure: pytree.TreeSpec,
+    leaves: tuple[Hashable, ...],
+    autocast: Autocast | None,
+    follow: type[FollowedStorages] = FollowedStorages,
+) -> DryRun | None:
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = pytree.tree_unflatten([without_data(leaf) for leaf in leaves], structure)
+        with collecting_later(), follow() as followed, _under(autocast):
+            try:
+                result = called(target)(*args, **kwargs)
+            except CANNOT_RUN:
+                return None
+            made = followed.held_by(result)
+            followed.forget_gone()
+            kept = max(0, followed.held - made) if autocast is not None and autocast.cached else 0
+            return DryRun.of(followed, made, kept)
+
+
+@contextmanager
+def _under(autocast: Autocast | None) -> Iterator[None]:
+    """Autocast as it is set, also for devices that are not there; nothing that it casts is kept for the next one."""
+    if autocast is None:
+        yield
+        return
+    device = autocast.device
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+    _set_autocast(device, autocast.enabled, autocast.dtype, autocast.cached)
+    try:
+        yield
+    finally:
+        _set_autocast(device, *before)
+        if autocast.cached:
+            torch.clear_autocast_cache()
+
+
+def _set_autocast(device: str, enabled: bool, dtype: torch.dtype, cached: bool) -> None:
+    torch.set_autocast_enabled(device, enabled)
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(cached)

@@ -1,0 +1,117 @@
+"""Follow the storages that operators make, from the operator that makes one until nobody holds it any more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses.partitioners.costs.kernels.kernel_results import as_real
+from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+
+__all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in"]
+
+CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What operators raise that cannot run on tensors without data."""
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Inside, what hangs together in a circle stays, as in a real run: else it would depend on when Python looks.
+
+    The autograd functions of a ``cond`` hold each other so.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say
+    """Counts the bytes of what is made while it is on; subclasses are told what comes and goes.
+
+    Attributes:
+        held: Bytes of what was made and is there.
+        peak: The most of them at one time.
+        most: The same with what kernels on the CPU need for themselves.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.known: set[int] = set()
+        self.held = self.peak = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.higher_order.cond:
+            return self._both_branches(*args)
+        if getattr(func, "namespace", "") == "prim":  # a question about a tensor
+            return func(*args, **(kwargs or {}))
+        self.known.update(storage._cdata for storage in storages_in(args) if storage._cdata not in self.alive)
+        result = as_real(func, args, func(*args, **(kwargs or {})))
+        made = [storage for storage in storages_in(result) if storage._cdata not in self.known]
+        if any(storage._cdata not in self.alive for storage in made):  # only now may there be more than before
+            self.forget_gone()
+        for storage in made:
+            if storage._cdata not in self.alive:
+                self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
+        scratch = scratch_bytes(func, args, result)
+        self.peak, self.most = max(self.peak, self.held), max(self.most, self.held + scratch)
+        self.ran(args, scratch)
+        return result
+
+    def _both_branches(self, _predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
+        """What the hungrier one makes is seen."""
+        with self:
+            otherwise(*operands)
+            return then(*operands)
+
+    def forget_gone(self) -> None:
+        """Let go of storages that are gone; asked whenever something is made."""
+        is_expired: Any = torch.UntypedStorage._expired  # without the detours of the reference
+        gone = [key for key, (reference, _) in self.alive.items() if is_expired(reference.cdata)]
+        for key in gone:
+            self.held -= self.alive.pop(key)[1]
+            self.goes(key)
+
+    def follow(self, key: int, reference: StorageWeakRef, size: int) -> None:
+        """Count a storage from now on."""
+        self.alive[key] = (reference, size)
+        self.held += size
+        self.comes(key, size)
+
+    def restart(self) -> None:
+        """Forget what there is: from now on only what is made later counts."""
+        self.alive.clear()
+        self.held = self.peak = self.most = 0
+
+    def held_by(self, result: Any) -> int:
+        """Bytes of what was made and is in the result."""
+        made = dict.fromkeys(storage._cdata for storage in storages_in(result))
+        return sum(self.alive[key][1] for key in made if key in self.alive)
+
+    def comes(self, key: int, size: int) -> None:
+        """A storage has been made."""
+
+    def goes(self, key: int) -> None:
+        """A storage was found to be gone: it was still there when the last operator that made one had run."""
+
+    def ran(self, operands: Any, scratch: int) -> None:
+        """An operator has run, and its kernel had so many bytes for itself."""
+
+
+def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of the tensors in a value."""
+    for tensor in tensors_in(value):
+        yield tensor.untyped_storage()

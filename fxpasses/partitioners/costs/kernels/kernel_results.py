@@ -1,0 +1,209 @@
+"""Results of kernels of which torch's run without data says less than there is, or something else, as they really are.
+
+A view has a stride also along a dimension of one element, and it decides whether channels are taken to come last: of a
+batch of one, ``x.transpose(1, 2).view(1, channels, rows, columns)`` has them last without data, and not with data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import (
+    is_non_overlapping_and_dense_or_false,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+)
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
+
+__all__ = ["as_real", "result_bytes"]
+
+aten = torch.ops.aten
+
+
+def as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """The result of an operator on tensors without data, as large and laid out as that of its kernel."""
+    corrected = _CORRECTED.get(func)
+    return result if corrected is None else corrected(args, result)
+
+
+def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
+    """The bytes of memory that the result of a node lies in, by the storages that its tensors have."""
+    result = tensors_in(value_of(node))
+    found = bytes_by_place(places, result)
+    if found and node.target in _IN_MEMORY_OF_OPERANDS:
+        size = _elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
+        found = {place: max(least, size) for place, least in found.items()}
+    return found
+
+
+def _view(args: tuple[Any, ...], result: Any) -> Any:
+    """What a kernel says to be the strides of a view."""
+    if 1 not in result.shape or (source := _layout(args[0])) is None or (made := _layout(result)) is None:
+        return result
+    return _with_strides(result, _strides_of_view(*source, made[0]))
+
+
+@lru_cache(maxsize=4096)
+def _strides_of_view(shape: tuple[int, ...], stride: tuple[int, ...], viewed: tuple[int, ...]) -> tuple[int, ...]:
+    with _disable_current_modes():
+        return torch.empty_strided(shape, stride, device="meta").view(viewed).stride()
+
+
+def _of_smaller(args: tuple[Any, ...], result: Any) -> Any:
+    """What is made of each element, where one operand is a number or smaller than the others.
+
+    Without data a number is not counted among the operands; then all others look as if they had the same shape, and
+    dimensions of one element get other strides.
+    """
+    if 1 not in result.shape:
+        return result
+    layouts = tuple(layout for operand in args if (layout := _layout(operand)) is not None)
+    if len(layouts) < len(args) or len({shape for shape, _stride in layouts}) == 1:
+        return result
+    return _with_strides(result, _strides_of_elements(layouts))
+
+
+def _with_strides(result: Tensor, strides: tuple[int, ...]) -> Tensor:
+    return result if strides == result.stride() else result.as_strided(result.shape, strides)
+
+
+def _layout(operand: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides of an operand; those of a number are empty, and there are none that depend on a symbol."""
+    if not isinstance(operand, Tensor):
+        return (), ()
+    sizes = tuple(operand.shape), operand.stride()
+    return sizes if all(isinstance(size, int) for size in itertools.chain(*sizes)) else None
+
+
+@lru_cache(maxsize=4096)
+def _strides_of_elements(layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> tuple[int, ...]:
+    with _disable_current_modes():
+        first, *others = [torch.empty_strided(*layout, device="meta") for layout in layouts]
+        return torch.addcmul(first, others[0], others[-1]).stride()
+
+
+def _flipped(args: tuple[Any, ...], result: Any) -> Any:
+    """It is laid out as the operand, also along dimensions of one element."""
+    given: Tensor = args[0]
+    is_dense = is_non_overlapping_and_dense_or_false(given)
+    return _with_strides(result, given.stride()) if is_dense and 1 in given.shape else result
+
+
+def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
+    """What is smaller than the operands lies at the beginning of memory as large as they are."""
+    count = _elements_together(args)
+    if count * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
+        return result
+    return result.new_empty(count).as_strided(result.shape, result.stride())
+
+
+def _elements_together(operands: Sequence[Any]) -> int:
+    """Of one tensor, or of what several have together when small ones are repeated."""
+    shapes = [[concrete_size(size) for size in each.shape] for each in operands if isinstance(each, Tensor)]
+    return math.prod(map(max, itertools.zip_longest(*map(reversed, shapes), fillvalue=1)))
+
+
+def _lstm(args: tuple[Any, ...], result: Any) -> Any:
+    """What is kept for the backward is said to be empty."""
+    if not torch.is_grad_enabled():
+        return result
+    size = lstm_workspace_bytes(args[0], hidden=args[10])
+    return (*result[:3], torch.empty(size, dtype=torch.uint8, device=args[0].device))
+
+
+def _lstm_backward(_args: tuple[Any, ...], result: Any) -> Any:
+    """The gradients of the two biases are said to be one tensor."""
+    return (*result[:4], torch.empty_like(result[4]), *result[5:])
+
+
+def _group_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
+    """With weights as floats, the gradient of half precision is said to be floats."""
+    gradient = result[0]
+    return (gradient.to(args[1].dtype), *result[1:]) if isinstance(gradient, Tensor) else result
+
+
+def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
+    """What may be taken to have channels last is given so; a run without data looks at all strides."""
+    given, last = args[0], _LAST.get(args[0].dim())
+    if last is None or not given.is_contiguous(memory_format=last) or given.is_contiguous():
+        return result
+    return (torch.empty_like(result[0], memory_format=last), *result[1:])
+
+
+def _layer_norm(args: tuple[Any, ...], result: Any) -> Any:
+    """The kernel makes a result without gaps, in the order of the dimensions, however the operand is laid out."""
+    made: Tensor = result[0]
+    return (_with_strides(made, make_contiguous_strides_for(made.shape)), *result[1:])
+
+
+def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
+    """The gradient of what has channels last is said to have them first."""
+    return result.contiguous(memory_format=suggest_memory_format(args[1]))
+
+
+def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
+    """To which bag each index belongs: one more than there are indices; the size of each bag, and of what ends them."""
+    bag_of = result[1].new_empty(args[1].shape[0] + 1) if result[1].numel() else result[1]
+    sizes = result[2].new_empty(args[2].shape[0])[: result[2].shape[0]]
+    return (result[0], bag_of, sizes, *result[3:])
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+_IN_MEMORY_OF_OPERANDS = (
+    *(aten.col2im.default, aten.im2col.default),
+    *(aten.binary_cross_entropy.default, aten.mse_loss.default),
+    *(aten.smooth_l1_loss.default, aten.soft_margin_loss.default),
+)
+"""Kernels that take memory as large as their operands, and shrink the result in it."""
+
+_OF_TWO = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.div.Scalar_mode, aten.rsub.Scalar),
+    *(aten.remainder.Scalar, aten.fmod.Scalar, aten.floor_divide.default, aten.floor_divide.Scalar),
+    *(aten.copysign.Scalar, aten.xlogy.Scalar_Other, aten._prelu_kernel.default),
+    *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.eq.Scalar, aten.ne.Scalar),
+)
+"""Kernels of each element of two operands that may be a number and a tensor."""
+
+_CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
+        **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
+        **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),
+        **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), _of_smaller),
+        aten.flip.default: _flipped,
+        aten.native_layer_norm.default: _layer_norm,
+        aten.mkldnn_rnn_layer.default: _lstm,
+        aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
+        **dict.fromkeys(
+            (
+                *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default),
+                *(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_with_update.default),
+            ),
+            _batch_norm,
+        ),
+        aten.native_group_norm_backward.default: _group_norm_backward,
+        **dict.fromkeys(
+            (
+                *(aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default),
+                *(aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default),
+            ),
+            _padding_backward,
+        ),
+        aten._embedding_bag.default: _embedding_bag,
+        aten._embedding_bag_forward_only.default: _embedding_bag,
+    }
+)

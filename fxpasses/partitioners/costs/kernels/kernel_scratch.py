@@ -1,0 +1,414 @@
+"""What kernels on the CPU need for themselves while they run, and ask the allocator for where no dispatcher sees it.
+
+Operands are converted to the type that is computed in, and laid out as the kernel wants them. Of other devices nothing
+is known. The sizes are what torch's allocator was asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from fxpasses.partitioners.costs.kernels.attention_scratch import (
+    attention_backward_scratch_bytes,
+    attention_scratch_bytes,
+)
+from fxpasses.partitioners.costs.kernels.convolution_scratch import (
+    convolution_backward_scratch_bytes,
+    convolution_scratch_bytes,
+)
+from fxpasses.partitioners.costs.kernels.laid_out_copies import LAID_OUT_COPIES, dense_copies, transform_copies
+from fxpasses.partitioners.costs.kernels.linear_algebra_scratch import LINEAR_ALGEBRA
+from fxpasses.partitioners.costs.kernels.loss_scratch import LOSSES
+from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
+from fxpasses.partitioners.costs.kernels.normalization_scratch import NORMALIZATIONS
+from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes
+from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
+from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+
+__all__ = ["may_need_scratch", "scratch_bytes"]
+
+_NUMBER = 8
+_TABLES = 512
+_FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
+"""Up to so many points distances are computed one by one, or always, if the caller says so."""
+aten = torch.ops.aten
+
+
+def scratch_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """The most bytes that a kernel has at one time beside its operands and its result.
+
+    Args:
+        func: An operator, as the dispatcher sees it.
+        args: Its operands: tensors, with or without data.
+        result: What it makes of them.
+    """
+    if (asks := _SCRATCH.get(func)) is not None:
+        return 0 if _is_elsewhere(next(iter(tensors_in([args, result])))) else asks(args, result)
+    return _converted_bytes(func, args, result) + _number_bytes(func, args, result) if _is_pointwise(func) else 0
+
+
+def may_need_scratch(target: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Any) -> bool:
+    """Whether a kernel may need something for itself, by its name and by the types of its operands and its result."""
+    if target in _SCRATCH or _wraps_number(target, args):
+        return True
+    return _is_pointwise(target) and len({each.dtype for each in (*operands, *tensors_in(result))}) > 1
+
+
+def _is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in getattr(func, "tags", ()) or func in _POINTWISE_UNTAGGED
+
+
+def _converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """Copies of the operands of another type than the one that an operator on elements computes in.
+
+    What is written in place is computed in the type of all operands, and converted back.
+    """
+    operands = tensors_in([each for place, each in enumerate(args) if place != _CONDITIONS.get(func)])
+    made = tensors_in(result)
+    if not operands or not made or _is_elsewhere(made[0]):
+        return 0
+    common = made[0].dtype
+    is_written = func._schema.is_mutable and func not in _CONDITIONS
+    if common is torch.bool or is_written:  # a comparison
+        common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    written = made[:1] if is_written else []
+    return sum(_bytes(each, common) for each in (*operands, *written) if each.dtype != common)
+
+
+def _wraps_number(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a number is made a tensor: where there could be one, or for want of a kernel that takes numbers."""
+    if not _is_pointwise(func) or not any(isinstance(each, (int, float, complex)) for each in args):
+        return False
+    if func._schema.name in _TAKE_NUMBERS:
+        return False
+    takes = zip(func._schema.arguments, args, strict=False)
+    return func._overloadname == "Scalar" or any(
+        str(each.type) == "Tensor" and isinstance(given, (int, float, complex)) for each, given in takes
+    )
+
+
+def _number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """A number as torch has numbers, and in the type that is computed in."""
+    made = tensors_in(result)
+    if not made or _is_elsewhere(made[0]) or not _wraps_number(func, args):
+        return 0
+    return _NUMBER + max(each.element_size() for each in (*made, *tensors_in(args)))
+
+
+def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
+    """The operand of a sum, in the type of the sum.
+
+    Half precision is added up as floats where what is added up does not lie together: the channels of a batch.
+    """
+    given: Tensor = args[0]
+    made = tensors_in(result)[0]
+    if given.dtype != made.dtype:
+        return _bytes(given, made.dtype)
+    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+    if not _is_half(given) or not along or _lie_together(given, along):
+        return 0
+    return _bytes(given, torch.float32) + _bytes(made, torch.float32)
+
+
+def _lie_together(given: Tensor, along: Sequence[int]) -> bool:
+    """Whether some dimensions follow each other in memory."""
+    added = {place % given.dim() for place in along}
+    places = [place for place in range(given.dim()) if concrete_size(given.shape[place]) != 1]
+    places.sort(key=lambda place: concrete_size(given.stride(place)))
+    return sum(is_added for is_added, _ in itertools.groupby(places, added.__contains__)) <= 1
+
+
+def _mean_bytes(args: Sequence[Any], result: Any) -> int:
+    """That of a sum, which half precision has as floats, or what it is divided by."""
+    given: Tensor = args[0]
+    made = tensors_in(result)[0]
+    as_floats = _bytes(given, torch.float32) + _bytes(made, torch.float32) if _is_half(made) else 0
+    return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
+
+
+def _scattered_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """What is gathered or scattered in half precision, as floats."""
+    return _bytes(result, torch.float32) if _is_half(result) else 0
+
+
+def _added_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The same where single elements are added; rows are added one by one."""
+    return _scattered_bytes(args, result) if args[1] % max(1, result.dim()) == result.dim() - 1 else 0
+
+
+def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
+    """How large each is, and the largest number; of complex numbers, which of them are."""
+    given: Tensor = args[0]
+    size = _bytes(given, given.dtype)
+    if given.is_complex():
+        return size // 2 + concrete_size(given.numel())
+    return size + _NUMBER + given.element_size() if given.is_floating_point() else 0
+
+
+def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Which are not zero, and that as numbers to be added up."""
+    given: Tensor = args[0]
+    if len(args) == 1 or args[1] in (None, []):
+        return _NUMBER * torch.get_num_threads()
+    return _bytes(given, torch.int64) + (0 if given.dtype is torch.bool else _bytes(given, torch.bool))
+
+
+def _grid_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Places of an image with three coordinates, or four of a volume; products in half precision have blocks."""
+    base = _bytes(result, result.dtype) // int(result.shape[-1]) * (int(result.shape[-1]) + 1)
+    return base + (base // 2 if _is_half(args[0]) else 0)
+
+
+def _drawn_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Probabilities, divided by what is drawn, and sums of their rows."""
+    given: Tensor = args[0]
+    return _bytes(given, given.dtype) + 4 * _bytes(given, given.dtype) // int(given.shape[-1]) + _TABLES
+
+
+def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """Which weights are minus infinity, and which rows have no others."""
+    count = concrete_size(result.numel())
+    return count + 2 * count // max(1, concrete_size(result.shape[-1])) + _TABLES
+
+
+def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The difference."""
+    return max(_bytes(each, each.dtype) for each in args[:2])
+
+
+def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """A product of two operands, of the slices along one dimension, and that with the third, added up slice by slice.
+
+    ``args`` are three operands, for each the dimensions that it lacks, those that are summed up, and the one with the
+    slices.
+    """
+    operands, lacking, summed = args[:3], args[3:6], args[6]
+    along = args[7] if len(args) > 7 else 1
+    shapes: list[list[int]] = [list(map(concrete_size, each.shape)) for each in operands]
+    for shape, places in zip(shapes, lacking, strict=True):
+        for place in places:
+            shape.insert(place, 1)
+    first = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
+    kept = [
+        size for place, size in enumerate(first) if place != along and not (place in summed and place in lacking[2])
+    ]
+    slices = 1 if along in summed else max(1, *(shape[along] for shape in shapes))
+    count: int = math.prod(kept) + concrete_size(result.numel()) // slices
+    return count * result.element_size()
+
+
+def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What one product needs: they are added one after the other."""
+    return product_scratch_bytes((args[1][0], args[2][0]), result) if concrete_size(args[1].shape[0]) else 0
+
+
+def _bins_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """Where each begins, and what each thread counts."""
+    return (1 + torch.get_num_threads()) * _bytes(result, result.dtype) + result.element_size()
+
+
+def _table_bytes(args: Sequence[Any], _result: Any) -> int:
+    """How often each dimension is repeated, and with which steps."""
+    return 4 * _NUMBER * len(args[1])
+
+
+def _windows_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Where each element of a dimension is."""
+    return _NUMBER * concrete_size(args[1][args[2]])
+
+
+def _selected_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The tile through which a gradient is copied."""
+    return tile_bytes(args[0])
+
+
+def _bag_backward_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Where each index is, sorted."""
+    return 4 * _bytes(args[1], torch.int64) + _TABLES
+
+
+def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
+    """A dense copy of a matrix by its columns."""
+    source = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
+    made: Tensor = tensors_in(result)[0]
+    is_by_tiles = made.is_contiguous() and made.dtype == source.dtype and made.shape == source.shape
+    return tile_bytes(source) if is_by_tiles and not _is_elsewhere(made) else 0
+
+
+def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What is left of the operand when the largest is taken away, and the largest."""
+    given: Tensor = args[0]
+    converted = 0 if given.dtype == result.dtype else _bytes(given, result.dtype)
+    return converted + _bytes(given, result.dtype) + _bytes(result, result.dtype)
+
+
+def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
+    """A copy with the rows that are looked through, unless they are dense."""
+    given: Tensor = args[0]
+    if len(args) == 1 or not given.dim() or _is_elsewhere(given):
+        return 0 if _is_elsewhere(given) else _bytes(given, given.dtype)
+    return dense_copies([given.transpose(args[1], -1)], None)
+
+
+def _smallest_bytes(args: Sequence[Any], _result: Any) -> int:
+    """A copy of the operand, and where each element was."""
+    given: Tensor = args[0]
+    return 0 if _is_elsewhere(given) else _bytes(given, given.dtype) + _bytes(given, torch.int64)
+
+
+def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Where each element of a row goes."""
+    given: Tensor = args[0]
+    along = args[1] if len(args) > 1 and isinstance(args[1], int) and not isinstance(args[1], bool) else -1
+    if _is_elsewhere(given) or not given.dim():
+        return 0
+    return torch.get_num_threads() * torch.int64.itemsize * concrete_size(given.shape[along])
+
+
+def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Memory as large as the operand, which turns out to be too small, and a dense copy of it."""
+    size = _bytes(args[0], args[0].dtype)
+    return (size if _bytes(result, result.dtype) > size else 0) + dense_copies(args, result)
+
+
+def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Both operands with two columns more, where a product of matrices gives the distances."""
+    left: Tensor = args[0]
+    right: Tensor = args[1]
+    is_euclidean, mode = (args[2] == 2, args[3]) if len(args) > 3 else (True, 1)
+    many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
+    if not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
+        return dense_copies(args, result, places=(0, 1))
+    rows = sum(math.prod(map(concrete_size, each.shape[:-1])) for each in (left, right))
+    return rows * (concrete_size(left.shape[-1]) + 2) * left.element_size()
+
+
+def _inverse_transform_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Where several dimensions are transformed: what is made of the others, and a copy that may be written."""
+    if len(args[1]) == 1:
+        return transform_copies(args, result)
+    return 2 * _bytes(args[0], args[0].dtype)
+
+
+def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Of complex numbers, as complex numbers."""
+    given: Tensor = args[0]
+    return _bytes(given, given.dtype) if given.is_complex() and not _is_elsewhere(result) else 0
+
+
+def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
+    """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
+
+    Before, that is added up from where bags begin.
+    """
+    bag_of, size_of = result[1:3]
+    if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()):
+        return 0
+    return max(_bytes(size_of, torch.int64) * 3 // 2, _bytes(bag_of, torch.int64))
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def _bytes(tensor: Tensor, dtype: torch.dtype) -> int:
+    return math.prod(map(concrete_size, tensor.shape)) * dtype.itemsize
+
+
+_CONDITIONS: Mapping[Any, int] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), 0),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), 1),
+        **dict.fromkeys((aten.masked_fill_.Scalar, aten.masked_fill_.Tensor), 1),
+    }
+)
+"""Which operand decides, and is read as it is."""
+
+_POINTWISE_UNTAGGED = frozenset(
+    (
+        *(aten.floor_divide.default, aten.floor_divide.Scalar),
+        *(aten.floor_divide_.Tensor, aten.floor_divide_.Scalar),
+    )
+)
+"""Operators on elements that torch does not call so."""
+
+_TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
+"""Operators whose kernels take the number as it is."""
+
+_SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        **LINEAR_ALGEBRA,
+        **LAID_OUT_COPIES,
+        **LOSSES,
+        **NORMALIZATIONS,
+        **RESIZED,
+        **dict.fromkeys(
+            (
+                *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+                *(aten.mv.default, aten.addmv.default),
+            ),
+            product_scratch_bytes,
+        ),
+        **dict.fromkeys((aten.abs.default, aten.angle.default), _length_bytes),
+        **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
+        aten.logsumexp.default: _exponents_bytes,
+        **dict.fromkeys(
+            (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
+        ),
+        aten.kthvalue.default: _smallest_bytes,
+        **dict.fromkeys(
+            (
+                *(aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
+                *(aten.scatter_reduce.two, aten.scatter_.src, aten.scatter_.value, aten.scatter_add_.default),
+            ),
+            _scattered_bytes,
+        ),
+        **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
+        aten.dist.default: _distance_of_all_bytes,
+        aten._trilinear.default: _products_of_three_bytes,
+        aten.addbmm.default: _added_products_bytes,
+        aten.histc.default: _bins_bytes,
+        aten.repeat.default: _table_bytes,
+        aten.unfold_backward.default: _windows_bytes,
+        aten.select_backward.default: _selected_bytes,
+        aten.isinf.default: _infinite_bytes,
+        **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _counted_bytes),
+        aten.affine_grid_generator.default: _grid_bytes,
+        aten.multinomial.default: _drawn_bytes,
+        aten._safe_softmax.default: _masked_softmax_bytes,
+        aten._embedding_bag_backward.default: _bag_backward_bytes,
+        aten.sort.default: _sorted_bytes,
+        aten.im2col.default: _unfolded_bytes,
+        **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
+        aten._fft_c2r.default: _inverse_transform_bytes,
+        **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
+        aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
+        aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,
+        aten.convolution.default: convolution_scratch_bytes,
+        aten.convolution_backward.default: convolution_backward_scratch_bytes,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention_scratch_bytes,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward_scratch_bytes,
+        **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bag_bytes),
+        **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), dense_copies),
+        **dict.fromkeys(
+            (
+                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.nansum.default),
+                *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
+            ),
+            _reduced_bytes,
+        ),
+    }
+)

@@ -1,0 +1,154 @@
+"""Operands that kernels on the CPU copy because they want them dense, or with channels last where one is so.
+
+One copy of each at most is there at one time with all others, as kernels copy first and compute then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
+
+__all__ = ["LAID_OUT_COPIES", "dense_copies", "format_copies", "transform_copies"]
+
+aten = torch.ops.aten
+
+
+def dense_copies(args: Sequence[Any], _result: Any, *, places: Sequence[int] = (0,)) -> int:
+    """Bytes of the operands at these places that are not dense, and of the tile through which a matrix is copied."""
+    copied = [each for each in _at(args, places) if not each.is_contiguous()]
+    return sum(map(tensor_bytes, copied)) + max(map(tile_bytes, copied), default=0)
+
+
+def format_copies(args: Sequence[Any], result: Any, *, places: Sequence[int] = (0,), like: int = 0) -> int:
+    """The same for kernels that know channels last: operands are laid out as the one at ``like``."""
+    last = suggest_memory_format(args[like])
+    if last is torch.contiguous_format:
+        return dense_copies(args, result, places=places)
+    return sum(tensor_bytes(each) for each in _at(args, places) if not each.is_contiguous(memory_format=last))
+
+
+def _at(args: Sequence[Any], places: Sequence[int]) -> list[Tensor]:
+    return [args[place] for place in places if place < len(args) and isinstance(args[place], Tensor)]
+
+
+def _flattened(args: Sequence[Any], _result: Any) -> int:
+    """Where the largest of all is looked for, elements in one row."""
+    if len(args) > 1 and args[1] is not None:
+        return 0
+    given: Tensor = args[0]
+    return 0 if _in_one_row(given, range(given.dim())) else tensor_bytes(given)
+
+
+def transform_copies(args: Sequence[Any], _result: Any) -> int:
+    """Transforms of rows that do not lie one after the other."""
+    given: Tensor = args[0]
+    along = {place % given.dim() for place in args[1]}
+    others = [place for place in range(given.dim()) if place not in along]
+    return 0 if _in_one_row(given, others) else tensor_bytes(given)
+
+
+def _in_one_row(given: Tensor, places: Sequence[int]) -> bool:
+    """Whether some dimensions are walked through with one step."""
+    sizes = [(concrete_size(given.shape[p]), concrete_size(given.stride(p))) for p in places]
+    sizes = [each for each in sizes if each[0] != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(sizes))
+
+
+def _triangle(args: Sequence[Any], _result: Any) -> int:
+    """Matrices of which neither rows nor columns are dense."""
+    given: Tensor = args[0]
+    is_dense = given.is_contiguous() or 1 in (concrete_size(given.stride(-1)), concrete_size(given.stride(-2)))
+    return 0 if is_dense else tensor_bytes(given)
+
+
+def _picked_rows(args: Sequence[Any], result: Tensor) -> int:
+    """A dense copy where dimensions lie on both sides."""
+    given: Tensor = args[0]
+    is_between = 0 < args[1] % max(1, given.dim()) < given.dim() - 1
+    return dense_copies(args, result) if is_between else 0
+
+
+def _rolled(args: Sequence[Any], result: Tensor) -> int:
+    """One dimension after the other; a rolled one is there while the next is."""
+    return max(0, min(len(args[1]), 3) - 1) * tensor_bytes(result)
+
+
+def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[int] = (0,)) -> int:
+    """The operands at some places, laid out as the gradient; and what is made once more, unless it is laid out so."""
+    last = suggest_memory_format(args[0])
+    made_twice = 0 if result.is_contiguous(memory_format=last) else tensor_bytes(result)
+    return format_copies(args, result, places=places) + made_twice
+
+
+_DENSE = {
+    **dict.fromkeys((aten.max.default, aten.min.default, aten.aminmax.default), (0,)),
+    **dict.fromkeys((aten.log_sigmoid_forward.default, aten.histc.default), (0,)),
+    **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1)),
+    aten.masked_scatter.default: (2,),
+    **dict.fromkeys((aten.avg_pool3d.default, aten.avg_pool3d_backward.default), (0,)),
+    **dict.fromkeys((aten.fractional_max_pool2d.default, aten.col2im.default), (0,)),
+    **dict.fromkeys(
+        (
+            aten.upsample_bicubic2d_backward.default,
+            aten._upsample_bicubic2d_aa_backward.default,
+            *(aten.upsample_nearest1d_backward.default, aten._upsample_nearest_exact1d_backward.default),
+            *(aten.upsample_linear1d_backward.default, aten.grid_sampler_2d_backward.default),
+        ),
+        (0,),
+    ),
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), (0, 1)),
+    **dict.fromkeys((aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default), (0,)),
+    **dict.fromkeys((aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default), (1,)),
+    aten._cdist_backward.default: (1, 2),
+}
+_FORMATTED = {
+    **dict.fromkeys(
+        (
+            *(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+            *(aten.adaptive_max_pool2d.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default),
+            *(aten.reflection_pad1d.default, aten.replication_pad1d.default),
+            *(aten.reflection_pad2d.default, aten.replication_pad2d.default),
+            *(aten.reflection_pad3d.default, aten.replication_pad3d.default),
+            *(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default),
+            *(aten.upsample_nearest2d_backward.default, aten.upsample_bilinear2d_backward.default),
+            *(aten.upsample_nearest3d_backward.default, aten.upsample_trilinear3d_backward.default),
+        ),
+        0,
+    ),
+}
+
+LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        **{func: partial(dense_copies, places=places) for func, places in _DENSE.items()},
+        **{func: partial(format_copies, like=like) for func, like in _FORMATTED.items()},
+        **dict.fromkeys((aten.argmax.default, aten.argmin.default), _flattened),
+        **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), transform_copies),
+        **dict.fromkeys((aten.tril.default, aten.triu.default), _triangle),
+        aten.index_select.default: _picked_rows,
+        aten.roll.default: _rolled,
+        **dict.fromkeys(
+            (
+                *(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default),
+                *(aten.reflection_pad1d_backward.default, aten.replication_pad1d_backward.default),
+                *(aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default),
+                *(aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default),
+            ),
+            _backward_copies,
+        ),
+        **dict.fromkeys(  # where maxima were
+            (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
+            partial(_backward_copies, places=(0, 7)),
+        ),
+    }
+)
+"""Operators of which these copies are all that they need."""

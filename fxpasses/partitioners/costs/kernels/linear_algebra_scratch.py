@@ -1,0 +1,153 @@
+"""What decompositions of matrices on the CPU need for themselves: copies, and what LAPACK says it wants to work in.
+
+The sizes are those of the LAPACK that torch's wheels for x86 have, MKL's; each begins with what its documentation says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS
+from fxpasses.partitioners.tensor_sizes import concrete_size
+
+__all__ = ["LINEAR_ALGEBRA"]
+
+_INT = 4
+_FLAGS = 64
+"""Bytes of numbers with which torch asks whether a matrix was singular."""
+_PANELS, _FEW_REFLECTIONS, _LARGE = (16, 32, 64), 64, 1000
+"""Columns that are orthogonalized at once: of up to so many, of most matrices, and of those with more on two sides."""
+_LEAST = 32
+"""Matrices with fewer rows are orthogonalized column by column."""
+_NARROW, _WIDE, _FEW = 17, 49, 300
+"""Columns that are looked at together where there are few, and where there are more than so many."""
+_FEWEST = 10
+"""Up to so many reflections are found one by one."""
+_SHARED, _OF_THREAD, _REST = 100, 704, 600
+"""From how many reflections on threads share blocks, and numbers of such blocks."""
+_VALUES_ONLY, _GENERAL = 22, 386
+"""Rows to work in, for eigenvalues alone and of a matrix that is not symmetric."""
+aten = torch.ops.aten
+
+
+def _size(matrix: Tensor) -> tuple[int, int, int]:
+    """How many matrices, of how many rows and columns."""
+    *batch, rows, columns = map(concrete_size, matrix.shape)
+    return math.prod(batch), rows, columns
+
+
+def _bytes(matrix: Tensor) -> int:
+    return math.prod(_size(matrix)) * matrix.element_size()
+
+
+def _tile(matrix: Tensor) -> int:
+    """What a copy of one matrix by its columns goes through."""
+    count, rows, columns = _size(matrix)
+    return TILE_ELEMENTS * matrix.element_size() if count == 1 and rows * columns >= TILE_ELEMENTS else 0
+
+
+def _inverse(args: Sequence[Any], _result: Any) -> int:
+    """A copy that is factorized, its pivots, and which of them are zero."""
+    count, rows, _ = _size(args[0])
+    return _bytes(args[0]) + count * (rows * (_INT + 1) + _INT) + _FLAGS
+
+
+def _symmetric(args: Sequence[Any], _result: Any) -> int:
+    """Divide and conquer wants ``1 + 6n + 2n^2`` numbers; where only the values are wanted, a copy and some rows."""
+    matrix: Tensor = args[0]
+    count, rows, _ = _size(matrix)
+    if len(args) < 3 or args[2]:  # with vectors
+        work = (1 + 6 * rows + 2 * rows * rows) * matrix.element_size() + (3 + 5 * rows) * _INT
+        return work + 2 * count * _INT + _FLAGS
+    work = (_VALUES_ONLY * rows + 1) * matrix.element_size()
+    return _bytes(matrix) + max(work, _tile(matrix)) + 2 * count * _INT + _FLAGS
+
+
+def _singular(args: Sequence[Any], _result: Any) -> int:
+    """A copy, made by its columns."""
+    return _bytes(args[0]) + _tile(args[0]) + 2 * _size(args[0])[0] * _INT + _FLAGS
+
+
+def _orthogonal(args: Sequence[Any], _result: Any) -> int:
+    """The lengths of the reflections; then what finds them, a square of several tall matrices, or what applies them.
+
+    Several threads want more: a panel of all rows, and two of the columns, and blocks of their own.
+    """
+    matrix: Tensor = args[0]
+    count, rows, columns = _size(matrix)
+    reflections, threads = min(rows, columns), torch.get_num_threads()
+    applied = reflections + 1
+    if rows >= _LEAST:
+        is_large = rows + reflections > _LARGE
+        panel = _PANELS[0] if reflections <= _FEW_REFLECTIONS else _PANELS[1 + is_large]
+        applied = panel * (reflections if threads == 1 else rows + 2 * reflections) + 1
+    found = _reflections(reflections, columns, threads)
+    square = count * columns * columns if count > 1 and rows > columns else 0
+    return (count * reflections + max(found, square, applied)) * matrix.element_size() + _FLAGS
+
+
+def _reflections(reflections: int, columns: int, threads: int) -> int:
+    """Numbers to find them with: a narrow panel, and blocks for each thread where there are many."""
+    if columns < _LEAST:
+        return columns + 1
+    if reflections <= _FEWEST:
+        return (threads + 1) * columns
+    if threads == 1:
+        return (_NARROW if reflections <= _FEW else _WIDE) * (columns + 1)
+    if reflections < _SHARED:
+        return _NARROW * (columns + 1) + (threads - 1) * columns
+    return (_NARROW - 1) * columns + threads * _OF_THREAD + _REST
+
+
+def _solved(args: Sequence[Any], _result: Any) -> int:
+    """Which pivots are zero."""
+    count, rows, _ = _size(args[0])
+    return count * (rows + _INT) + _FLAGS
+
+
+def _determinant(args: Sequence[Any], _result: Any) -> int:
+    """Pivots, and what their signs are multiplied from."""
+    count, rows, _ = _size(args[0])
+    return count * (13 * rows + _FLAGS) + 2 * _FLAGS
+
+
+def _copied_factor(args: Sequence[Any], _result: Any) -> int:
+    """A copy of the factor."""
+    return _bytes(args[1]) + 2 * _size(args[1])[0] * _INT + _FLAGS
+
+
+def _general(args: Sequence[Any], _result: Any) -> int:
+    """A copy, real vectors, real and imaginary parts of the values, and rows to work in."""
+    matrix: Tensor = args[0]
+    count, rows, _ = _size(matrix)
+    numbers = _GENERAL * rows + 1 + 2 * count * rows
+    return 2 * _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
+
+
+def _exponential(args: Sequence[Any], _result: Any) -> int:
+    """The powers of a polynomial of degree 18, and sums of them."""
+    matrix: Tensor = args[0]
+    count = _size(matrix)[0]
+    return (12 if matrix.dim() == 2 else 10) * _bytes(matrix) + count * _FLAGS + _FLAGS
+
+
+LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        aten.linalg_inv_ex.default: _inverse,
+        aten._linalg_eigh.default: _symmetric,
+        aten._linalg_svd.default: _singular,
+        aten.linalg_qr.default: _orthogonal,
+        **dict.fromkeys((aten._linalg_solve_ex.default, aten.linalg_lu_solve.default), _solved),
+        aten._linalg_slogdet.default: _determinant,
+        aten._linalg_det.default: _determinant,
+        aten.cholesky_solve.default: _copied_factor,
+        aten.linalg_eig.default: _general,
+        aten.linalg_matrix_exp.default: _exponential,
+    }
+)

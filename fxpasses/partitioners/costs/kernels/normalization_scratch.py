@@ -1,0 +1,102 @@
+"""What normalizations on the CPU need: sums for each channel, and floats where half precision is not dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
+
+__all__ = ["NORMALIZATIONS"]
+
+_FLOAT = 4
+_ROWS = 2
+"""Dimensions of a batch of rows."""
+aten = torch.ops.aten
+
+
+def _channel_bytes(args: Sequence[Any], result: Any) -> int:
+    """What is multiplied by and added, for each channel; half precision that is not dense as floats."""
+    given: Tensor = args[0]
+    channels = 4 * concrete_size(given.shape[1]) * _FLOAT
+    made = tensors_in(result)
+    keeps_sums = len(made) > 1 and 0 not in made[1].shape
+    as_floats = _FLOAT * concrete_size(given.numel()) if _is_half(given) and keeps_sums and not _is_dense(given) else 0
+    return channels + as_floats
+
+
+def _batch_backward(args: Sequence[Any], _result: Any) -> int:
+    """The gradient of what went in, once more; as floats where half precision is not dense."""
+    gradient, given = args[:2]
+    if not args[9][0]:  # nobody asks for it
+        return 0
+    if _is_dense(given) and _is_dense(gradient):
+        return tensor_bytes(given)
+    is_converted = given.dtype is torch.float16 or (_is_half(given) and given.dim() > _ROWS)
+    as_floats = _FLOAT * concrete_size(given.numel()) if is_converted else 0
+    return as_floats + 8 * concrete_size(given.shape[1]) * _FLOAT
+
+
+def _group_sums(args: Sequence[Any], _result: Any) -> int:
+    """With channels last, the sum of each channel of each sample, and of its squares."""
+    given: Tensor = args[0]
+    return 0 if given.is_contiguous() else _sums_of_samples(given)
+
+
+def _group_backward(args: Sequence[Any], _result: Any) -> int:
+    """The same, for the gradients."""
+    return _sums_of_samples(args[1])
+
+
+def _sums_of_samples(given: Tensor) -> int:
+    samples, channels = map(concrete_size, given.shape[:2])
+    return (2 * samples + torch.get_num_threads()) * channels * _FLOAT
+
+
+def _layer_bytes(args: Sequence[Any], result: Any) -> int:
+    """A dense copy; of weights as floats, the statistics are floats, too, which torch says less of."""
+    given, weight = args[0], args[2] if len(args) > 2 else None
+    is_mixed = isinstance(weight, Tensor) and weight.dtype != given.dtype
+    floats = 2 * concrete_size(tensors_in(result)[1].numel()) * _FLOAT if is_mixed else 0
+    return dense_copies(args, result) + floats
+
+
+def _layer_backward(args: Sequence[Any], result: Any) -> int:
+    """Both operands, dense, and the gradients of the weights that each thread adds up."""
+    given: Tensor = args[1]
+    width = 1
+    for size in args[2]:
+        width *= concrete_size(size)
+    return dense_copies(args, result, places=(0, 1)) + torch.get_num_threads() * 2 * width * given.element_size()
+
+
+def _is_dense(given: Tensor) -> bool:
+    return given.is_contiguous(memory_format=suggest_memory_format(given))
+
+
+def _is_half(given: Tensor) -> bool:
+    return given.dtype in (torch.bfloat16, torch.float16)
+
+
+NORMALIZATIONS: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *(aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default),
+                *(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default),
+            ),
+            _channel_bytes,
+        ),
+        aten.native_batch_norm_backward.default: _batch_backward,
+        aten.native_group_norm.default: _group_sums,
+        aten.native_group_norm_backward.default: _group_backward,
+        aten.native_layer_norm.default: _layer_bytes,
+        aten.native_layer_norm_backward.default: _layer_backward,
+    }
+)

@@ -1,0 +1,138 @@
+"""How many bytes an operator needs for itself: masks it converts, statistics, what the body of a conditional makes."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from fxpasses.editing.attributes import find_attribute
+from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
+from fxpasses.metadata import value_of
+from fxpasses.outlining.regions import BODY_AT
+from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, dry_run, makes_a_copy, run_body
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
+
+__all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
+
+_LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
+
+
+def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratch: bool = True) -> int:
+    """The most bytes that a node needs at one time beside its inputs and its result.
+
+    Args:
+        node: A node whose inputs have recorded values. Only operators that torch takes apart when they run, and
+            operators with a body, are asked; all others say 0. Symbolic sizes count at their hint.
+        autocast: What it runs under; it then has copies of its operands in another type.
+        with_scratch: Whether what kernels on the CPU need for themselves counts.
+    """
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _around_bodies(node, autocast, with_scratch)
+    ran = dry_run(node, autocast)
+    if ran is None:
+        return 0
+    known = result_bytes(node, range(len(tensors_in(value_of(node)))))
+    return ran.inside + (ran.scratch if with_scratch else 0) + max(0, ran.made - sum(known.values()))
+
+
+def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
+    """Bytes of the parameters in another type that a node leaves behind for the rest of an autocast region."""
+    if autocast is None or not autocast.cached or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return 0
+    ran = dry_run(node, autocast)
+    return 0 if ran is None else ran.kept
+
+
+def autocast_around(node: Node, effects: EffectAnalysis) -> Autocast | None:
+    """What a node runs under: the innermost autocast region that a marker has opened around it."""
+    if not effects.region_stack(node):
+        return None
+    opened = autocasts_open_at(node, effects)
+    return Autocast.of(opened[-1].args) if opened else None
+
+
+def autocasts_open_at(node: Node, effects: EffectAnalysis) -> list[Node]:
+    """The markers of the autocast regions around a node, outermost first."""
+    return [marker for marker in effects.region_stack(node) if effects.of(marker).region is RegionKind.AUTOCAST]
+
+
+def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[Node, tuple[int, ...]]:
+    """The storages that each value really lives in.
+
+    Effects count what may be one storage as one; here a ``reshape`` or a ``to`` that copies has a storage of its own,
+    and so have the views of it, and what a ``while_loop`` makes in its last round. O(nodes and edges).
+    """
+    homes: dict[Node, tuple[int, ...]] = {}
+    copies = itertools.count(1 << 40)  # effects number storages from 0
+    for node in graph_module.graph.nodes:
+        bases = effects.bases(node)
+        if is_getitem(node) and not makes_a_copy(node):
+            source = homes[node.all_input_nodes[0]]
+            index = node.args[1]
+            picked = isinstance(index, int) and len(source) > 1
+            homes[node] = (source[index],) if picked else source
+            continue
+        aliases = effects.call(node).aliases if node.op not in ("placeholder", "get_attr", "output") else ()
+        viewed = [homes[operands[0]] if operands else () for operands in aliases]
+        if any(viewed) and (_makes_rounds(node) or makes_a_copy(node)):
+            homes[node] = tuple(next(copies) for _ in bases)
+            continue
+        known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
+        homes[node] = tuple(known[slot][0] if known[slot] else base for slot, base in enumerate(bases))
+    return homes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bodies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) -> int:
+    """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
+    owner = node.graph.owning_module
+    if getattr(node.target, "_name", "") == "wrap_with_autocast":
+        autocast = Autocast.of(node.args[: BODY_AT["wrap_with_autocast"]])
+        if autocast.cached and (ran := run_body(node)) is not None:
+            return ran.inside + (ran.scratch if with_scratch else 0)
+        autocast = attrs.evolve(autocast, cached=False)
+    held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
+    bodies = [body for body in held if isinstance(body, GraphModule)]
+    most = max((_most_alive(body, autocast, with_scratch) for body in bodies), default=0)
+    if getattr(node.target, "_name", "") in _LOOPS:
+        return most + (torch.bool.itemsize if _makes_rounds(node) else 0)  # whether there is one more
+    return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
+
+
+def _makes_rounds(node: Node) -> bool:
+    """Whether a node is a loop whose result is made anew each round, also where effects call it what it began with."""
+    return getattr(node.target, "_name", "") == "while_loop"
+
+
+def _attributes(node: Node) -> list[Node]:
+    return [used for used in node.all_input_nodes if used.op == "get_attr"]
+
+
+def _most_alive(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> int:
+    """The most bytes that a body makes and has at one time."""
+    effects = analyze_effects(body)
+    given = {s for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for s in effects.storages(node)}
+    sizes: dict[int, int] = {}
+    last: dict[int, Node] = {}
+    for node in body.graph.nodes:
+        for storage, made in result_bytes(node, effects.storages(node)).items():
+            if storage not in given and storage >= 0 and node.op != "output":
+                sizes[storage] = max(sizes.get(storage, 0), made)
+        for used in (node, *node.all_input_nodes):
+            last.update((storage, node) for storage in effects.storages(used) if storage in sizes)
+    alive: dict[int, int] = {}
+    most = 0
+    for node in body.graph.nodes:
+        alive.update((storage, sizes[storage]) for storage in effects.storages(node) if storage in sizes)
+        most = max(most, sum(alive.values()) + workspace_bytes(node, autocast, with_scratch=with_scratch))
+        alive = {storage: size for storage, size in alive.items() if last[storage] is not node}
+    return most

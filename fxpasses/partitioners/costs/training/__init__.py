@@ -1,0 +1,1 @@
+"""What a training step needs beside the forward: gradients, what autograd saves, what optimizers keep."""

@@ -1,0 +1,97 @@
+"""What the backward of a graph keeps and makes when parts run its operators in another order than its own.
+
+Autograd runs the backward of what came last first. So it depends on the order which of two gradients of a value is
+there first, and until when what it is a view of cannot go. Where all users of each value keep their order, so do its
+gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import attrs
+from torch.fx import Graph, GraphModule, Node
+
+from fxpasses.outlining.regions import switches_regions
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
+from fxpasses.partitioners.costs.training.backward_traces import trace_backward
+
+__all__ = ["needs_in_order"]
+
+Value = TypeVar("Value")
+Orders = dict[tuple[Node, ...], BackwardNeeds]
+
+
+def needs_in_order(
+    graph_module: GraphModule, assignment: Assignment, needs: BackwardNeeds, known: Orders | None = None
+) -> BackwardNeeds:
+    """What the backward of a placed graph keeps and makes: as it is known, where its parts run it in its own order.
+
+    Args:
+        graph_module: The graph.
+        assignment: Which node is in which part.
+        needs: What the backward does where the graph runs in its own order. It is taken also where markers switch
+            regions of torch's state, which parts enter by themselves.
+        known: Orders that were looked at before; this one is added.
+    """
+    schedule = [node for part in assignment.order for node in assignment.partitions[part]]
+    if _keeps_users_in_order(schedule, needs):
+        return needs
+    known = {} if known is None else known
+    trained = tuple(node for node in schedule if node in needs.differentiable)
+    if trained not in known:
+        is_marked = any(map(switches_regions, graph_module.graph.nodes))
+        known[trained] = needs if is_marked else _traced(graph_module, schedule)
+    return known[trained]
+
+
+def _keeps_users_in_order(schedule: Sequence[Node], needs: BackwardNeeds) -> bool:
+    """Whether no two gradients of a value come in another order; those of parameters are summed at the end."""
+    place = {node: index for index, node in enumerate(schedule) if node in needs.differentiable}
+    if all(first < second for first, second in itertools.pairwise(place)):
+        return True
+    turns = ([place[user] for user in sorted(node.users) if user in place] for node in place)
+    return all(turn == sorted(turn) for turn in turns)
+
+
+def _traced(graph_module: GraphModule, schedule: Sequence[Node]) -> BackwardNeeds:
+    graph, copies = Graph(), dict[Node, Node]()
+    inputs = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
+    waiting = [graph_module.graph.output_node(), *reversed(schedule), *reversed(inputs)]
+    while waiting:  # what is in no part comes before its first user
+        node = waiting[-1]
+        if missing := [used for used in node.all_input_nodes if used not in copies]:
+            waiting += missing
+            continue
+        waiting.pop()
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    needs = trace_backward(GraphModule(graph_module, graph))
+    return _of(needs, {twin: node for node, twin in copies.items()})
+
+
+def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
+    """The same, about the nodes that were copied."""
+
+    def keyed(found: Mapping[Node, Value]) -> dict[Node, Value]:
+        return {node_of[node]: value for node, value in found.items()}
+
+    def moved(stay: Stay) -> Stay:
+        last = None if stay.last is None else node_of[stay.last]
+        made_by, readers, passed = node_of[stay.made_by], keyed(stay.readers), keyed(stay.passed)
+        return attrs.evolve(stay, made_by=made_by, last=last, readers=readers, passed=passed)
+
+    return BackwardNeeds(
+        {node_of[node]: tuple(node_of[owner] for owner in owners) for node, owners in needs.saved.items()},
+        keyed(needs.extra),
+        keyed(needs.differentiable),
+        keyed(needs.inside),
+        [moved(stay) for stay in needs.stays],
+        keyed(needs.beside),
+        {node_of[node]: node_of[maker] for node, maker in needs.trained.items()},
+        keyed(needs.inside_on_cpu),
+        keyed(needs.beside_on_cpu),
+    )

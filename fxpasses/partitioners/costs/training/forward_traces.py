@@ -1,0 +1,197 @@
+"""Run the forward of a graph on tensors without data: what autograd saves of it, and the functions that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import attrs
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from fxpasses.devices import is_here
+from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+
+__all__ = ["ForwardTrace", "example_of", "storage_key"]
+
+aten = torch.ops.aten
+
+_MASKS = (torch.bool, torch.uint8)
+"""Types of indices that say yes or no."""
+_BRANCHING = torch.ops.higher_order.cond
+
+
+@attrs.frozen(eq=False)
+class _Saved:
+    """What autograd holds of a tensor that it saves, as long as the function is there that it is saved for."""
+
+    tensor: Tensor
+
+
+class ForwardTrace(Interpreter):
+    """Runs a graph without data; notes, for each node, the storages that autograd saves and the functions it adds."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.followed = FollowedStorages()
+        self.inside: dict[Node, int] = {}
+        self.inside_on_cpu: dict[Node, int] = {}
+        self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it
+        self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
+        self.saved: dict[Node, dict[Node, None]] = {}
+        self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
+        self.differentiable: dict[Node, None] = {}
+        self.made_by: dict[Any, Node] = {}  # by autograd's function
+        self.values: dict[Any, dict[int, list[Node]]] = {}  # whose values a function makes, by the number of its result
+        self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
+        self.device: torch.device | None = None  # where the value of the current node was recorded
+        self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, and note what it made and what autograd saved."""
+        packed: list[ref[_Saved]] = []
+
+        def pack(tensor: Tensor) -> _Saved:
+            packed.append(ref(saved := _Saved(tensor)))
+            return saved
+
+        self.followed.restart()
+        self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+            result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
+        tensors = tensors_in(result) if n.op != "output" else []
+        for tensor in tensors:
+            self.owner.setdefault(storage_key(tensor), n)
+        self.kept += tensors
+        if any(tensor.requires_grad for tensor in tensors):
+            self.differentiable[n] = None
+        for saved in (reference() for reference in packed):
+            if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
+                self._note(n, saved.tensor)
+        if n.target is _BRANCHING and n in self.differentiable:
+            for tensor in tensors_in(self.map_nodes_to_values(n.args[0], n)):
+                self._note(n, tensor)  # its condition is kept without the hooks
+        self._note_functions(n, tensors)
+        kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
+        if self.followed.peak > kept:
+            self.inside[n] = self.followed.peak - kept
+        if self.followed.most > kept:
+            self.inside_on_cpu[n] = self.followed.most - kept
+        return result
+
+    def _without_data(self, n: Node) -> Any:
+        """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
+
+        What a mask picks has a gradient, so that is picked by numbers.
+        """
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        example = example_of(n)
+        if n.target in (aten.index.Tensor, aten.masked_select.default):
+            return _picked(n.target, args[0], args[1], example)
+        given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+        if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
+            raise RuntimeError(f"the size of what {n.target} gives depends on data")
+        return example
+
+    def _note(self, n: Node, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        owner = self.owner.get(storage._cdata)
+        if owner is not None:
+            self.saved.setdefault(n, {})[owner] = None
+        elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
+            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
+            self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
+
+    def _note_functions(self, n: Node, tensors: Sequence[Tensor]) -> None:
+        """Those from the results back to what other nodes added; an operator with a body adds many."""
+        found = [tensor.grad_fn for tensor in tensors]
+        for tensor, function in zip(tensors, found, strict=True):
+            if function is not None:
+                self.values.setdefault(function, {}).setdefault(tensor.output_nr, []).append(n)
+        while found:
+            function = found.pop()
+            if function is not None and function not in self.made_by and function.next_functions:
+                self.made_by[function] = n
+                for number in tensors_in(getattr(function, "_saved_other", None)):
+                    self._note(n, number)  # one that is made a tensor is saved without the hooks
+                found += [before for before, _ in function.next_functions]
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on devices that are here, and note regions that it opens or closes."""
+
+        def near(leaf: Any) -> Any:
+            return _near(leaf) if isinstance(leaf, torch.device) else leaf
+
+        result = super().call_function(target, *pytree.tree_map(near, (args, kwargs)))
+        if target is torch.amp.autocast_mode._enter_autocast:
+            self.autocasts.append(result)
+        elif target is torch.amp.autocast_mode._exit_autocast:
+            self.autocasts.remove(*args)
+        return result
+
+    def forget_those_without_gradient(self) -> None:
+        """Parameters that only decide, after a backward: those of ``gate`` in ``torch.where(gate(x) > 0, ...)``."""
+        for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:
+            del self.differentiable[node]
+
+    def leave_regions(self) -> None:
+        """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
+        while self.autocasts:
+            self.autocasts.pop().__exit__(None, None, None)
+
+    def fetch_attr(self, target: str) -> Any:
+        """A parameter or a buffer without data, each a leaf of its own."""
+        value = super().fetch_attr(target)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self.leaves:
+            fake = self.mode.from_tensor(value, static_shapes=True).detach()
+            if value.is_meta and self.device is not None:  # captured as if its memory were there
+                fake = torch.empty_like(fake, device=self.device)
+            is_trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
+            self.leaves[id(value)] = fake.requires_grad_(is_trained)
+        return self.leaves[id(value)]
+
+
+def example_of(node: Node) -> Any:
+    """A value of a node as it was recorded, without data."""
+
+    def like(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
+        shape, stride = ([concrete_size(size) for size in sizes] for sizes in (leaf.shape, leaf.stride()))
+        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=_near(leaf.device))
+
+    return pytree.tree_map(like, node.meta.get("val"))
+
+
+def _near(device: torch.device) -> torch.device:
+    """A device that autograd can work for: the CPU for one that this machine has not, where torch would abort."""
+    return device if is_here(str(device)) else torch.device("cpu")
+
+
+def _picked(operator: Any, source: Tensor, by: Any, example: Tensor) -> Tensor:
+    """What masks pick of a tensor, as many elements as in the example."""
+    if operator is aten.masked_select.default:
+        source, mask = torch.broadcast_tensors(source, by)  # type: ignore[no-untyped-call]  # torch's
+        by = [mask]
+    first = next(place for place, index in enumerate(by) if index is not None)
+    numbers = torch.empty(example.shape[first], dtype=torch.int64, device=source.device)
+    picks: list[Tensor | None] = []
+    for index in by:
+        is_mask = index is not None and index.dtype in _MASKS
+        picks += [numbers] * index.ndim if is_mask else [index]
+    picked: Tensor = aten.index.Tensor(source, picks)
+    return picked
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What tells the storage of a tensor from those of others, as long as it is there."""
+    return int(tensor.untyped_storage()._cdata)

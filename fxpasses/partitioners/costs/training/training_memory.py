@@ -1,0 +1,248 @@
+"""Predict how many bytes each device holds at most in a training step: forward, backward, optimizer.
+
+The schedule is twice as long: the backward of a node runs at the mirrored position. What autograd saves and makes is
+not guessed: the graph runs once, forward and backward, on tensors without data, and autograd says which storages it
+keeps and when it frees what it makes. Saved values stay to the backward of the first node that saved them; a gradient
+lives on the device of the node whose backward makes it, and as a copy on each other device that it is sent to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import attrs
+from torch.fx import GraphModule, Node
+
+from fxpasses.devices import Device
+from fxpasses.effects import EffectAnalysis
+from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.device_storages import Place
+from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.memory import follow_placed
+from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
+from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
+from fxpasses.partitioners.costs.training.backward_traces import trace_backward
+from fxpasses.partitioners.costs.training.crossing_gradients import CrossingGradients, Lying
+from fxpasses.partitioners.costs.training.training_course import Kind, StepLife, Training, TrainingCourse
+
+__all__ = ["follow_training", "predict_training_memory"]
+
+
+def predict_training_memory(
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    training: Training,
+    effects: EffectAnalysis | None = None,
+    needs: BackwardNeeds | None = None,
+) -> dict[str, DeviceMemory]:
+    """Add up what is alive on each device through forward, backward and optimizer step.
+
+    Args:
+        graph_module: The unsplit forward graph with its parameters, its nodes with ``val``.
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        training: What the optimizer keeps.
+        effects: The effects of the graph, if they are known already.
+        needs: What the backward of the graph in its own order keeps, if that is known already.
+
+    Returns:
+        For each device by name; ``activations`` are all values alive at the worst moment, saved ones and gradients of
+        values included. Gradients of the outputs count; what a loss function outside of the graph holds does not.
+
+    Raises:
+        PlacementError: An operator cannot run without data.
+    """
+    needs = needs_in_order(graph_module, assignment, needs or trace_backward(graph_module))
+    course = follow_training(MemoryFacts.of(graph_module, effects), assignment, device_of, training, needs)
+    return {name: course.memory(name) for name in course.held}
+
+
+def follow_training(
+    facts: MemoryFacts,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    training: Training,
+    needs: BackwardNeeds,
+) -> TrainingCourse:
+    """Follow what comes and goes on each device in a training step; see :func:`predict_training_memory`."""
+    forward = follow_placed(facts, assignment, device_of)
+    home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
+    gradients = CrossingGradients.of(assignment, home, needs.differentiable)
+    known = frozenset(device.name for device in device_of.values() if device.has_known_kernels)
+    step = _Step(forward, needs, home, gradients, facts.effects, known)
+    trained = {name: tuple(step.trained(name).values()) for name in forward.held}
+    stepped = {name: tuple(step.trained(name, at_home=True).values()) for name in forward.held}
+    return TrainingCourse(
+        (*forward.schedule, *reversed(forward.schedule)),
+        {name: held + training.kept_bytes(stepped[name]) for name, held in forward.held.items()},
+        {name: tuple(step.lives(name, training.step_bytes(stepped[name]))) for name in forward.held},
+        forward.state,
+        forward.storages,
+        training=training,
+        trained=trained,
+        stepped=stepped,
+    )
+
+
+@attrs.frozen(eq=False, slots=False)
+class _Step:
+    """One training step: positions from 0 to 2n, the backward of node ``i`` at ``2n - 1 - i``."""
+
+    course: MemoryCourse
+    needs: BackwardNeeds
+    home: Mapping[Node, str]
+    gradients: CrossingGradients
+    effects: EffectAnalysis
+    known: frozenset[str]  # devices of which it is known what kernels need for themselves
+    places: Mapping[Stay, Mapping[Node, Lying]] = attrs.field(init=False)
+
+    @places.default
+    def _find_places(self) -> Mapping[Stay, Mapping[Node, Lying]]:
+        return {stay: self.gradients.places(stay, *self._span(stay)) for stay in self.needs.stays}
+
+    @property
+    def end(self) -> int:
+        return self.gradients.end
+
+    @property
+    def position(self) -> Mapping[Node, int]:
+        return self.gradients.position
+
+    def backward(self, node: Node) -> int:
+        return self.gradients.backward(node)
+
+    def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
+        """Everything that comes and goes on a device."""
+        yield from self._values(device)
+        yield from self._workspaces(device)
+        yield from self._stays(device)
+        yield from self._second_gradients(device)
+        yield from self._sums(device)
+        if step_bytes:
+            yield self._life(self.end, self.end, step_bytes, self.course.schedule[0], "optimizer")
+
+    def _life(self, start: int, stop: int, size: int, value: Node, kind: Kind, copied: bool = False) -> StepLife:
+        return StepLife(start, min(stop, self.end), size, copied, value, kind=kind)
+
+    def _values(self, device: str) -> Iterator[StepLife]:
+        """What the forward makes or receives, kept as long as somebody on the device has saved it."""
+        until: dict[Place, int] = {}
+        for node, owners in self.needs.saved.items():
+            if self.home.get(node) == device:
+                for place in self._places(node, owners, device):
+                    until[place] = max(until.get(place, 0), self.backward(node))
+        for life in self.course.lives[device]:
+            if life.inside:  # what a forward needs that keeps something is known better
+                continue
+            saved = max((until.get(place, 0) for place in self.course.storages.places(life.value, device)), default=0)
+            kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
+            stop = max(self._forward_stop(life), saved)
+            yield self._life(life.start, stop, life.size, life.value, kind, life.copied)
+
+    def _places(self, node: Node, owners: Iterable[Node], device: str) -> Iterator[Place]:
+        """Where what a node saves lies on its device: in what it reads or makes there, or else where it was made."""
+        storages = self.course.storages
+        for storage in (storage for owner in owners for storage in storages.homes[owner]):
+            near = [value for value in (node, *node.all_input_nodes) if storage in storages.homes[value]]
+            yield from (storages.place(value, storage, device) for value in near)
+            if not near:
+                yield storage
+
+    def _forward_stop(self, life: Life) -> int:
+        """What the model returns is held by whoever asked for it."""
+        forward = len(self.course.schedule)
+        return self.end if life.stop >= forward else life.stop
+
+    def _workspaces(self, device: str) -> Iterator[StepLife]:
+        is_known, needs = device in self.known, self.needs
+        for node, size in (needs.inside_on_cpu if is_known else needs.inside).items():
+            if self.home.get(node) == device:
+                yield self._life(self.position[node], self.position[node], size, node, "activations")
+        freed: dict[Node | None, int] = {}
+        for stay, places in self.places.items():
+            if stay.last in places:
+                freed[stay.last] = freed.get(stay.last, 0) + stay.size
+        for node, size in (needs.beside_on_cpu if is_known else needs.beside).items():
+            if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
+                size = max(size, -freed.get(node, 0))
+                yield self._life(self.backward(node), self.backward(node), size, node, "activations")
+
+    def _stays(self, device: str) -> Iterator[StepLife]:
+        """What is kept besides, and what the backward makes: on the device where it is made, and where it is sent."""
+        for stay, places in self.places.items():
+            for place in dict.fromkeys(places.values()):
+                if place.device == device and place.start <= place.stop:
+                    yield self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
+
+    def _span(self, stay: Stay) -> tuple[int, int]:
+        """From when to when it is there: to the end what nobody frees."""
+        starts = {"forward": self.position.get(stay.made_by, 0), "given": len(self.course.schedule)}
+        start = starts.get(stay.begin, self.backward(stay.made_by))
+        return start, self.end if stay.last is None else self.backward(stay.last)
+
+    def _second_gradients(self, device: str) -> Iterator[StepLife]:
+        """Of a parameter that several devices use: each has a gradient of its own."""
+        for node, made_by in self.needs.trained.items():
+            used = [self.position[user] for user in node.users if self.home.get(user) == device]
+            if used and self.home.get(made_by) != device:
+                yield self._life(self.end - max(used), self.end, value_bytes(node), node, "gradients")
+
+    def _sums(self, device: str) -> Iterator[StepLife]:
+        """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
+        for value, home in self.home.items():
+            users = self.gradients.users(value)
+            if len(users) < 2 or (device not in users and device != home):
+                continue
+            own = [self.backward(user) for user in users.get(device, ())]
+            come = [self.gradients.sent(value, name) for name in users if name != device == home]
+            stop = self.backward(value) if device == home else self.gradients.sent(value, device)
+            for start, until in _held_while_added(own, come, stop):
+                yield self._life(start, until, value_bytes(value), value, "activations")
+
+    def trained(self, device: str, *, at_home: bool = False) -> dict[tuple[int, ...], int]:
+        """The bytes of each parameter with a gradient that the device uses, or holds; tied ones once.
+
+        The device that uses one first holds it, and the optimizer's state for it; the others have copies.
+        """
+        found: dict[tuple[int, ...], int] = {}
+        for node in self.needs.differentiable:
+            if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users):
+                storages = self.effects.storages(node)
+                if not at_home or self._holder[storages] == device:
+                    found[storages] = value_bytes(node)
+        return found
+
+    @cached_property
+    def _holder(self) -> dict[tuple[int, ...], str]:
+        """Which device holds each parameter: that of its first user."""
+        first: dict[tuple[int, ...], int] = {}
+        for node in self.needs.differentiable:
+            places = [self.position[user] for user in node.users if user in self.position]
+            if node.op == "get_attr" and places:
+                storages = self.effects.storages(node)
+                first[storages] = min(min(places), first.get(storages, self.end))
+        return {storages: self.home[self.course.schedule[place]] for storages, place in first.items()}
+
+
+def _held_while_added(own: Sequence[int], come: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
+    """From when to when there is what gradients of a value are added up to, beside those that are made at ``own``.
+
+    Where two are added there are both and their sum.
+    """
+    first, *added = sorted((*own, *come))
+    comes_first = first in come and first not in own
+    if (start := first if comes_first else first + 1) <= stop:
+        yield start, stop
+    yield from ((at, at) for at in added)
+    yield from ((at, at) for at in sorted(come)[comes_first:])
+
+
+def _kind_of(stay: Stay) -> Kind:
+    """What nobody frees is the gradient of a parameter."""
+    if stay.begin == "forward":
+        return "saved"
+    return "gradients" if stay.begin == "backward" and stay.last is None else "activations"

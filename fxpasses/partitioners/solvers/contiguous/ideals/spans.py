@@ -1,0 +1,207 @@
+"""What the difference of two ideals weighs on one device, for many pairs of ideals at once: seconds and bytes.
+
+Values are charged where they leave and where they enter
+(:mod:`~fxpasses.partitioners.solvers.contiguous.ideals.transfers`), shared keys where they are named
+(:mod:`~fxpasses.partitioners.solvers.contiguous.ideals.sizes`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cached_property
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.ideals.crossings import cells_of
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, unpack
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.pairs import Pairs
+from fxpasses.partitioners.solvers.contiguous.ideals.sizes import Sizes
+from fxpasses.partitioners.solvers.contiguous.ideals.transfers import Transfers
+from fxpasses.partitioners.solvers.contiguous.ideals.weighing import weighed
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["Spans"]
+
+Bools = NDArray[np.bool_]
+
+
+@attrs.frozen(eq=False)
+class Spans:
+    """A family of ideals prepared for questions about pairs of them.
+
+    Args:
+        family: The ideals.
+        classes: The devices.
+        credit: For each class what is taken off its bytes, if these are the load; None where seconds are.
+        transfers: What values cost.
+        bytes: What devices need.
+        weight: For each class the seconds of each ideal, ``(f,)``.
+        banned: For each class how many units of each ideal it cannot run; None: it can run all.
+    """
+
+    family: CutFamily
+    classes: tuple[DeviceClass, ...]
+    credit: tuple[float, ...] | None
+    transfers: Transfers
+    bytes: Sizes
+    weight: tuple[Floats, ...]
+    banned: tuple[Floats | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        family: CutFamily,
+        classes: tuple[DeviceClass, ...],
+        credit: tuple[float, ...] | None = None,
+    ) -> Spans:
+        """Sum up what each ideal holds. Time O((units × classes + uses) × ideals)."""
+        inside, banned = family.inside, [group.banned.astype(np.float64) for group in classes]
+        return cls(
+            family,
+            classes,
+            credit,
+            Transfers.of(units, inside, classes),
+            Sizes.of(units, family),
+            tuple(weighed(np.stack([group.weight for group in classes]), inside)),
+            tuple(weighed(own, inside) if own.any() else None for own in banned),
+        )
+
+    def nested(self, rows: slice | Ints, columns: slice | Ints) -> Bools:
+        """Whether the second ideal holds the first and is not the same, for each pair."""
+        first, second = self._numbers(rows), self._numbers(columns)
+        larger: Bools = first[:, None] < second[None, :]
+        if self.family.is_nested:
+            return larger
+        held = self.family.inside[:, rows]
+        units = np.flatnonzero(held.any(axis=1) & ~self._held_by_all(columns))
+        missing = ~cells_of(self.family.inside, units, columns)
+        larger &= held[units].astype(np.float32).T @ missing.astype(np.float32) == 0
+        return larger
+
+    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal.
+
+        Compiled code says the same to the last bit, where it is loaded.
+        """
+        if self.credit is not None:
+            return self._by_bytes(rows, columns, self.nested(rows, columns), self.credit, below)
+        found = (self._compiled if "numba" in sys.modules else self._in_numpy)(rows, columns, below)
+        passing = self.transfers.passing(rows, columns)
+        for kind, group in enumerate(self.classes):
+            if passing is not None and group.passed is not None:
+                found[kind][passing != group.passed] = np.inf
+            if (banned := self.banned[kind]) is not None:
+                found[kind][banned[columns][None, :] != banned[rows][:, None]] = np.inf
+        if self.is_tight:
+            pairs = Pairs.where(np.logical_or.reduce([np.isfinite(load) for load in found]))
+            size = self.sizes(rows, columns, pairs)
+            for load, group in zip(found, self.classes, strict=True):
+                load.ravel()[pairs.cells[size > group.memory]] = np.inf
+        return found
+
+    def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The loads of nested pairs under a threshold."""
+        nested, found = self.nested(rows, columns), []
+        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
+            start, end = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
+            load = start[:, None] + end[None, :] - saved
+            load += self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None]
+            np.maximum(load, 0.0, out=load)
+            found.append(np.where((load < below) & nested, load, np.inf))
+        return found
+
+    def _compiled(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+        """The same."""
+        from fxpasses.partitioners.solvers.contiguous.ideals.span_runs import charged  # numba is heavy
+
+        numbers, words = (self._numbers(rows), self._numbers(columns)), self.family.words
+        bits = words[:, :0] if self.family.is_nested else words
+        shape = (len(numbers[0]), len(numbers[1]))
+        known, found = np.zeros(shape, dtype=np.uint8), []
+        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
+            ends = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
+            weight = self.weight[kind][rows], self.weight[kind][columns]
+            load = np.empty(shape)
+            charged(load, saved, ends, weight, numbers, (bits[rows], bits[columns]), known, below)
+            found.append(load)
+        return found
+
+    def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:
+        """For each class, which pairs are legal and stay under a threshold (up to rounding): less work than loads."""
+        if self.credit is not None:
+            return [np.isfinite(load) for load in self.loads(rows, columns, below)]
+        nested, found = self.nested(rows, columns), []
+        passing = self.transfers.passing(rows, columns)
+        crossing = self._of_classes(self.transfers.crossing, rows, columns)
+        for kind, group in enumerate(self.classes):
+            fine = crossing[kind] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
+            fine &= self._meant(group, nested, passing)
+            if (banned := self.banned[kind]) is not None:
+                fine &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(fine)
+        if self.is_tight:
+            pairs = Pairs.where(np.logical_or.reduce(found))
+            size = self.sizes(rows, columns, pairs)
+            for fine, group in zip(found, self.classes, strict=True):
+                fine.ravel()[pairs.cells[size > group.memory]] = False
+        return found
+
+    def _of_classes(
+        self, find: Callable[[int, slice | Ints, slice | Ints], Floats], rows: slice | Ints, columns: slice | Ints
+    ) -> list[Floats]:
+        """Something about transfers for each class, found once for those that are charged alike."""
+        known: dict[tuple[bytes, ...], Floats] = {}
+        for kind, group in enumerate(self.classes):
+            if group.charges not in known:
+                known[group.charges] = find(kind, rows, columns)
+        return [known[group.charges] for group in self.classes]
+
+    @cached_property
+    def is_tight(self) -> bool:
+        """Whether bytes matter: some device has not room for everything."""
+        return self.credit is not None or self.bytes.everything > min(group.memory for group in self.classes)
+
+    def _by_bytes(
+        self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
+    ) -> list[Floats]:
+        pairs = Pairs.where(nested)
+        size = np.zeros(nested.shape)
+        ends = self._numbers(rows), self._numbers(columns)
+        size.ravel()[pairs.cells] = self.bytes.of_pairs(*ends, pairs, -1.0, below + max(credit))
+        found = []
+        for kind, group in enumerate(self.classes):
+            load = np.maximum(size - credit[kind], 0.0)
+            legal = nested & (load < below) & (size <= group.memory)
+            if (banned := self.banned[kind]) is not None:
+                legal &= banned[columns][None, :] == banned[rows][:, None]
+            found.append(np.where(legal, load, np.inf))
+        return found
+
+    def _numbers(self, chosen: slice | Ints) -> Ints:
+        """The numbers of some ideals."""
+        return np.arange(*chosen.indices(self.family.count)) if isinstance(chosen, slice) else chosen
+
+    @staticmethod
+    def _meant(group: DeviceClass, nested: Bools, passing: Bools | None) -> Bools:
+        """The nested pairs that a class is about."""
+        if passing is None or group.passed is None:
+            return nested
+        return nested & (passing if group.passed else ~passing)
+
+    def sizes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs) -> Floats:
+        """The bytes of some nested pairs, ``(n,)``; small ones may be too large, but fit everywhere."""
+        memory = [group.memory for group in self.classes]
+        ends = self._numbers(rows), self._numbers(columns)
+        return self.bytes.of_pairs(*ends, pairs, min(memory), max(memory))
+
+    def _held_by_all(self, columns: slice | Ints) -> Bools:
+        """The units that all of some ideals hold."""
+        common = np.bitwise_and.reduce(self.family.words[columns], axis=0)
+        held: Bools = unpack(common[None], len(self.family.inside))[0]
+        return held

@@ -1,0 +1,71 @@
+"""Which devices a pipeline has used so far: how many of each class, or the first ones of a given order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.reduced.tables import Ints
+
+__all__ = ["States"]
+
+
+@attrs.frozen(eq=False)
+class States:
+    """States in an order in which each move leads to a later one; the first has used no device.
+
+    Args:
+        used: How many devices of each class a state has used, ``(s, classes)``.
+        moves: For each state, pairs (class of the next device, state after it).
+        device: For each state reached by a move: the device that the move uses, by class.
+        skips: For each state, the one that leaves the next device out; -1 for none.
+        column: For each class the column of ``used`` in which its devices are counted; None: its own.
+    """
+
+    used: Ints
+    moves: tuple[tuple[tuple[int, int], ...], ...]
+    devices: tuple[tuple[int, ...], ...]
+    skips: tuple[int, ...]
+    column: tuple[int, ...] | None = None
+
+    @staticmethod
+    def count(classes: Sequence[DeviceClass]) -> int:
+        """How many states :meth:`of` would have."""
+        return math.prod(len(group.devices) + 1 for group in classes)
+
+    @classmethod
+    def of(cls, classes: Sequence[DeviceClass], most: int | None = None) -> States:
+        """All numbers of devices of each class, of ``most`` devices in total."""
+        sizes = np.array([len(group.devices) + 1 for group in classes])
+        stride = np.concatenate([[1], np.cumprod(sizes)[:-1]])
+        used = np.arange(int(np.prod(sizes)))[:, None] // stride % sizes
+        few = used.sum(axis=1) <= (len(used) if most is None else most)
+        number = np.cumsum(few) - 1
+        moves = []
+        for state in np.flatnonzero(few).tolist():
+            after = [
+                (kind, state + int(stride[kind])) for kind in range(len(classes)) if used[state, kind] + 1 < sizes[kind]
+            ]
+            moves.append(tuple((kind, int(number[there])) for kind, there in after if few[there]))
+        used = used[few]
+        return cls(used, tuple(moves), tuple(group.devices for group in classes), (-1,) * len(used))
+
+    @classmethod
+    def along(cls, classes: Sequence[DeviceClass], order: Sequence[int]) -> States:
+        """The devices in one order, each used or left out."""
+        kind_of = {device: kind for kind, group in enumerate(classes) for device in group.devices}
+        used = np.zeros((len(order) + 1, len(classes)), dtype=np.int64)
+        for step, device in enumerate(order):
+            used[step + 1 :, kind_of[device]] += 1
+        moves = tuple(((kind_of[device], step + 1),) for step, device in enumerate(order))
+        in_order = tuple(tuple(device for device in order if kind_of[device] == kind) for kind in range(len(classes)))
+        return cls(used, (*moves, ()), in_order, (*range(1, len(order) + 1), -1))
+
+    def device(self, state: int, kind: int) -> int:
+        """The device of a class that is used on the way into a state."""
+        column = kind if self.column is None else self.column[kind]
+        return self.devices[kind][int(self.used[state, column]) - 1]

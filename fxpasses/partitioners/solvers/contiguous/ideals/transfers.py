@@ -1,0 +1,157 @@
+"""What values cost a device that runs from one ideal to another, for many pairs of ideals at once.
+
+A value is charged where it leaves and where it enters. Whether that happens between ideals ``I`` and ``J`` is a sum of
+products ``f(I) g(J)`` of 0 and 1, for example "the users of a value inside ``I`` are those inside ``J``" is the sum
+over ``c`` of "``I`` holds ``c`` of them" times "``J`` holds ``c`` of them". So a block of pairs is one matrix product,
+over the few values that are open in the block.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.ideals.crossings import Crossings, Forced, cells_of, counts_of
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.weighing import weighed
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["Transfers"]
+
+Bools = NDArray[np.bool_]
+
+
+@attrs.frozen(eq=False)
+class Transfers:
+    """The values that are open at the ideals of a family.
+
+    Args:
+        classes: The devices.
+        values: Which values each ideal makes, and how many of their users it holds.
+        open: Whether a value is made inside and used outside, ``(q, f)``.
+        back: Whether it is made outside and used inside.
+        forced: Which of them the next part must use; None where it does not matter which part comes next.
+        ends: For each class, what all values open at an ideal cost a device that ends there, ``(f,)``.
+        starts: What they cost one that starts there.
+    """
+
+    classes: tuple[DeviceClass, ...]
+    values: Crossings
+    open: Bools
+    back: Bools
+    forced: Forced | None
+    ends: tuple[Floats, ...]
+    starts: tuple[Floats, ...]
+
+    @classmethod
+    def of(cls, units: Units, inside: Bools, classes: tuple[DeviceClass, ...]) -> Transfers:
+        """Count users. Time O((uses + values × classes) × ideals)."""
+        values = Crossings.of(inside[units.source], units.uses, inside)
+        opened, back = values.open, values.back
+        is_linked = any(group.to_next is not None or group.from_last is not None for group in classes)
+        forced = Forced.of(units, inside, opened) if is_linked else None
+        return cls(classes, values, opened, back, forced, *_charges(classes, opened, back, forced))
+
+    @cached_property
+    def flows_back(self) -> bool:
+        """Whether any value goes to an earlier device; asked for each block of pairs, found out once."""
+        return bool(self.back.any())
+
+    def passing(self, rows: slice | Ints, columns: slice | Ints) -> Bools | None:
+        """Whether a local value is open, one way or the other, at both ideals of each pair."""
+        local = next((group.local for group in self.classes if group.local is not None), None)
+        if local is None:
+            return None
+        both = np.concatenate([self.open[local], self.back[local]]).astype(np.float32)
+        passing: Bools = both[:, rows].T @ both[:, columns] > 0
+        return passing
+
+    def crossing(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
+        """Seconds of the values that leave and enter, for each pair of nested ideals, ``(rows, columns)``."""
+        charged: Floats = self.starts[kind][rows][:, None] + self.ends[kind][columns][None, :]
+        return charged - self.saved(kind, rows, columns)
+
+    def saved(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
+        """What is not charged of the values open at either ideal, for each pair, ``(rows, columns)``."""
+        group, values = self.classes[kind], self.values
+        leaving, entering = group.leaving, group.entering
+        opened = self.open[:, rows]
+        active = np.flatnonzero(opened.any(axis=1))
+        held = cells_of(values.count, active, rows)
+        last = held == values.users[active][:, None] - 1  # only one user is left: none is used where it stays open
+        scale = leaving[active][:, None] + last * entering[active][:, None]
+        left, right = [(opened[active] * scale).T], [cells_of(self.open, active, columns)]
+        value, counted = counts_of(held, opened[active] & ~last)
+        unused = (held[value] == counted[:, None]) & opened[active[value]]
+        left.append(unused.T * entering[active[value]])
+        right.append(cells_of(values.count, active[value], columns) == counted[:, None])
+        if self.forced is not None:
+            self._forced(group, self.forced, rows, columns, left, right)
+        if self.flows_back:
+            self._going_back(group, rows, columns, left, right)
+        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+        return saved
+
+    def _forced(
+        self,
+        group: DeviceClass,
+        forced: Forced,
+        rows: slice | Ints,
+        columns: slice | Ints,
+        left: list[Floats],
+        right: list[Bools],
+    ) -> None:
+        """Values that go to the next device are not sent by this one if they were made before."""
+        if group.to_next is not None:
+            opened = self.open[:, rows]
+            active = np.flatnonzero(opened.any(axis=1) & (group.to_next > 0))
+            left.append((opened[active] * group.to_next[active][:, None]).T)
+            right.append(cells_of(forced.ahead, active, columns))
+        if group.from_last is not None:
+            own = forced.behind[:, rows]
+            active = np.flatnonzero(own.any(axis=1) & (group.from_last > 0))
+            left.append((own[active] * group.from_last[active][:, None]).T)
+            right.append(cells_of(self.values.count, active, columns) == 0)
+
+    def _going_back(
+        self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
+    ) -> None:
+        """Values that are made later than they are used: they leave the later device and enter the earlier one."""
+        values = self.values
+        back = self.back[:, rows]
+        active = np.flatnonzero(back.any(axis=1))
+        left.append(back[active].T * -group.leaving[active])
+        used = cells_of(values.count, active, columns) == values.users[active][:, None]
+        whole = cells_of(values.made, active, columns) & used
+        right.append(whole)
+        value, held = counts_of(cells_of(values.count, active, rows), back[active])
+        chosen = active[value]
+        left.append(((cells_of(values.count, chosen, rows) == held[:, None]) & back[chosen]).T * group.entering[chosen])
+        right.append(
+            (cells_of(values.count, chosen, columns) == held[:, None]) & ~cells_of(values.made, chosen, columns)
+        )
+
+
+def _charges(
+    classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: Forced | None
+) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+    """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
+    known: dict[tuple[bytes, ...], tuple[Floats, Floats]] = {}
+    found = []
+    for group in classes:
+        key = group.charges
+        if key not in known:
+            end, start = weighed(np.stack([group.leaving, group.entering]), opened)
+            if back.any():
+                end = end + weighed(group.entering, back)
+            if forced is not None and group.to_next is not None:
+                end = end + weighed(group.to_next, forced.ahead)
+            if forced is not None and group.from_last is not None:
+                start = start + weighed(group.from_last, forced.behind)
+            known[key] = end, start
+        found.append(known[key])
+    return tuple(end for end, _start in found), tuple(start for _end, start in found)

@@ -1,0 +1,1 @@
+"""Pipelines over links that differ: which device stands beside which decides what values cost."""

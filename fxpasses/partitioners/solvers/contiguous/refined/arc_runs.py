@@ -1,0 +1,249 @@
+"""Find the pairs of ideals between which a device can run, and go along them, compiled.
+
+Importing numba takes a fifth of a second, so this module is imported where a search starts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers import compiling
+from fxpasses.partitioners.solvers.compiling import cached, inlined
+from fxpasses.partitioners.solvers.contiguous.refined import arc_facts
+from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["back", "forth"]
+
+Bools = NDArray[np.bool_]
+ROUNDING = 1e-12
+"""The share of the threshold that a load may be above it, as the order of its sum has it."""
+
+
+@inlined
+def _is_nested(facts: Facts, first: int, last: int) -> bool:
+    """Whether an ideal holds another one."""
+    missing = np.uint64(0)
+    for word in range(facts.words.shape[1]):
+        missing |= facts.words[first, word] & ~facts.words[last, word]
+    return not missing
+
+
+@inlined
+def _saved(facts: Facts, first: int, last: int, way: int) -> float:
+    """What is not charged of the values open at either ideal."""
+    saved = 0.0
+    for entry in range(facts.open_start[first], facts.open_start[first + 1]):
+        value = facts.open[entry]
+        held = facts.held[last, value]
+        if held < facts.users[value]:  # it passes by, and leaves from the device that made it
+            saved += facts.leaving[way, value]
+        if held == facts.open_held[entry]:
+            saved += facts.entering[way, value]
+    for entry in range(facts.back_start[first], facts.back_start[first + 1]):
+        value = facts.back[entry]
+        held, is_made = facts.held[last, value], facts.made[last, value]
+        if is_made and held == facts.users[value]:  # it leaves for earlier devices only
+            saved -= facts.leaving[way, value]
+        if not is_made and held == facts.held[first, value]:
+            saved += facts.entering[way, value]
+    return saved
+
+
+@inlined
+def _bytes(facts: Facts, first: int, last: int) -> float:
+    """What a device needs that runs from one ideal to another."""
+    size = float(facts.kept[last] - facts.kept[first])
+    for entry in range(facts.key_start[first], facts.key_start[first + 1]):
+        key = facts.keys[entry]
+        if facts.named[last, key] != facts.named[first, key]:
+            size += facts.key_bytes[key]
+    if len(facts.live):
+        for word in range(facts.by_live.shape[1]):
+            own = facts.by_live[last, word] & ~facts.by_live[first, word]
+            if own:
+                unit = 64 * word
+                while not own & np.uint64(1):
+                    own >>= np.uint64(1)
+                    unit += 1
+                size += facts.live[unit]
+                break
+    return size
+
+
+@inlined
+def _look_at(facts: Facts, first: int, last: int, number: int, spare: Floats) -> bool:
+    """Note what a device of each class has to spare between two nested ideals; whether any can run that."""
+    for way in range(len(facts.saved)):
+        facts.saved[way] = _saved(facts, first, last, way)
+    limit, can_run = facts.below * (1.0 + ROUNDING), False
+    for kind in range(len(facts.memory)):
+        load = facts.ends[last, kind] - facts.begins[first, kind] - facts.saved[facts.charge[kind]]
+        can = load <= limit and facts.banned[last, kind] == facts.banned[first, kind]
+        spare[number, kind] = (facts.below - load) * facts.load_pays[kind] if can else -np.inf
+        can_run |= can
+    if not can_run or not facts.counts_bytes:
+        return can_run
+    size, can_run = _bytes(facts, first, last), False
+    for kind in range(len(facts.memory)):
+        if size > facts.memory[kind]:
+            spare[number, kind] = -np.inf
+        if spare[number, kind] > -np.inf:
+            can_run = True
+            if facts.byte_pays[kind]:
+                spare[number, kind] += facts.byte_pays[kind] * (facts.memory[kind] - size)
+    return can_run
+
+
+@inlined
+def _settle_taken(facts: Facts, ideal: int, most: Floats) -> int:
+    """Settle what was taken along up to an ideal in each state; count the moves from those that go on.
+
+    The next device may run no unit of the core.
+    """
+    least, going = facts.needed[ideal] - facts.slack, 0
+    start, stop = facts.state_start[ideal], facts.state_start[ideal + 1]
+    for entry in range(start, stop):
+        state, taken = facts.state[entry], most[entry]
+        for kind in range(len(facts.room)):
+            taken = max(taken, facts.amount[facts.state_before[state, kind]] + facts.room[kind])
+        taken = min(taken, facts.ready[ideal])
+        most[entry] = facts.amount[state] = taken if taken >= least else -np.inf
+    for kind in range(len(facts.room)):
+        for entry in range(start, stop):
+            there = facts.state_after[facts.state[entry], kind]
+            if most[entry] > -np.inf and there < len(facts.state_after):
+                facts.going_to[going], facts.going_with[going] = there, most[entry]
+                going += 1
+        facts.going_stop[kind] = going
+    for entry in range(start, stop):
+        facts.amount[facts.state[entry]] = -np.inf
+    return going
+
+
+@inlined
+def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
+    """Let a device run up to an ideal in each state that goes on; whether any takes along what has to be."""
+    entry = 0
+    for kind in range(len(facts.room)):
+        own, stop = spare[number, kind], facts.going_stop[kind]
+        if own == -np.inf:
+            entry = stop
+        while entry < stop:
+            there = facts.going_to[entry]
+            facts.amount[there] = max(facts.amount[there], facts.going_with[entry] + own)
+            entry += 1
+    least, can_go = facts.needed[last] - facts.slack, False
+    for place in range(facts.state_start[last], facts.state_start[last + 1]):
+        taken = facts.amount[facts.state[place]]
+        most[place] = max(most[place], taken)
+        can_go |= taken >= least
+    for place in range(entry):
+        facts.amount[facts.going_to[place]] = -np.inf
+    return can_go
+
+
+@cached(compiling, arc_facts)
+def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, spare: Floats) -> tuple[int, int, int]:
+    """Find pairs, from an ideal on, until there may be no room for those of the next one, and go along them.
+
+    Only ideals are looked at of which the coarser core allows the parents, from those that some devices can have run.
+
+    Args:
+        facts: The ideals and the devices.
+        first: The first ideal.
+        most: The most that was taken along up to each ideal in each of its states, ``(e,)``; settled up to the one
+            before.
+        count: How many pairs each ideal is the first of, ``(f,)``.
+        last: Their last ideals, ``(n,)``.
+        spare: What a device of each class has to spare, by the prices that it pays; -inf where it cannot run what is
+            between, ``(n, k)``.
+
+    Returns:
+        The next ideal, the pairs that were looked at, and in how many states devices went along one.
+    """
+    seen, found, moved = 0, 0, 0
+    for ideal in range(first, len(facts.position)):
+        parent, begun, reach = facts.parent[ideal], found, facts.position[ideal] + facts.reach
+        begin, stop = facts.coarse_start[parent], facts.coarse_start[parent + 1]
+        room = facts.child_start[parent + 1] - facts.child_start[parent]
+        for entry in range(begin, stop):
+            room += facts.child_start[facts.coarse[entry] + 1] - facts.child_start[facts.coarse[entry]]
+        if found + room > len(last):
+            return ideal, seen, moved
+        going = _settle_taken(facts, ideal, most)
+        for entry in range(begin - 1, stop if going else begin - 1):
+            later = parent if entry < begin else facts.coarse[entry]
+            for child in range(facts.child_start[later], facts.child_start[later + 1]):
+                other = int(facts.children[child])
+                if facts.position[other] > reach:
+                    break
+                if other > ideal:
+                    seen += 1
+                    if _is_nested(facts, ideal, other) and _look_at(facts, ideal, other, found, spare):
+                        moved += going
+                        if _go_along(facts, other, found, spare, most):
+                            last[found] = other
+                            found += 1
+        count[ideal] = found - begun
+    return len(facts.position), seen, moved
+
+
+@inlined
+def _come_back(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
+    """Let a device run up to an ideal in each state of that; whether what is taken along on both sides is enough."""
+    is_enough = False
+    for entry in range(facts.state_start[last], facts.state_start[last + 1]):
+        state, left = facts.state[entry], most[entry]
+        if left == -np.inf:
+            continue
+        for kind in range(len(facts.room)):
+            found, before = left + spare[number, kind], facts.state_before[state, kind]
+            facts.amount[before] = max(facts.amount[before], found)
+            is_enough |= found >= facts.lacking[before]
+    return is_enough
+
+
+@inlined
+def _settle_left(facts: Facts, ideal: int, taken: Floats, most: Floats) -> None:
+    """Settle what can be taken along from an ideal on in each state; the next device may run no unit of the core."""
+    least, limit = facts.total - facts.ready[ideal] - facts.slack, facts.total - facts.needed[ideal]
+    for entry in range(facts.state_start[ideal + 1] - 1, facts.state_start[ideal] - 1, -1):
+        state = facts.state[entry]
+        left = min(max(most[entry], facts.amount[state]), limit)
+        most[entry] = left = left if left >= least and taken[entry] > -np.inf else -np.inf
+        for kind in range(len(facts.room)):
+            before = facts.state_before[state, kind]
+            facts.amount[before] = max(facts.amount[before], left + facts.room[kind])
+
+
+@cached(compiling, arc_facts)
+def back(
+    facts: Facts, first: int, begins: Ints, last: Indices, spare: Floats, taken: Floats, most: Floats, left: Bools
+) -> int:
+    """Go back along the pairs of some ideals, the last of them first; count in how many states devices did that.
+
+    Args:
+        facts: The ideals and the devices.
+        first: The first of these ideals.
+        begins: Where the pairs of each begin, and end, ``(a + 1,)``.
+        last: The last ideal of each pair, ``(n,)``.
+        spare: What is to spare there, ``(n, k)``.
+        taken: The most that was taken along up to each ideal in each of its states, ``(e,)``.
+        most: The most from each ideal on, ``(e,)``; settled for all that come later.
+        left: Which pairs are enough with what is taken on both sides of them, ``(n,)``.
+    """
+    moved = 0
+    for row in range(len(begins) - 2, -1, -1):
+        ideal = first + row
+        for state in range(len(facts.amount)):
+            facts.amount[state], facts.lacking[state] = -np.inf, np.inf
+        for entry in range(facts.state_start[ideal], facts.state_start[ideal + 1]):
+            if taken[entry] > -np.inf:
+                facts.lacking[facts.state[entry]] = facts.enough - taken[entry]
+        for number in range(begins[row], begins[row + 1]):
+            left[number] = _come_back(facts, last[number], number, spare, most)
+            moved += facts.state_start[last[number] + 1] - facts.state_start[last[number]]
+        _settle_left(facts, ideal, taken, most)
+    return moved

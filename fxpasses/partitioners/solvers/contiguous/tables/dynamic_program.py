@@ -1,0 +1,240 @@
+"""The best pipeline over a family of cuts: a dynamic program over ideals, pruned by memory and by a threshold.
+
+``best[s][i]`` is the smallest largest load with which the devices used in state ``s`` run ideal ``i``; a step runs the
+difference of two nested ideals on one more device (Tarnawski et al., "Efficient algorithms for device placement of DNN
+graph operators", NeurIPS 2020, section 5.1; over the prefixes of one order it is Narayanan et al., "PipeDream", SOSP
+2019, section 3.1).
+
+What makes it fast: under a threshold on the load, the devices used must have room for the ideal, and those left for the
+rest. With prices of seconds and bytes on each device (the duals of the fractional relaxation) that leaves each state a
+narrow window of ideals when the threshold is near the fractional bound.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import FilledTable, Pipeline, Table
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["Measure", "Outcome", "PipelineSearch"]
+
+SLACK = 1e-9
+MAX_BLOCK = 256
+CELLS = 1_000_000
+CALL, CELL = 1000, 0.3
+"""Steps that one call costs, and each cell that it looks at."""
+MANY_PAIRS = 30e6
+"""Pairs of ideals, with their states, from which on it is worth to load compiled code."""
+
+Lower = Callable[[Floats, Ints, Floats, int, Floats, bool], None]
+"""From loads, the rows of some ideals with their values, and the column of the first of the best values."""
+
+
+@attrs.frozen(eq=False)
+class Measure:
+    """A weight of each unit, and how much weight one device of each class can take at most.
+
+    ``limits`` are the windows where more is known about them than that.
+    """
+
+    weight: Floats
+    room: Floats
+    limits: tuple[Floats, Floats] | None = None
+
+    def window(self, states: States, total: float) -> tuple[Floats, Floats]:
+        """Between which weights the ideals of each state lie: what it used has room, and what is left for the rest."""
+        if self.limits is not None:
+            return self.limits
+        with np.errstate(invalid="ignore"):
+            used = np.where(states.used > 0, states.used * self.room, 0.0).sum(axis=1)
+            left = states.used.max(axis=0) - states.used
+            most_left = np.where(left > 0, left * self.room, 0.0).sum(axis=1)
+        slack = SLACK * total
+        return total - most_left - slack, used + slack
+
+
+@attrs.frozen
+class Outcome:
+    """The best pipeline under a threshold (None: there is none), whether all was looked at, and the steps it took."""
+
+    pipeline: Pipeline | None
+    finished: bool
+    steps: float
+
+
+@attrs.frozen(eq=False)
+class PipelineSearch:
+    """A family of cuts and the devices.
+
+    Args:
+        units: The reduced problem.
+        classes: Its devices.
+        states: In which numbers or order they are used.
+        measure: What the windows are taken from; valid under the threshold that is given to :meth:`run`.
+        credit: For each class, bytes that do not count, if the load is bytes.
+        fewest: Whether a pipeline of fewer devices is better than one of a smaller load.
+        in_turn: Whether one sample counts, for which the devices work one after the other: loads add up.
+    """
+
+    units: Units
+    classes: tuple[DeviceClass, ...]
+    states: States
+    measure: Measure
+    credit: tuple[float, ...] | None = None
+    fewest: bool = False
+    in_turn: bool = False
+
+    def run(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> Outcome:
+        """Find the pipeline of the smallest value under ``below`` that cuts at ideals of a family.
+
+        ``steps`` bounds the number of pairs of ideals that are looked at, times the states of the devices.
+        """
+        filled = self._filled(words, below, steps)
+        if filled is None:
+            return Outcome(None, True, 0.0)
+        taken = filled.table.steps
+        return Outcome(None, False, taken) if taken > steps else Outcome(filled.best(), True, taken)
+
+    def _filled(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> FilledTable | None:
+        """All that is known of pipelines under ``below`` that cut at ideals of a family; None where there are none.
+
+        It is not complete where it took more than ``steps``.
+        """
+        if not len(words):  # no ideal is left under the threshold
+            return None
+        family = CutFamily.of(words, self.measure.weight)
+        low, high = self._windows(family)
+        start, stop = np.searchsorted(family.position, low), np.searchsorted(family.position, high, side="right")
+        change = np.zeros(family.count + 1, dtype=np.int64)
+        full = start < stop
+        np.add.at(change, start[full], 1)
+        np.add.at(change, stop[full], -1)
+        family = family.kept(np.cumsum(change)[:-1] > 0)
+        if not family.count or family.words[0].any() or not family.inside[:, -1].all():
+            return None
+        spans = Spans.of(self.units, family, self.classes, self.credit)
+        table = self._table(spans, low, high)
+        lower = self._lowering(table)
+        for first, last in self._blocks(family):
+            self._extend(spans, table, first, last, below, lower)
+            if table.steps > steps:
+                break
+        return FilledTable(spans, self.states, table, below, self.fewest, self.in_turn)
+
+    def _windows(self, family: CutFamily) -> tuple[Floats, Floats]:
+        return self.measure.window(self.states, float(family.position[-1]))
+
+    def _table(self, spans: Spans, low: Floats, high: Floats) -> Table:
+        """Empty values; ``nan`` never wins, and marks what the memory of the devices rules out."""
+        position, kept = spans.family.position, spans.bytes.kept
+        start, stop = np.searchsorted(position, low), np.searchsorted(position, high, side="right")
+        memory = np.array([group.memory for group in self.classes])
+        size = Measure(self.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
+        best = []
+        for first, last, least, most in zip(start.tolist(), stop.tolist(), *size, strict=True):
+            own = kept[first:last]
+            best.append(np.where((own >= least) & (own <= most), np.inf, np.nan))
+        if len(best[0]) and start[0] == 0:
+            best[0][0] = 0.0
+        return Table(start, stop, best)
+
+    def _blocks(self, family: CutFamily) -> list[tuple[int, int]]:
+        """Ranges of ideals, each with the columns that its members reach."""
+        reach = np.searchsorted(
+            family.position, family.position + self._reach(float(family.position[-1])), side="right"
+        )
+        blocks, first = [], 0
+        while first < family.count:
+            wide = max(1, int(reach[first]) - first)
+            last = min(family.count, first + max(8, min(MAX_BLOCK, CELLS // wide)))
+            blocks.append((first, last))
+            first = last
+        return blocks
+
+    def _reach(self, total: float) -> float:
+        return float(self.measure.room.max()) + SLACK * total
+
+    def _lowering(self, table: Table) -> Lower:
+        """How best values are lowered: compiled, unless that would be loaded for little; the numbers are the same."""
+        if "numba" not in sys.modules and self._pairs(table) < MANY_PAIRS:
+            return _lower
+        from fxpasses.partitioners.solvers.contiguous.tables.table_runs import lower  # numba is heavy
+
+        return lower
+
+    def _pairs(self, table: Table) -> float:
+        """How many pairs of ideals are looked at, each move between states for itself, at most."""
+        size, moves = (table.stop - table.start).astype(np.float64), self.states.moves
+        return float(sum(size[state] * size[there] / 2 for state, after in enumerate(moves) for _kind, there in after))
+
+    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float, lower: Lower) -> None:
+        """Let one more device run from each ideal of a block to each ideal that it can reach."""
+        states = [
+            state
+            for state in np.flatnonzero((table.start < last) & (table.stop > first)).tolist()
+            if self.states.moves[state]
+        ]
+        position = spans.family.position
+        end = int(np.searchsorted(position, position[last - 1] + self._reach(float(position[-1])), side="right"))
+        if not states or end <= first + 1:
+            return
+        loads: list[Floats] | None = None
+        for state in states:
+            own_first, own_last = max(first, int(table.start[state])), min(last, int(table.stop[state]))
+            skip = self.states.skips[state]
+            if skip >= 0:
+                self._leave_out(table, state, skip, own_first, own_last)
+            value = table.best[state][own_first - table.start[state] : own_last - table.start[state]]
+            alive = np.flatnonzero(value < np.inf)
+            if not alive.size:
+                continue
+            if loads is None:
+                loads = spans.loads(slice(first, last), slice(first + 1, end), below)
+                table.steps += (last - first) * (end - first) * 6.0 * (len(self.classes) + 2 * spans.is_tight)
+            rows = alive + own_first - first
+            self._relax(table, loads, state, rows, value[alive], (first + 1, end), lower)
+
+    def _leave_out(self, table: Table, state: int, skip: int, first: int, last: int) -> None:
+        first, last = max(first, int(table.start[skip])), min(last, int(table.stop[skip]))
+        if first < last:
+            own = table.best[state][first - table.start[state] : last - table.start[state]]
+            other = table.best[skip][first - table.start[skip] : last - table.start[skip]]
+            np.copyto(other, own, where=own < other)
+
+    def _relax(
+        self,
+        table: Table,
+        loads: list[Floats],
+        state: int,
+        rows: Ints,
+        value: Floats,
+        columns: tuple[int, int],
+        lower: Lower,
+    ) -> None:
+        for kind, there in self.states.moves[state]:
+            first = max(columns[0] + int(rows[0]), int(table.start[there]))
+            last = min(columns[1], int(table.stop[there]))
+            if first < last:
+                best = table.best[there][first - table.start[there] : last - table.start[there]]
+                lower(loads[kind], rows, value, first - columns[0], best, self.in_turn)
+                table.steps += CELL * len(rows) * len(best) + CALL
+
+
+def _lower(load: Floats, rows: Ints, value: Floats, first: int, best: Floats, in_turn: bool) -> None:
+    """Lower the best values to those by way of some rows; ``nan`` stays."""
+    own = load[:, first : first + len(best)]
+    own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
+    found = (np.add if in_turn else np.maximum)(own, value[:, None]).min(axis=0)
+    np.copyto(best, found, where=found < best)

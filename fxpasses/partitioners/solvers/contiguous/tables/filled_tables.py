@@ -1,0 +1,162 @@
+"""The best pipeline that a filled table of the dynamic program holds.
+
+The table says how well the devices used in a state can run an ideal, not who ran what. So one walks back from the whole
+graph: to an ideal and a state that reach the best value.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+__all__ = ["FilledTable", "Pipeline", "Table"]
+
+ROUNDING = 1 + 1e-12
+"""What a sum may be larger than the same sum in another order."""
+
+
+@attrs.frozen
+class Pipeline:
+    """Runs as (position of a device, its units), in execution order, with the value that the program found."""
+
+    runs: tuple[tuple[int, tuple[int, ...]], ...]
+    value: float
+
+
+@attrs.define(eq=False)
+class Table:
+    """For each state the ideals from ``start`` on that it may have run, and the best value of each."""
+
+    start: Ints
+    stop: Ints
+    best: list[Floats]
+    steps: float = 0.0
+
+    def value(self, state: int, ideal: int) -> float:
+        """The best value of an ideal, ``inf`` where the state cannot have run it."""
+        first = int(self.start[state])
+        value = float(self.best[state][ideal - first]) if first <= ideal < self.stop[state] else math.inf
+        return math.inf if math.isnan(value) else value
+
+    def up_to(self, state: int, ideal: int, most: float) -> Ints:
+        """The ideals before one that a state can have run with values up to ``most``."""
+        first = int(self.start[state])
+        values = self.best[state][: max(0, ideal - first)]
+        found: Ints = np.flatnonzero((values <= most) & (values < math.inf)) + first
+        return found
+
+
+@attrs.frozen(eq=False)
+class _Steps:
+    """Ways to get to an ideal in some state by one device, or by leaving it out.
+
+    Args:
+        before: The state before.
+        kind: The class of the device, -1 where it is left out.
+        ideals: From which ideals, ``(i,)``.
+        values: The best value of each.
+        loads: What the device weighs; all finite.
+    """
+
+    before: int
+    kind: int
+    ideals: Ints
+    values: Floats
+    loads: Floats
+
+
+@attrs.frozen(eq=False, slots=False)
+class FilledTable:
+    """What the dynamic program found.
+
+    Args:
+        spans: The ideals, and what a device that runs from one to another weighs.
+        states: In which numbers or order the devices are used.
+        table: The best value of each ideal in each state.
+        below: The threshold.
+        fewest: Whether a pipeline of fewer devices is better than one of a smaller value.
+        in_turn: Whether loads add up, or the largest counts.
+    """
+
+    spans: Spans
+    states: States
+    table: Table
+    below: float
+    fewest: bool
+    in_turn: bool
+
+    def best(self) -> Pipeline | None:
+        """The best pipeline, or None where none is under the threshold; the loads on the way are computed anew."""
+        if not self._ends:
+            return None
+        devices = self.states.used.sum(axis=1)
+        value = dict(self._ends)
+        state = min(value, key=lambda each: (int(devices[each]) if self.fewest else 0, value[each], int(devices[each])))
+        ideal, runs = self._whole, []
+        total = value[state]
+        while ideal:
+            before, kind, first = self._best_step(state, ideal)
+            if kind >= 0:
+                runs.append((self.states.device(state, kind), self._members(first, ideal)))
+            state, ideal = before, first
+        return Pipeline(tuple(reversed(runs)), total)
+
+    @property
+    def _whole(self) -> int:
+        return self.spans.family.count - 1
+
+    @cached_property
+    def _ends(self) -> list[tuple[int, float]]:
+        """The states that can have run the whole graph, with their values."""
+        values = ((state, self.table.value(state, self._whole)) for state in range(len(self.table.best)))
+        return [(state, value) for state, value in values if value < math.inf]
+
+    @cached_property
+    def _sources(self) -> list[list[tuple[int, int]]]:
+        """For each state, pairs (state before it, class of the device between them)."""
+        sources: list[list[tuple[int, int]]] = [[] for _ in self.states.moves]
+        for before, moves in enumerate(self.states.moves):
+            for kind, there in moves:
+                sources[there].append((before, kind))
+        return sources
+
+    def _members(self, first: int, last: int) -> tuple[int, ...]:
+        inside = self.spans.family.inside
+        return tuple(np.flatnonzero(inside[:, last] & ~inside[:, first]).tolist())
+
+    def _best_step(self, state: int, ideal: int) -> tuple[int, int, int]:
+        """The state, the class and the ideal before the last device of the best pipeline into an ideal."""
+        goal, found = self.table.value(state, ideal), (math.inf, 0, 0, 0)
+        for way in self._steps(state, ideal, goal):
+            if way.kind < 0:
+                return way.before, way.kind, ideal
+            total = way.values + way.loads if self.in_turn else np.maximum(way.values, way.loads)
+            best = int(np.argmax(total <= total.min() * ROUNDING))
+            if total[best] < found[0]:
+                found = (float(total[best]), way.before, way.kind, int(way.ideals[best]))
+        return found[1:]
+
+    def _steps(self, state: int, ideal: int, most: float) -> list[_Steps]:
+        """The last steps into an ideal from values up to ``most``, by the state before and the class of the device."""
+        found, table = list[_Steps](), self.table
+        rows = {before: table.up_to(before, ideal, most) for before, _kind in self._sources[state]}
+        every = np.unique(np.concatenate(list(rows.values()) or [np.zeros(0, dtype=np.int64)]))
+        below = self.below * ROUNDING if table.value(state, ideal) < self.below else self.below
+        loads = self.spans.loads(every, np.array([ideal]), below)
+        for before, kind in self._sources[state]:
+            if self.states.skips[before] == state and table.value(before, ideal) <= most:
+                found.append(_Steps(before, -1, np.array([ideal]), np.zeros(1), np.zeros(1)))
+            own = loads[kind][np.searchsorted(every, rows[before]), 0]
+            fine = np.isfinite(own)
+            ideals = rows[before][fine]
+            if ideals.size:
+                values = table.best[before][ideals - int(table.start[before])]
+                found.append(_Steps(before, kind, ideals, values, own[fine]))
+        return found

@@ -1,0 +1,57 @@
+"""Sizes of what kernels make, where torch's run without data tells too little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
+from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
+
+
+class _Workspaces(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+            self.sizes.append(result[3].nbytes)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden"),
+    [(5, 2, 24, 12), (1, 1, 4, 4), (20, 8, 32, 64), (50, 4, 256, 256), (3, 7, 100, 33), (10, 3, 300, 64)],
+)
+def test_the_workspace_of_an_lstm_is_what_the_kernel_allocates_or_a_little_more(
+    steps: int, batch: int, width: int, hidden: int
+) -> None:
+    x = torch.randn(steps, batch, width)
+    with _Workspaces() as workspaces:
+        nn.LSTM(width, hidden)(x)
+    if not workspaces.sizes:
+        pytest.skip("this build of torch computes an LSTM without oneDNN")
+
+    predicted = lstm_workspace_bytes(x, hidden=hidden)
+
+    assert workspaces.sizes[0] <= predicted <= 1.1 * workspaces.sizes[0]
+
+
+def test_bags_and_recurrent_layers_make_on_tensors_without_data_what_they_really_make() -> None:
+    bag, tokens, offsets = nn.EmbeddingBag(50, 8, mode="max"), torch.arange(20), torch.arange(0, 20, 5)
+    with FollowedStorages() as real:
+        bag(tokens, offsets)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(value) for value in (bag.weight, tokens, offsets)]
+
+    with mode, FollowedStorages() as fake:
+        nn.functional.embedding_bag(fakes[1], fakes[0], fakes[2], mode="max")
+
+    assert real.peak <= fake.peak

@@ -1,0 +1,245 @@
+"""What common operators need beside their results, whatever layout and type they are given, against real bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from allocations import allocated_peak
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
+from fxpasses.partitioners.tensor_sizes import tensors_in
+
+aten = torch.ops.aten
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+TABLES = 512
+"""Bytes of what kernels have whatever the sizes are."""
+
+
+class Calls(TorchDispatchMode):
+    """Remembers which operators run on which operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, *pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+
+def predicted_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """What an operator makes and needs, asked without data."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        like = lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)  # one line, used once
+        args, kwargs = pytree.tree_map_only(Tensor, like, (args, kwargs))
+        with FollowedStorages() as followed:
+            func(*args, **kwargs)
+        return followed.most
+
+
+def assert_each_operator_is_near(run: Callable[[], object], more: float = 1.1) -> None:
+    """Every operator that runs takes what is predicted, or up to a tenth less, with its operands."""
+    with Calls() as calls:
+        run()
+    for func, args, kwargs in calls.seen:
+        with torch.no_grad():
+            predicted = predicted_bytes(func, args, kwargs)
+            real = allocated_peak(lambda func=func, args=args, kwargs=kwargs: func(*args, **kwargs))
+        around = sum({each.untyped_storage().data_ptr(): each.nbytes for each in tensors_in([args, kwargs])}.values())
+        assert real <= predicted + TABLES, func
+        assert around + predicted <= more * (around + real) + 4 * TABLES, func
+
+
+def layouts(shape: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Dense, with channels last, with rows and columns exchanged, and every second column."""
+    x = torch.rand(*shape).to(dtype)
+    yield x
+    if len(shape) in LAST:
+        yield x.contiguous(memory_format=LAST[len(shape)])
+    yield x.mT.contiguous().mT
+    yield x.repeat_interleave(2, -1)[..., ::2]
+
+
+def backward_too(function: Callable[[Tensor], Any], x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        given = x.detach().requires_grad_(x.is_floating_point())
+        made = [each for each in tensors_in(function(given)) if each.requires_grad]
+        if made:
+            torch.autograd.backward(made, list(map(torch.randn_like, made)))
+
+    return run
+
+
+rows, index = torch.randint(0, 32, (20,)), torch.randint(0, 32, (4, 32, 24))
+SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
+    "floor_divide": lambda x: x.detach() // 2.5,
+    "floor_divide by another": lambda x: x.detach() // (torch.rand(x.shape) + 1),
+    "isinf": torch.isinf,
+    "count_nonzero": lambda x: x.count_nonzero(1),
+    "a sum in place": lambda x: x.detach().clone().add_(torch.rand(x.shape)),
+    "a comparison": lambda x: x == torch.rand(x.shape),
+    "sum": lambda x: x.sum(1),
+    "sum of outer and inner": lambda x: x.sum((0, 2)),
+    "mean": lambda x: x.mean((0, 2)),
+    "cumsum": lambda x: x.cumsum(1),
+    "any": lambda x: x.any(1),
+    "largest": lambda x: x.max(),
+    "where the largest is": lambda x: x.argmax(),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "logsigmoid": F.logsigmoid,
+    "gather": lambda x: x.gather(1, index),
+    "scatter": lambda x: torch.zeros_like(x).scatter(1, index, x),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, index, x),
+    "index_select": lambda x: x.index_select(1, rows),
+    "index_select of columns": lambda x: x.index_select(2, torch.arange(10)),
+    "roll": lambda x: x.roll((1, 2), (1, 2)),
+    "tril": torch.tril,
+    "searchsorted": lambda x: torch.searchsorted(torch.arange(4, dtype=x.dtype), x.detach()),
+    "layer_norm": lambda x: F.layer_norm(x, (24,), torch.ones(24, dtype=x.dtype), torch.ones(24, dtype=x.dtype)),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "mse": lambda x: F.mse_loss(x, torch.rand_like(x)),
+    "smooth": lambda x: F.smooth_l1_loss(x, torch.rand_like(x), reduction="sum"),
+    "huber": lambda x: F.huber_loss(x, torch.rand_like(x)),
+    "soft margin": lambda x: F.soft_margin_loss(x, torch.rand_like(x)),
+    "cross entropy of two": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.rand_like(x)),
+    "of logits": lambda x: F.binary_cross_entropy_with_logits(x, torch.rand_like(x)),
+    "of logits, one by one": lambda x: F.binary_cross_entropy_with_logits(x, torch.rand_like(x), reduction="none"),
+    "reflected": lambda x: F.pad(x, (1, 2), mode="reflect"),
+    "repeated": lambda x: x.repeat(1, 2, 1),
+    "windows": lambda x: x.unfold(1, 4, 2),
+    "transforms of rows": lambda x: torch.fft.irfft(torch.fft.rfft(x.float(), dim=1), dim=1),
+    "distances": lambda x: torch.cdist(x.float(), x.detach().float() * 2, p=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # it says what is tested: that it copies
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(SEQUENCES))
+def test_operators_on_sequences_need_what_is_predicted(name: str, dtype: torch.dtype) -> None:
+    for x in layouts((4, 32, 24), dtype):
+        assert_each_operator_is_near(backward_too(SEQUENCES[name], x))
+
+
+def of_ones(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], dtype=x.dtype)
+
+
+IMAGES: dict[str, Callable[[Tensor], Any]] = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "avg_pool2d, dense": lambda x: F.avg_pool2d(x, 2).contiguous(),
+    "adaptive_avg_pool2d, dense": lambda x: F.adaptive_avg_pool2d(x, 7).contiguous(),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 7),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, of_ones(x), of_ones(x), training=True),
+    "batch_norm in inference": lambda x: F.batch_norm(x, of_ones(x), of_ones(x), of_ones(x), of_ones(x)),
+    "group_norm": lambda x: F.group_norm(x, 4, of_ones(x), of_ones(x)),
+    "group_norm, weights as floats": lambda x: F.group_norm(x, 4, torch.ones(8), torch.ones(8)),
+    "instance_norm": lambda x: F.instance_norm(x),
+    "reflected": lambda x: F.pad(x, (1, 2, 3, 1), mode="reflect"),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "unfold": lambda x: F.unfold(x, 3),
+    "fold": lambda x: F.fold(x.flatten(2).repeat(1, 2, 1)[..., :324], (19, 19), 2),
+    "softmax of channels": lambda x: x.softmax(1),
+    "nearest-exact": lambda x: F.interpolate(x, (36, 30), mode="nearest-exact"),
+    "bicubic": lambda x: F.interpolate(x, (36, 30), mode="bicubic"),
+    "bilinear": lambda x: F.interpolate(x, (100, 90), mode="bilinear"),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_operators_on_images_need_what_is_predicted(name: str, dtype: torch.dtype) -> None:
+    for x in layouts((2, 8, 32, 40), dtype):
+        assert_each_operator_is_near(backward_too(IMAGES[name], x), more=1.15 if name == "attention" else 1.1)
+
+
+BACKWARDS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "rows, resized": ((2, 8, 512), lambda x: F.interpolate(x, 1024)),
+    "rows, resized between": ((2, 8, 512), lambda x: F.interpolate(x, 1024, mode="linear")),
+    "rows, reflected": ((2, 8, 512), lambda x: F.pad(x, (1, 1), mode="reflect")),
+    "rows, repeated": ((2, 8, 512), lambda x: F.pad(x, (1, 1), mode="replicate")),
+    "rows, softmax": ((2, 8, 512), lambda x: x.softmax(-1)),
+    "rows, log_softmax": ((2, 8, 512), lambda x: x.log_softmax(-1)),
+    "images, pooled": ((2, 8, 32, 40), lambda x: F.max_pool2d(x, 2)),
+    "images, reflected": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
+    "images, repeated": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate")),
+    "images, sampled": ((2, 8, 32, 40), lambda x: F.grid_sample(x, torch.ones(2, 24, 24, 2), align_corners=False)),
+    "volumes, pooled": ((2, 8, 8, 8, 8), lambda x: F.max_pool3d(x, 3, 1, 1)),
+    "volumes, reflected": ((2, 8, 8, 8, 8), lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect")),
+    "volumes, repeated": ((2, 8, 8, 8, 8), lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate")),
+}
+
+
+@pytest.mark.parametrize("name", list(BACKWARDS))
+def test_a_backward_copies_a_gradient_that_is_laid_out_in_another_way(name: str) -> None:
+    """And what was kept of the forward, and what it makes: it comes as those who used the value laid it out."""
+    shape, function = BACKWARDS[name]
+    for given in layouts(shape, torch.float32):
+        x = given.detach().requires_grad_()
+        made = function(x)
+        for gradient in layouts(made.shape, torch.float32):
+            run = partial(torch.autograd.grad, made, x, gradient, retain_graph=True)
+            assert_each_operator_is_near(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", [(30, 28), (30, 90), (164, 160)])
+def test_resizing_goes_one_dimension_after_the_other(
+    size: tuple[int, int], channels: int, mode: str, antialias: bool, dtype: torch.dtype
+) -> None:
+    """Images of bytes go by pixels of four channels."""
+    for x in layouts((2, channels, 100, 90), dtype):
+        run = lambda x=x: F.interpolate(x, size, mode=mode, antialias=antialias)
+        assert_each_operator_is_near(backward_too(run, x) if dtype.is_floating_point else run)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_heads_in_half_precision_are_copied_all_at_once(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 64, 4, 32).to(dtype)
+    queries, keys = x.permute(0, 2, 1, 3), x.permute(0, 2, 3, 1)
+
+    assert_each_operator_is_near(lambda: torch.matmul(queries, keys))
+    assert_each_operator_is_near(lambda: torch.bmm(queries[0], keys[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(64, 64), (300, 300), (1000, 1000), (128, 256), (200, 32)])
+def test_the_backward_of_attention_has_two_blocks_for_each_thread(queries: int, keys: int, dtype: torch.dtype) -> None:
+    query, key = torch.randn(2, 2, queries, 32).to(dtype), torch.randn(2, 2, keys, 32).to(dtype)
+
+    assert_each_operator_is_near(backward_too(lambda x: F.scaled_dot_product_attention(x, key, key), query), more=1.15)
+
+
+@pytest.mark.parametrize("rows", [(64,), (4, 3), (1,)])
+def test_a_bilinear_layer_has_products_of_two_operands_slice_by_slice(rows: tuple[int, ...]) -> None:
+    layer, right = torch.nn.Bilinear(32, 48, 16), torch.randn(*rows, 48, requires_grad=True)
+
+    assert_each_operator_is_near(backward_too(lambda x: layer(x, right), torch.randn(*rows, 32)))
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="no instructions for float16")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("width", "hidden"), [(64, 64), (128, 256), (1024, 128), (100, 70), (16, 16)])
+def test_an_lstm_in_float16_has_weights_as_floats_in_each_thread(width: int, hidden: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        layer, x = torch.nn.LSTM(width, hidden).half().eval(), torch.randn(6, 3, width).half()
+        with torch.no_grad():
+            assert_each_operator_is_near(lambda: layer(x), more=1.25)
+    finally:
+        torch.set_num_threads(before)
