@@ -92,7 +92,7 @@ def stages_command(
     (model, args, kwargs): the inputs of one micro-batch. Without MODEL it is the demo's: a small Llama decoder.
     """
     from fxpasses.cli.model_source import find_model
-    from fxpasses.pipelining.schedules import find_schedule
+    from fxpasses.pipelining.scheduling.schedules import find_schedule
 
     wish = Wish(**options)
     if wish.schedule != RECOMMEND:

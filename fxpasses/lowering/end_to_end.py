@@ -28,11 +28,11 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.device_maps import DeviceMap
-from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.names.device_maps import DeviceMap
+from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
-from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split

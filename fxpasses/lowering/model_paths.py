@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.names.device_maps import holders
 
 __all__ = ["HeldTensor", "ModelPath", "OwnNames", "really_at"]
 

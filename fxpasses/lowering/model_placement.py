@@ -18,9 +18,9 @@ from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
-from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
+from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.plan.plans import INSTEAD_OF_OFFLOADING
 from fxpasses.units import format_bytes

@@ -17,9 +17,9 @@ from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.device_maps import DeviceMap
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
-from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.placing.names.device_maps import DeviceMap
+from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.report.facts import summarize, with_figures
 

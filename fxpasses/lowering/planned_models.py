@@ -14,7 +14,7 @@ from fxpasses.lowering.preparing import Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.report.summary import Summary

@@ -19,11 +19,11 @@ from fxpasses.lowering.preparing import Clock, Pipeline, Progress, pipeline_of, 
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.by_device_map import devices_of_map
 from fxpasses.partitioners.costs.training.training_course import Training
-from fxpasses.partitioners.placing.device_maps import DeviceMap
-from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.names.device_maps import DeviceMap
+from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
-from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.plan import Plan
 
 __all__ = ["place"]

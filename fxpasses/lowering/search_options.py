@@ -12,10 +12,10 @@ from fxpasses.devices import Topology
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
-from fxpasses.partitioners.placing.device_replicas import Replicate
+from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
-from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.solvers.problem import as_groups
 
 __all__ = ["SearchOptions"]

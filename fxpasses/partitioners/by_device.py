@@ -24,13 +24,13 @@ from fxpasses.partitioners.placing.device_placements import (
     described_with_replicas,
 )
 from fxpasses.partitioners.placing.device_reasons import refuse_impossible
-from fxpasses.partitioners.placing.device_replicas import Replicate, add_device_replicas
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.one_device import is_fastest_everywhere, on_one_device
+from fxpasses.partitioners.placing.replication.device_replicas import Replicate, add_device_replicas
 from fxpasses.partitioners.placing.requests import Contiguity, Request
-from fxpasses.partitioners.placing.selectors import Selector, as_bans, as_pins
+from fxpasses.partitioners.placing.searches.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.problem import as_groups
 

@@ -22,12 +22,12 @@ from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.colocation import must_share
-from fxpasses.partitioners.placing.device_maps import DeviceMap, covering, holders
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
-from fxpasses.partitioners.placing.module_origins import module_of
-from fxpasses.partitioners.placing.nested_graphs import modules_of_region, paths_by_parameters
+from fxpasses.partitioners.placing.names.device_maps import DeviceMap, covering, holders
+from fxpasses.partitioners.placing.names.module_origins import module_of
+from fxpasses.partitioners.placing.names.nested_graphs import modules_of_region, paths_by_parameters
+from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.wording import did_you_mean, listed
 
 __all__ = ["devices_of_map", "place_by_device_map"]

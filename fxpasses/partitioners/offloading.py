@@ -26,8 +26,8 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.part_names import PartNames
 from fxpasses.units import format_bytes
 
 __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]

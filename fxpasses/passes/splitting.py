@@ -29,7 +29,7 @@ from fxpasses.outlining.part_names import PartNames, identifier, numbered_names,
 from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.partitioners.given import lists_of_nodes
-from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.placing.replication.replicas import with_replicas
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
 

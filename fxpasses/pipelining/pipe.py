@@ -12,15 +12,15 @@ from torch.fx import Graph
 
 from fxpasses.devices import Device, Link
 from fxpasses.errors import StageError, also_as
-from fxpasses.pipelining.balancing import Balance
-from fxpasses.pipelining.building import built_stage
 from fxpasses.pipelining.capturing import capture_model
-from fxpasses.pipelining.cutting import Recompute, SplitPolicy, Stages, cut_into_stages
+from fxpasses.pipelining.cuts.balancing import Balance
+from fxpasses.pipelining.cuts.cutting import Recompute, SplitPolicy, Stages, cut_into_stages
+from fxpasses.pipelining.cuts.multi_use import MultiUseParamSpec
+from fxpasses.pipelining.cuts.split_points import SplitPoint, annotations_of, check_program_spec, check_spec
 from fxpasses.pipelining.losses import LossOutput, find_loss
-from fxpasses.pipelining.materializing import StateSource, materialize
-from fxpasses.pipelining.multi_use import MultiUseParamSpec
 from fxpasses.pipelining.routes import make_routes
-from fxpasses.pipelining.split_points import SplitPoint, annotations_of, check_program_spec, check_spec
+from fxpasses.pipelining.running.building import built_stage
+from fxpasses.pipelining.running.materializing import StateSource, materialize
 from fxpasses.pipelining.stage_by_stage import run_forward, run_forward_and_backward
 from fxpasses.pipelining.stage_state import aliases_in, copied_parameters, give_unused_state, tied_names
 from fxpasses.pipelining.stages import StageModule
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
 
-    from fxpasses.pipelining.runtime import RunningStage
-    from fxpasses.pipelining.tied import TiedParameters
+    from fxpasses.pipelining.running.runtime import RunningStage
+    from fxpasses.pipelining.running.tied import TiedParameters
 
 __all__ = ["Pipe", "PipeInfo", "pipeline"]
 
@@ -232,7 +232,7 @@ class Pipe(torch.nn.Module):
         Returns:
             What adds up gradients: ``synchronize_gradients()`` after each step.
         """
-        from fxpasses.pipelining.tied import TiedParameters, ties_of  # torch.distributed is heavy
+        from fxpasses.pipelining.running.tied import TiedParameters, ties_of  # torch.distributed is heavy
 
         own = list(stages) if isinstance(stages, Sequence) else [stages]
         return TiedParameters.of(ties_of(self._copied, list(self._cut.part_names.values())), own, group)

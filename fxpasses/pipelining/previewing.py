@@ -11,9 +11,9 @@ import attrs
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
 from fxpasses.files import write_text
-from fxpasses.pipelining.actions import Action, Kind
-from fxpasses.pipelining.schedules import Schedule, find_schedule
-from fxpasses.pipelining.simulating import Run, Simulation, simulate
+from fxpasses.pipelining.scheduling.actions import Action, Kind
+from fxpasses.pipelining.scheduling.schedules import Schedule, find_schedule
+from fxpasses.pipelining.scheduling.simulating import Run, Simulation, simulate
 from fxpasses.pipelining.stage_costs import StageCost, StageFigures, stage_figures
 from fxpasses.timeline import Span, Timeline
 from fxpasses.units import format_bytes, format_seconds, parse_bytes

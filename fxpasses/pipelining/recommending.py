@@ -10,7 +10,7 @@ import attrs
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import StageError
 from fxpasses.pipelining.previewing import Optimizer, SchedulePreview, preview
-from fxpasses.pipelining.schedules import SCHEDULES, Schedule
+from fxpasses.pipelining.scheduling.schedules import SCHEDULES, Schedule
 from fxpasses.pipelining.stage_costs import StageCost, StageFigures, stage_figures
 from fxpasses.units import format_bytes, format_seconds
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fxpasses.errors import StageError
 from fxpasses.partitioners.costs.training.gradients import differentiable_values
 from fxpasses.passes.splitting import Split
+from fxpasses.pipelining.cuts.split_points import where
 from fxpasses.pipelining.sizes import Size, size_of, symbols_in
-from fxpasses.pipelining.split_points import where
 from fxpasses.pipelining.travelling import Traveller, told_by
 
 __all__ = ["Leaf", "Route", "Worked", "make_routes"]

@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from fxpasses.errors import StageError
-from fxpasses.pipelining.schedules import Schedule, find_schedule
+from fxpasses.pipelining.scheduling.schedules import Schedule, find_schedule
 
 if torch.distributed.is_available():
     # Imported while a process group exists, its functions keep the group as their default, and with it gloo's threads,
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from fxpasses.pipelining.pipe import Pipe
-    from fxpasses.pipelining.runtime import RunningStage
+    from fxpasses.pipelining.running.runtime import RunningStage
+    from fxpasses.pipelining.running.tied import TiedParameters
     from fxpasses.pipelining.stages import StageModule
-    from fxpasses.pipelining.tied import TiedParameters
 
 __all__ = ["RankSchedule", "build_schedule"]
 

@@ -16,8 +16,8 @@ from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.training.training_course import TrainingCourse
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
-from fxpasses.partitioners.placing.device_maps import holders
-from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.placing.names.device_maps import holders
+from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan.applying import assignment_of
 from fxpasses.plan.explaining import hints, misfit, waiting
 from fxpasses.plan.faults import not_replicable, torn_apart

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fxpasses.devices import Device, Link
-from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.plan.condensing import condensed, module_homes
 from fxpasses.plan.keys import covering_entries, path_in, stable_keys

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fxpasses.devices import Device
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.placing.device_maps import holders
+from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.plan.keys import path_in, stable_keys
 from fxpasses.plan.parts import PartPlan
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.effects import analyze_effects
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.colocation import must_share
-from fxpasses.partitioners.placing.replicas import why_not_replicable
+from fxpasses.partitioners.placing.replication.replicas import why_not_replicable
 from fxpasses.plan.fitting import Fit
 from fxpasses.plan.parts import PartPlan
 

@@ -9,8 +9,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 from fxpasses.partitioners.costs.graph_figures import is_compute
-from fxpasses.partitioners.placing.device_maps import holders
-from fxpasses.partitioners.placing.replicas import REPLICA_OF
+from fxpasses.partitioners.placing.names.device_maps import holders
+from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF
 from fxpasses.partitioners.support import module_paths
 from fxpasses.plan.size_operators import handles_sizes
 

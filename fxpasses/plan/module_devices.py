@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxpasses.partitioners.placing.device_maps import covering
+from fxpasses.partitioners.placing.names.device_maps import covering
 from fxpasses.plan.keys import names_region, path_in
 from fxpasses.plan.parts import PartPlan
 

@@ -22,8 +22,8 @@ from fxpasses.files import write_text
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.device_maps import map_of_operators
-from fxpasses.partitioners.placing.replicas import with_replicas
+from fxpasses.partitioners.placing.names.device_maps import map_of_operators
+from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan.applying import apply_parts
 from fxpasses.plan.condensing import parts_of
 from fxpasses.plan.json_files import read_json

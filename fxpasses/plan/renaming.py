@@ -8,7 +8,7 @@ import attrs
 from torch.fx import Node
 
 from fxpasses.errors import PlanError
-from fxpasses.partitioners.placing.device_maps import covering, holders
+from fxpasses.partitioners.placing.names.device_maps import covering, holders
 from fxpasses.plan.fitting import Fit, fit
 from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan

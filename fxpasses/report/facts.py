@@ -18,7 +18,7 @@ from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.replicas import REPLICA_OF, bytes_saved
+from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF, bytes_saved
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.report.device_rows import device_rows

@@ -23,7 +23,7 @@ from fxpasses import (
 )
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.by_device_map import devices_of_map, place_by_device_map
-from fxpasses.partitioners.placing.device_maps import map_of_operators
+from fxpasses.partitioners.placing.names.device_maps import map_of_operators
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
 

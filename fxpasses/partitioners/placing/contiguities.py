@@ -12,10 +12,10 @@ import attrs
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER, does_not_fit
-from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.found_placements import Found
-from fxpasses.partitioners.placing.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.searches.device_search import search
+from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 

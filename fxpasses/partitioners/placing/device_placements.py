@@ -13,10 +13,10 @@ from fxpasses.partitioners.costs.device_times import times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_reasons import alone_reason, reasons_of, replica_reason
-from fxpasses.partitioners.placing.device_replicas import Replicated
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.replication.device_replicas import Replicated
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.solvers.gaps import gap_above
 

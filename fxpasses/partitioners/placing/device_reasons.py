@@ -11,7 +11,7 @@ from fxpasses.errors import InfeasibleError, user_line
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
-from fxpasses.partitioners.placing.module_origins import has_body, in_words
+from fxpasses.partitioners.placing.names.module_origins import has_body, in_words
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
 from fxpasses.units import format_bytes, format_seconds
 from fxpasses.wording import listed

@@ -15,7 +15,7 @@ from fxpasses.errors import CycleError
 from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
-from fxpasses.partitioners.placing.part_names import PartNames
+from fxpasses.partitioners.placing.names.part_names import PartNames
 
 __all__ = ["Runs", "runs_by_schedule", "runs_in_turns", "runs_of"]
 

@@ -22,8 +22,8 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.partitioners.placing.module_origins import in_words
-from fxpasses.partitioners.placing.selectors import Selector, check_device, pins_of, select
+from fxpasses.partitioners.placing.names.module_origins import in_words
+from fxpasses.partitioners.placing.names.selectors import Selector, check_device, pins_of, select
 from fxpasses.partitioners.placing.state_nodes import StateNode, state_nodes, with_first_user
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 from fxpasses.partitioners.solvers.problem import as_groups

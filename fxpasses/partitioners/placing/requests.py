@@ -14,8 +14,8 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.graph_problems import placement_problem
+from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.selectors import Selector
 from fxpasses.partitioners.solvers import PlacementProblem
 
 __all__ = ["Contiguity", "Request"]

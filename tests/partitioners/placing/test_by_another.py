@@ -13,12 +13,12 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.placing import known_cuts
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches import known_cuts
+from fxpasses.partitioners.placing.searches.device_search import search
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from fxpasses.lowering.preparing import prepare
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns
-from fxpasses.partitioners.placing.device_search import search
 from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches.device_search import search
 from fxpasses.units import KiB
 
 

@@ -20,7 +20,7 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.passes import PlaceOnDevices, split
-from fxpasses.pipelining.balancing import balanced_stages
+from fxpasses.pipelining.cuts.balancing import balanced_stages
 from fxpasses.programs import capture
 from fxpasses.units import KiB
 

@@ -29,7 +29,7 @@ from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.passes.placement import copies_of
-from fxpasses.pipelining.balancing import balanced_stages
+from fxpasses.pipelining.cuts.balancing import balanced_stages
 from fxpasses.simulation import simulate
 from fxpasses.units import KiB
 

@@ -23,8 +23,8 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
-from fxpasses.partitioners.placing.least_memory import least_missing
-from fxpasses.partitioners.placing.span_bytes import span_bytes
+from fxpasses.partitioners.placing.searches.least_memory import least_missing
+from fxpasses.partitioners.placing.searches.span_bytes import span_bytes
 from fxpasses.partitioners.solvers import solving
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.tight_memory.filling import Filling

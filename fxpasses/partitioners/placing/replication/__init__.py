@@ -1,0 +1,1 @@
+"""Values that are computed again where they are used, where that is cheaper than sending them."""

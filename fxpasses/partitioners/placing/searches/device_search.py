@@ -1,0 +1,273 @@
+"""Search a placement of a graph whose budgets hold in the predicted memory, and know how good it is.
+
+A problem for the solvers knows memory only roughly: what is alive depends on what runs where. So the first problem
+counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
+none. An answer is checked against :func:`~fxpasses.partitioners.costs.memory.predict_memory`; where it passes a
+budget, the next problem counts what was seen to be alive beside each operator. Along the graph's own order bytes are
+known for all runs, and the best cut of it is an answer, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.shared_state import sent_state
+from fxpasses.partitioners.placing.budget_checks import Seen, check_budgets
+from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
+from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.graph_problems import homes_of
+from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
+from fxpasses.partitioners.placing.searches.near_placements import near_placement
+from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
+from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
+from fxpasses.partitioners.placing.state_nodes import StateNode
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
+
+__all__ = ["search"]
+
+ROUNDS_MORE = 3
+"""How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
+
+LITTLE_EFFORT = 0.1
+"""The share of their steps that integer programs get where nobody asks for a proof."""
+
+SMALL = 200
+"""Nodes up to which the latency of a free placement is also looked for in no time."""
+
+QUICKER = 0.99
+"""More parts have to take less than this share of the time of fewer: each is called on its own."""
+
+Solver = Callable[[PlacementProblem], PlacementSolution]
+
+
+def search(
+    figures: GraphFigures,
+    request: Request,
+    contiguity: Contiguity,
+    solve: Solver = solve_placement,
+    *,
+    fallbacks: bool = True,
+    cuts: KnownCuts | None = None,
+) -> Found:
+    """Solve, check, and solve with what the check saw, until every budget holds.
+
+    Args:
+        figures: The measured graph.
+        request: What the caller asks for.
+        contiguity: What a device may take.
+        solve: Answers problems.
+        fallbacks: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
+            else is found.
+        cuts: What is known without a solver, if the caller has it from another search for the same request.
+
+    Raises:
+        InfeasibleError: proven that no placement of this kind keeps the budgets.
+        PlacementError: none was found that does.
+    """
+    cuts = cuts or KnownCuts(figures, request)
+    found = _found(figures, request, contiguity, solve, fallbacks=fallbacks, cuts=cuts)
+    if found.is_best or not request.time_budget or (request.objective, contiguity) != ("latency", "free"):
+        return found
+    return _or_at_once(cuts, found, solve)
+
+
+def _or_at_once(cuts: KnownCuts, found: Found, solve: Solver) -> Found:
+    """What is found for the latency of a small graph, or what no time finds, if that is quicker.
+
+    Solvers start each operator as soon as it can, and parts start as wholes: with more time they may find what is
+    slower then.
+    """
+    figures, request = cuts.figures, attrs.evolve(cuts.request, time_budget=0.0, explain="never")
+    if len(figures.nodes) > SMALL:
+        return found
+    try:
+        at_once = _found(figures, request, "free", solve, fallbacks=False, cuts=cuts)
+    except PlacementError:
+        return found
+    return min(found, at_once.as_kind("free", found.bound), key=lambda each: each.value)
+
+
+def _found(
+    figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver, *, fallbacks: bool, cuts: KnownCuts
+) -> Found:
+    """What one search finds."""
+    first = request.problem(figures, contiguity, figures.needs)
+    try:
+        solution = _answer(first, solve)
+    except InfeasibleError as error:
+        raise told_more(figures, request, contiguity, error) from None
+    bound = 0.0 if solution is None else solution.bound
+    checked = None if solution is None else _Checked.of(figures, request, solution, first.program_effort)
+    if checked is not None and checked.fits and request.objective != "memory":
+        found = _finished(figures, checked, contiguity, bound, solve)
+        if (request.objective, contiguity) != ("latency", "free") or found.is_best:
+            return found
+        near = near_placement(figures, request, first, [found.runs], bound)  # as parts run, not operators
+        return found if near is None else min(found, near, key=lambda each: each.value)
+    known = cuts.best
+    if known is not None and contiguity == "pipeline":
+        if known.missing_bytes:
+            raise refused(figures, request, contiguity, known.missing_bytes)
+        bound = max(bound, known.bound)
+        if known.is_best and known.found is not None:
+            return known.found.as_kind(contiguity, bound)
+    answers = _answers(cuts, contiguity, bound, checked, solve)
+    if known is not None and known.found is not None:
+        answers.append(known.found.as_kind(contiguity, bound))
+    if contiguity == "free":
+        starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
+        near = near_placement(figures, request, first, starts, bound)
+        answers += [] if near is None else [near]
+    if not answers and fallbacks:
+        spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
+        spare = spare or _by_another(figures, request, contiguity, bound)
+        answers += [] if spare is None else [spare]
+    if not answers:
+        raise none_found(figures, request, contiguity)
+    return min(answers, key=lambda each: each.value)
+
+
+def _answers(
+    cuts: KnownCuts, contiguity: Contiguity, bound: float, checked: _Checked | None, solve: Solver
+) -> list[Found]:
+    """What is found where the first answer passes a budget, or where the solvers do not see what is made small.
+
+    Raises:
+        InfeasibleError: proven that no placement of this kind keeps the budgets.
+    """
+    fits = checked is not None and checked.fits
+    figures, along = cuts.figures, cuts.along_own_order
+    if not fits and along is None:
+        refuse_if_proven(figures, cuts.request, contiguity)
+    if checked is not None and not fits:
+        checked = _solved_again(figures, contiguity, solve, checked)
+    found = [] if checked is None else [_finished(figures, checked, contiguity, bound, solve)]
+    return found if along is None else [*found, along.as_kind(contiguity, bound)]
+
+
+@attrs.frozen(eq=False)
+class _Checked:
+    """What the solvers answered to a request, and what was seen when its memory was followed."""
+
+    request: Request
+    solution: PlacementSolution
+    runs: Runs
+    seen: Seen
+    effort: float
+
+    @classmethod
+    def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution, effort: float) -> _Checked:
+        """Follow the memory of an answer that took some effort."""
+        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+        return cls(request, solution, runs, check_budgets(figures, request.topology, runs, request.training), effort)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every budget holds."""
+        return not self.seen.over
+
+
+def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
+    """The answer to a problem, or None where none was found and none is proven not to exist."""
+    try:
+        return solve(problem)
+    except InfeasibleError:
+        raise
+    except PlacementError:
+        return None
+
+
+def _solved_again(figures: GraphFigures, contiguity: Contiguity, solve: Solver, checked: _Checked) -> _Checked | None:
+    """The first answer that keeps the budgets to problems that count what was seen, each in less time; or None."""
+    live, effort = figures.needs, LITTLE_EFFORT * checked.effort
+    request = attrs.evolve(checked.request, effort=effort, explain="never")
+    for round_ in range(ROUNDS_MORE):
+        request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
+        live = np.maximum(checked.seen.alive, (live + figures.needs) // 2)
+        solution = _if_any(request.problem(figures, contiguity, live), solve)
+        if solution is None:  # that proves nothing: what is alive beside an operator may be less elsewhere
+            live = (live + figures.needs) // 2
+            solution = _if_any(request.problem(figures, contiguity, live), solve)
+        if solution is None:
+            return None
+        checked = _Checked.of(figures, request, solution, effort)
+        if checked.fits:
+            return checked
+    return None
+
+
+def _if_any(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
+    try:
+        return solve(problem)
+    except PlacementError:
+        return None
+
+
+def _finished(figures: GraphFigures, checked: _Checked, contiguity: Contiguity, bound: float, solve: Solver) -> Found:
+    """An answer that keeps the budgets, made better by what the solvers do not know."""
+    request, solution = checked.request, checked.solution
+    found = Found.of(figures, request, contiguity, checked.runs, bound)
+    if request.objective == "latency" and contiguity == "free":
+        found = _side_by_side(figures, request, solution, found)
+    if not request.state_with_first_user and _sends_otherwise(figures, request, solution, found):
+        found = _with_first_users(figures, request, found, solve)
+    return found
+
+
+def _side_by_side(figures: GraphFigures, request: Request, solution: PlacementSolution, found: Found) -> Found:
+    """The same devices in more parts, cut where one has to wait, if that is quicker: a part needs all its inputs."""
+    best, limit = found, QUICKER * found.value
+    for cut in (runs_in_turns, runs_by_schedule):
+        runs = cut(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
+        if len(runs.device_of) <= len(best.runs.device_of):
+            continue
+        other = Found.of(figures, request, found.contiguity, runs, found.bound)
+        if other.value < limit and not check_budgets(figures, request.topology, runs, request.training).over:
+            best, limit = other, QUICKER * other.value
+    return best
+
+
+def _sends_otherwise(figures: GraphFigures, request: Request, solution: PlacementSolution, found: Found) -> bool:
+    """Whether a parameter crosses from elsewhere than the solver thought, which thought that better."""
+    if request.objective == "throughput" and found.value <= solution.objective_value * (1 + 1e-9):
+        return False
+    device_of = found.runs.devices(request.topology)
+    thought = {key.state: name for key, name in solution.device_of.items() if isinstance(key, StateNode)}
+    sent = sent_state(figures.shared_state, found.runs.assignment, device_of)
+    return any(thought.get(state.names[0]) != state.source for state in sent)
+
+
+def _with_first_users(figures: GraphFigures, request: Request, found: Found, solve: Solver) -> Found:
+    """The same search with each shared parameter beside its first user, if that finds better; the bound stays."""
+    try:
+        held = attrs.evolve(request, state_with_first_user=True)
+        other = search(figures, held, found.contiguity, solve, fallbacks=False)
+    except PlacementError:
+        return found
+    return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
+
+
+def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity, bound: float) -> Found | None:
+    """What another objective finds, where nothing else was found: the budgets are the same.
+
+    That is what balances loads; or a schedule, whose operators run in another order than the graph's. For pipelines
+    both look at the same cuts.
+    """
+    others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
+    for objective in others:
+        if objective == request.objective:
+            continue
+        other = attrs.evolve(request, objective=objective, effort=LITTLE_EFFORT)
+        try:
+            runs = search(figures, other, contiguity, fallbacks=False).runs
+        except PlacementError:
+            continue
+        return Found.of(figures, request, contiguity, runs, bound)
+    return None

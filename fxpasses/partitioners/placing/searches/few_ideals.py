@@ -1,0 +1,232 @@
+"""The best pipeline of a graph with few ideals, its budgets kept as memory is predicted, with a proof.
+
+A problem for the solvers counts only the bytes that operators need in any case. Where few ideals lead through a graph,
+more can be known: what a device holds that runs from one ideal to another depends on nothing else. So the dynamic
+program over ideals runs with the bytes that are needed in any case, the memory of its answer is followed, and what a
+run turned out to need is written down for it; then the program runs again, until its answer keeps the budgets. As
+nothing was struck out that fits, that answer is the best there is; and where no way is left, no pipeline fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Node
+
+from fxpasses.devices import Topology
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.device_runs import Runs, runs_of
+from fxpasses.partitioners.placing.found_placements import EQUAL, Found
+from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches.certain_bytes import certain_bytes
+from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
+from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ
+from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
+
+__all__ = ["BestPipeline", "best_pipeline"]
+
+Bools = NDArray[np.bool_]
+
+IDEALS, CELLS = 1500, 2e7
+"""Ideals, and pairs of them times steps from one set of devices to the next, up to which the program runs."""
+SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
+"""About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
+LEAST_ROUNDS = 20
+
+
+@attrs.frozen(eq=False)
+class BestPipeline:
+    """What is known of the pipelines of a graph.
+
+    Args:
+        found: The best one that was seen to keep the budgets.
+        bound: No pipeline that keeps them is below it.
+        is_best: Whether all were looked at, so that nothing else need be tried.
+        missing_bytes: Where it is proven that none keeps them, what each lacks at least on some device.
+    """
+
+    found: Found | None
+    bound: float
+    is_best: bool = False
+    missing_bytes: int = 0
+
+
+def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | None:
+    """Look at all pipelines of a graph that has few ideals; None where there are too many.
+
+    In training what a device holds depends on the others, too; then nothing is proven.
+    """
+    table = _RunTable.of(figures, request)
+    if table is None:
+        return None
+    rounds = table.rounds(request.time_budget)
+    for most in table.numbers_of_devices():
+        for round_ in range(rounds):
+            walked = table.smallest(most)
+            if walked is None:
+                break
+            steps, value = walked
+            if (runs := table.follow(steps)) is not None:
+                return table.best(Found.of(figures, request, "pipeline", runs, 0.0), value, most, rounds - round_)
+        else:
+            return BestPipeline(None, 0.0)
+    missing = 0 if request.training is not None else table.least_missing(request.time_budget)
+    return BestPipeline(None, 0.0, missing_bytes=missing)
+
+
+@attrs.frozen(eq=False)
+class _RunTable:
+    """What a device takes and needs that runs from one ideal to another.
+
+    Args:
+        figures: The measured graph.
+        request: What the caller asks for.
+        nodes: The compute nodes of each unit.
+        inside: The units of each ideal, ``(m, f)``.
+        classes: The devices, those of a class on one torch device.
+        load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
+        work: The same without what crosses.
+        need: For each class the bytes between two ideals, as far as they are known.
+    """
+
+    figures: GraphFigures
+    request: Request
+    nodes: tuple[tuple[Node, ...], ...]
+    inside: Bools
+    classes: tuple[DeviceClass, ...]
+    load: tuple[Floats, ...]
+    work: tuple[Floats, ...]
+    need: tuple[Floats, ...]
+
+    @classmethod
+    def of(cls, figures: GraphFigures, request: Request) -> _RunTable | None:
+        problem = request.problem(figures, "pipeline", figures.needs)
+        tables = tables_of(problem)
+        units = reduce_problem(problem, tables)
+        words = all_ideals(units, IDEALS)
+        if words is None:
+            return None
+        classes = tuple(_apart(request.topology, device_classes(problem, tables, units), links_differ(tables)))
+        if States.count(classes) * len(classes) * float(len(words)) ** 2 > CELLS:
+            return None
+        family = CutFamily.of(words, np.ones(units.size))
+        roomy = tuple(attrs.evolve(group, memory=np.inf) for group in classes)
+        everything = slice(0, family.count)
+        spans = Spans.of(units, family, roomy)
+        load = spans.loads(everything, everything, np.inf)
+        work = tuple(weight[None, :] - weight[:, None] for weight in spans.weight)
+        nodes = tuple(tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
+        if request.training is None:
+            need = certain_bytes(figures, units, family, {node: unit for unit, own in enumerate(nodes) for node in own})
+        else:
+            need = pair_bytes(units, family)
+        needs = tuple(need.copy() for _ in classes)
+        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs)
+
+    def numbers_of_devices(self) -> Iterator[int]:
+        """How many devices there may be: ever more, if as few as possible are wanted."""
+        count = len(self.request.topology.devices)
+        yield from range(1, count + 1) if self.request.objective == "devices" else (count,)
+
+    def rounds(self, budget: float) -> int:
+        """How often the program runs in some seconds."""
+        cells = States.count(self.classes) * len(self.classes) * float(self.inside.shape[1]) ** 2
+        seconds = SECONDS_A_CELL * cells + SECONDS_A_NODE * len(self.figures.nodes)
+        return max(LEAST_ROUNDS, int(budget / seconds))
+
+    def smallest(self, most: int) -> tuple[list[Step], float] | None:
+        """The way of the smallest value over runs that are not known to need too much."""
+        values = self._where_it_fits(self.need if self.request.objective == "memory" else self.load)
+        return smallest_walk(States.of(self.classes, most), values, in_turn=self.request.objective == "latency")
+
+    def _where_it_fits(self, values: Sequence[Floats]) -> list[Floats]:
+        """What each run takes, ``inf`` where it cannot be or is known to need too much."""
+        return [
+            np.where(np.isfinite(load) & (need <= group.memory), own, np.inf)
+            for load, need, own, group in zip(self.load, self.need, values, self.classes, strict=True)
+        ]
+
+    def follow(self, steps: Sequence[Step]) -> Runs | None:
+        """Follow the memory of a way, and write down what each run needs; its parts, if no budget is passed."""
+        names = [device.name for device in self.request.topology.devices]
+        home = {
+            node: names[device]
+            for device, first, last in steps
+            for unit in np.flatnonzero(self.inside[:, last] & ~self.inside[:, first]).tolist()
+            for node in self.nodes[unit]
+        }
+        runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
+        seen = check_budgets(self.figures, self.request.topology, runs, self.request.training, always=True)
+        changed = False
+        for device, first, last in steps:
+            need = self.need[self._kind(device)]
+            peak = max(need[first, last], seen.peaks.get(names[device], 0))
+            changed |= peak > need[first, last]
+            need[first, last] = peak
+        if seen.over or (changed and self.request.objective == "memory"):
+            return None
+        return runs
+
+    def _kind(self, device: int) -> int:
+        return next(kind for kind, group in enumerate(self.classes) if device in group.devices)
+
+    def best(self, found: Found, value: float, most: int, rounds: int) -> BestPipeline:
+        """The best pipeline, once one is known that keeps the budgets, and what the program thinks of it."""
+        objective = self.request.objective
+        if self.request.training is not None:
+            return BestPipeline(found, 0.0)
+        if objective == "devices":
+            return BestPipeline(found, float(most), is_best=True)
+        if objective == "latency":  # parts may run side by side, but none is over before its own work is
+            return self._of_all(found, 0.0, rounds, self._where_it_fits(self.work))
+        if objective == "throughput" and found.value > value * (1 + EQUAL):  # it counts each device's best link
+            return self._of_all(found, value, rounds, self._where_it_fits(self.load))
+        return BestPipeline(found, min(value, found.value), is_best=True)
+
+    def _of_all(self, best: Found, bound: float, rounds: int, least: list[Floats]) -> BestPipeline:
+        """Look at each way that may be better, by what its runs take at least."""
+        ways = every_walk(States.of(self.classes), least, best.value)
+        for _round, steps in zip(range(rounds), ways, strict=False):
+            if (runs := self.follow(steps)) is not None:
+                found = Found.of(self.figures, self.request, "pipeline", runs, 0.0)
+                best = min(best, found, key=lambda each: each.value)
+        is_best = next(ways, None) is None
+        return BestPipeline(best, best.value if is_best else bound, is_best=is_best)
+
+    def least_missing(self, budget: float) -> int:
+        """The fewest bytes that every pipeline lacks on some device, as far as that is known."""
+        least = 0.0
+        for _round in range(self.rounds(budget)):
+            missing = [
+                np.subtract(need, group.memory, out=np.full(need.shape, np.inf), where=np.isfinite(load)).clip(min=0.0)
+                for load, need, group in zip(self.load, self.need, self.classes, strict=True)
+            ]
+            walked = smallest_walk(States.of(self.classes), missing, in_turn=False)
+            if walked is None:
+                return 0
+            steps, least = walked
+            before = [self.need[self._kind(device)][first, last] for device, first, last in steps]
+            self.follow(steps)
+            if before == [self.need[self._kind(device)][first, last] for device, first, last in steps]:
+                break
+        return int(least)
+
+
+def _apart(topology: Topology, classes: Sequence[DeviceClass], is_each: bool) -> Iterator[DeviceClass]:
+    """Each device as a class, or those together that are on one torch device: inputs are there all the time."""
+    for group in classes:
+        alike: dict[object, list[int]] = {}
+        for device in group.devices:
+            alike.setdefault(device if is_each else topology.devices[device].torch_device, []).append(device)
+        yield from (attrs.evolve(group, devices=tuple(own)) for own in alike.values())

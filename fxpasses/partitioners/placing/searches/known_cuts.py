@@ -1,0 +1,38 @@
+"""Pipelines that are found the same whichever solver is asked: looked for once for all searches of a call."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches.few_ideals import BestPipeline, best_pipeline
+from fxpasses.partitioners.placing.searches.tight_budgets import along_own_order
+
+__all__ = ["KnownCuts"]
+
+
+@attrs.frozen(eq=False, slots=False)
+class KnownCuts:
+    """What is known of the pipelines of a graph without a solver; found when somebody asks for it.
+
+    Args:
+        figures: The measured graph.
+        request: What the caller asks for.
+    """
+
+    figures: GraphFigures
+    request: Request
+
+    @cached_property
+    def best(self) -> BestPipeline | None:
+        """What is known of all pipelines, where there are few ideals."""
+        return best_pipeline(self.figures, self.request)
+
+    @cached_property
+    def along_own_order(self) -> Found | None:
+        """The best cut of the graph's own order, or of another one, that keeps the budgets; without a bound."""
+        return along_own_order(self.figures, self.request, "pipeline", 0.0)

@@ -1,0 +1,133 @@
+"""Better free placements of small graphs, budgets kept as memory is predicted: one unit moves, or two change places.
+
+The solvers know memory only roughly, so where budgets are tight their answers pass them, or keep far from them; and
+they do not know that parts run as wholes. Of a tiny graph all placements are looked at. Otherwise each change is
+followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import numpy as np
+from torch.fx import Node
+
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.device_runs import Runs, runs_of
+from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.objective_values import objective_value
+from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches.every_placement import best_of_all
+from fxpasses.partitioners.solvers import PlacementProblem
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
+
+__all__ = ["near_placement"]
+
+SECONDS_A_NODE = 2e-4
+"""About what it takes to follow one placement: what trials are counted in."""
+LEAST_SECONDS = 0.5
+
+
+def near_placement(
+    figures: GraphFigures, request: Request, problem: PlacementProblem, starts: Sequence[Runs], bound: float
+) -> Found | None:
+    """The best free placement that changes of some lead to, if one keeps the budgets; None for larger graphs, too.
+
+    Args:
+        figures: The measured graph.
+        request: What the caller asks for.
+        problem: What it is as a problem of free placements.
+        starts: Placements; each is changed as long as that helps.
+        bound: No free placement is below it.
+    """
+    trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
+    if trials < len(starts):
+        return None
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    known, is_all = best_of_all(figures, request, tables, units, trials, bound)
+    if is_all:
+        return known
+    found = [] if known is None else [known]
+    nearby = _Nearby.of(figures, request, tables, units)
+    for start in starts if trials >= len(starts) * len(nearby.units) * len(nearby.names) else ():
+        home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
+        best = nearby.best(home, trials // len(starts))
+        if not best.over:
+            found.append(Found.of(figures, request, "free", best.runs, bound))
+    return min(found, key=lambda each: each.value, default=None)
+
+
+@attrs.frozen(eq=False)
+class _Trial:
+    """A placement, the bytes by which it passes budgets, and what it takes."""
+
+    home: Mapping[Node, str]
+    runs: Runs
+    over: int
+    value: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Fewer bytes over come first."""
+        return self.over, self.value
+
+
+@attrs.frozen(eq=False)
+class _Nearby:
+    """The units of a graph, and on which devices each may be."""
+
+    figures: GraphFigures
+    request: Request
+    names: tuple[str, ...]
+    units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
+        names = tuple(device.name for device in request.topology.devices)
+        found = []
+        for own, allowed in zip(units.members, np.isfinite(units.seconds), strict=True):
+            nodes = tuple(node for at in own if isinstance(node := tables.nodes[at], Node))
+            may = tuple(name for name, fine in zip(names, allowed.tolist(), strict=True) if fine)
+            if nodes:
+                found.append((nodes, may))
+        return cls(figures, request, names, tuple(found))
+
+    def best(self, start: Mapping[Node, str], trials: int) -> _Trial:
+        """Take the first change that helps, and go on from there, until none does."""
+        best = self._tried(start)
+        while True:
+            for home in self._changes(best.home):
+                if trials <= 0:
+                    return best
+                trials -= 1
+                if (trial := self._tried(home)).rank < best.rank:
+                    best = trial
+                    break
+            else:
+                return best
+
+    def _changes(self, home: Mapping[Node, str]) -> Iterator[dict[Node, str]]:
+        """One unit on another device; then two of different devices, each in the other's place."""
+        for nodes, may in self.units:
+            for name in may:
+                if name != home[nodes[0]]:
+                    yield {**home, **dict.fromkeys(nodes, name)}
+        for (one, may_one), (other, may_other) in itertools.combinations(self.units, 2):
+            here, there = home[one[0]], home[other[0]]
+            if here != there and there in may_one and here in may_other:
+                yield {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
+
+    def _tried(self, home: Mapping[Node, str]) -> _Trial:
+        request = self.request
+        runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
+        over = sum(check_budgets(self.figures, request.topology, runs, request.training).over.values())
+        if over:
+            return _Trial(home, runs, over, math.inf)
+        value = objective_value(self.figures, request.topology, request.objective, runs, request.training)
+        return _Trial(home, runs, 0, value)
