@@ -30,6 +30,19 @@ class Mlp(nn.Module):
         return x
 
 
+class Rows(nn.Module):
+    """Layers on each row by itself, with ``torch.vmap``: what is captured of a row has no batch."""
+
+    def __init__(self, layers: int = 2, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.vmap(lambda row, weight=layer.weight: (row.sin().outer(row) @ weight).sum(0))(layer(x))
+        return x
+
+
 class KeywordsAndDicts(nn.Module):
     """Keyword inputs in a dict, results in a nested dict."""
 

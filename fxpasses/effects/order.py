@@ -19,6 +19,8 @@ __all__ = ["enclosing_regions", "order_edges"]
 
 _RANDOM, _WORLD = -2, -3
 """The random number generator and the world, as storages that every random op and every side effect writes."""
+_BEFORE_VMAP = "lazy_load_decompositions"
+"""What ``torch.vmap`` calls right before it opens a level; nothing closes it but the end of that level."""
 
 
 def order_edges(graph: PlacedGraph) -> list[tuple[Node, Node]]:
@@ -197,7 +199,10 @@ def _switched(stack: tuple[Node, ...], node: Node, call: CallEffects) -> tuple[N
     if call.opens:
         return (*stack, node)
     opener = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-    return _without(stack, opener if opener in stack else next(reversed(stack), None))
+    left = _without(stack, opener if opener in stack else next(reversed(stack), None))
+    while left and name_of(left[-1].target) == _BEFORE_VMAP:
+        left = left[:-1]
+    return left
 
 
 def _without(stack: tuple[Node, ...], opener: Node | None) -> tuple[Node, ...]:

@@ -21,6 +21,7 @@ from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
+from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.pass_manager import PassManager
 from fxpasses.programs.capturing import capture
 from fxpasses.programs.input_contract import InputContract
@@ -208,6 +209,7 @@ def stateful(program: ExportedProgram) -> GraphModule:
         graph_module,
         [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
     )
+    note_rows(graph_module)
     for node in graph_module.graph.nodes:
         if is_compute(node) and has_value(node) and not COST.has(node):
             COST.write(node, cost_of(node))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fxpasses.metadata import value_of
@@ -59,7 +60,7 @@ def largest(expression: sympy.Expr, shape_env: ShapeEnv, sizes: Sizes) -> int | 
     """
     ranges = {symbol: _range(symbol, shape_env, sizes) for symbol in expression.free_symbols}
     upper = bound_sympy(expression, ranges).upper
-    return int(upper) if upper.is_finite else None
+    return int(upper) if _is_number(upper) else None
 
 
 def _range(symbol: sympy.Symbol, shape_env: ShapeEnv, sizes: Sizes) -> ValueRanges[Any]:
@@ -68,12 +69,17 @@ def _range(symbol: sympy.Symbol, shape_env: ShapeEnv, sizes: Sizes) -> ValueRang
         return ValueRanges(hint, hint)
     known = shape_env.var_to_range.get(symbol)
     upper = max(UNKNOWN_SIZE, 0 if hint is None else int(hint))
-    if known is not None and known.upper.is_finite and known.upper < _NO_BOUND:
+    if known is not None and _is_number(known.upper) and known.upper < _NO_BOUND:
         upper = int(known.upper)
     if (limit := _LIMITS.get(shape_env, {}).get(symbol)) is not None:
         upper = min(upper, getattr(limit, sizes))
-    lower = int(known.lower) if known is not None and known.lower.is_finite else 0
+    lower = int(known.lower) if known is not None and _is_number(known.lower) else 0
     return ValueRanges(min(lower, upper), upper)
+
+
+def _is_number(bound: sympy.Expr) -> bool:
+    """Whether there is a bound: the infinity of the integers calls itself finite."""
+    return bool(bound.is_finite) and bound not in (int_oo, -int_oo)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

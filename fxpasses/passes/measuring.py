@@ -14,6 +14,7 @@ from fxpasses.errors import InputError
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, require_value
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
+from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.programs.current_program import program_of
 from fxpasses.values import has_value, nested_graph_modules, propagate_values
@@ -55,6 +56,7 @@ def measure_graph(graph_module: GraphModule, *, sizes: Sizes = "hint") -> dict[N
         MissingMetadataError: A node has no value to count on.
     """
     note_limits(graph_module)
+    note_rows(graph_module)
     effects = analyze_effects(graph_module, program=program_of(graph_module))
     constants = _constant_bytes(graph_module, effects)
     costs = {}

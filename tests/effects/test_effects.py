@@ -576,6 +576,21 @@ def test_complaint_21_each_node_knows_the_regions_that_are_open_around_it() -> N
     assert effects.of(node(graph_module, "_set_grad_enabled")).region is RegionKind.GRAD_MODE
 
 
+def test_the_end_of_a_vmap_ends_its_region() -> None:
+    """What it loads before it begins is a switch that nothing closes; a level inside of another ends by itself."""
+
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = torch.vmap(torch.vmap(torch.cumsum, in_dims=(0, None)), in_dims=(0, None))(x, 0)
+            return torch.vmap(torch.sin)(inner.cos())
+
+    graph_module = torch.export.export(Twice(), (torch.randn(2, 3, 4),)).graph_module
+    effects = analyze_effects(graph_module)
+    depth = {node.name: len(effects.region_stack(node)) for node in graph_module.graph.nodes}
+
+    assert {"cumsum": 4, "_vmap_decrement_nesting": 2, "cos": 0, "sin": 2, "output": 0}.items() <= depth.items()
+
+
 def test_a_mode_that_was_asked_for_before_a_region_closes_it() -> None:
     """The end of a region may set what ``is_grad_enabled`` said: no region is left open then."""
 

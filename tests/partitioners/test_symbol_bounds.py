@@ -48,6 +48,18 @@ def test_an_expression_counts_as_its_symbols_do(most: int | None, counted: int) 
     assert [10, 8, 64, 24, 5] == list(hint.values())
 
 
+def test_a_number_without_bounds_is_planned() -> None:
+    """The infinity of the integers calls itself finite."""
+
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 + (x > 0).sum().item()
+
+    model, x = Counting(), torch.randn(5)
+
+    assert torch.equal(model(x), lower(model, (x,), devices=[Device("only")])(x))
+
+
 def test_a_symbol_without_bound_counts_as_in_the_example_if_that_is_more() -> None:
     dims = ({0: Dim.AUTO}, {0: Dim.AUTO})
 

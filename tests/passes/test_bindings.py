@@ -94,6 +94,19 @@ CALLS: dict[str, str] = {
 }
 
 
+def test_what_a_function_does_not_take_by_position_goes_to_the_operator() -> None:
+    """A cast with a memory format, as flexible attention has them."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(2, 3)
+    to, number = torch.ops.aten.to.dtype, torch.int32
+    short, long = (graph.call_function(to, (x, number, False, False, *more)) for more in ((), (None,)))
+
+    assert torch.Tensor.to is binding_of(short)
+    assert to is binding_of(long)
+    assert number is binding_of(long)(x.meta["val"], *long.args[1:]).dtype
+
+
 class Dispatched(TorchDispatchMode):
     """Notes what reaches the kernels."""
 

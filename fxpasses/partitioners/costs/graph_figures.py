@@ -32,6 +32,7 @@ from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.vmap_rows import note_rows
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -118,6 +119,7 @@ class GraphFigures:
             )
         note_limits(graph_module)
         note_layouts(graph_module)
+        note_rows(graph_module)
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]

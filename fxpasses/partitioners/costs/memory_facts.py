@@ -25,6 +25,7 @@ from fxpasses.partitioners.costs.kernels.workspaces import (
 from fxpasses.partitioners.costs.node_costs import WORKSPACE
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.vmap_rows import note_rows
 
 __all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts"]
 
@@ -74,6 +75,7 @@ class MemoryFacts:
         """Measure a graph, of which the effects may be known already."""
         note_limits(graph_module)
         note_layouts(graph_module)
+        note_rows(graph_module)
         effects = effects or analyze_effects(graph_module)
         return cls(graph_module, effects, homes_in_memory(graph_module, effects))
 

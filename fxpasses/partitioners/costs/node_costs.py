@@ -40,6 +40,7 @@ from fxpasses.partitioners.tensor_sizes import (
     tensor_bytes,
     tensors_in,
 )
+from fxpasses.partitioners.vmap_rows import rows_of
 from fxpasses.values.recorded_values import has_value
 
 __all__ = [
@@ -162,6 +163,23 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
     Returns:
         The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
+    cost, rows = _measured_once(node, sizes), rows_of(node, sizes=sizes)
+    return cost if rows == 1 else _in_rows(cost, rows)
+
+
+def _in_rows(cost: NodeCost, rows: int) -> NodeCost:
+    """What an operator inside of ``torch.vmap`` does for all rows at once; what it reads of the model it reads once."""
+    read = cost.parameter_bytes + rows * max(0, cost.bytes_read - cost.parameter_bytes)
+    return attrs.evolve(
+        cost,
+        flops=rows * cost.flops,
+        bytes_read=read,
+        bytes_written=rows * cost.bytes_written,
+        output_bytes=rows * cost.output_bytes,
+    )
+
+
+def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
     if switches_regions(node):
         return NodeCost()
     output = concrete_value(value_of(node), sizes)

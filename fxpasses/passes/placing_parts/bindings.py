@@ -58,6 +58,9 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
 BINDINGS = _table()
 """The function of an operator: same arguments, same dispatch, one tensor as its result."""
 
+_BY_POSITION = {aten.to.dtype: 4}
+"""How many arguments a function takes by position, where the schema has more."""
+
 
 def binding_of(node: Node) -> Callable[..., Any]:
     """What to call for a node: its target, or the faster function that does the same with these arguments.
@@ -66,8 +69,8 @@ def binding_of(node: Node) -> Callable[..., Any]:
     choose the overload by the first argument, which must be a tensor.
     """
     target: Any = node.target
-    function = BINDINGS.get(target)
-    if function is None or not node.args or not _is_tensor(node.args[0]):
+    function, taken = BINDINGS.get(target), len(node.args)
+    if function is None or not 0 < taken <= _BY_POSITION.get(target, taken) or not _is_tensor(node.args[0]):
         return target  # type: ignore[no-any-return]  # what a node calls can be called
     by_name = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
     return function if by_name.issuperset(node.kwargs) else target

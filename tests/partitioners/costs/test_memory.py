@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from allocations import AllocatedBytes, allocated_peak
-from lowering_models import KeyValueCache, Mlp, Tied, Windows, calling
+from lowering_models import KeyValueCache, Mlp, Rows, Tied, Windows, calling
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import symbolic_trace
@@ -192,6 +192,8 @@ MODELS = {
     "bags": lambda: (nn.EmbeddingBag(50, 8, mode="max"), (torch.arange(60) % 50, torch.arange(0, 60, 5))),
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
     "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
+    "rows by themselves": lambda: (Rows(), (torch.randn(16, 32),)),
+    "rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: row.softmax(-1).cumsum(-1) * row))(x)),
 }
 
 

@@ -15,7 +15,7 @@ from fxpasses.partitioners.costs.kernels.kernel_results import as_real
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
-__all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in"]
+__all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in", "without_levels"]
 
 CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 """What operators raise that cannot run on tensors without data."""
@@ -114,4 +114,11 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
     """The storages of the tensors in a value."""
     for tensor in tensors_in(value):
-        yield tensor.untyped_storage()
+        yield without_levels(tensor).untyped_storage()
+
+
+def without_levels(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as kernels see it, inside of ``torch.vmap`` too."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

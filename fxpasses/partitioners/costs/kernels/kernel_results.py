@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
+from fxpasses.partitioners.vmap_rows import rows_of
 
 __all__ = ["as_real", "result_bytes"]
 
@@ -45,7 +46,8 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
     if found and node.target in _IN_MEMORY_OF_OPERANDS:
         size = _elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
         found = {place: max(least, size) for place, least in found.items()}
-    return found
+    rows = rows_of(node)
+    return found if rows == 1 else {place: rows * size for place, size in found.items()}
 
 
 def _view(args: tuple[Any, ...], result: Any) -> Any:

@@ -16,6 +16,7 @@ from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, dry_run, make
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
+from fxpasses.partitioners.vmap_rows import rows_of
 
 __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
@@ -36,8 +37,8 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratc
     ran = dry_run(node, autocast)
     if ran is None:
         return 0
-    known = result_bytes(node, range(len(tensors_in(value_of(node)))))
-    return ran.inside + (ran.scratch if with_scratch else 0) + max(0, ran.made - sum(known.values()))
+    known, rows = result_bytes(node, range(len(tensors_in(value_of(node))))), rows_of(node)
+    return rows * (ran.inside + (ran.scratch if with_scratch else 0)) + max(0, rows * ran.made - sum(known.values()))
 
 
 def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:

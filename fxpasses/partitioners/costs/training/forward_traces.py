@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
-from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
+from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["ForwardTrace", "example_of", "storage_key"]
@@ -53,6 +53,7 @@ class ForwardTrace(Interpreter):
         self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
         self.device: torch.device | None = None  # where the value of the current node was recorded
         self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
+        self.levels = torch._C._functorch.get_dynamic_layer_stack_depth()  # those of ``torch.vmap`` around all
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note what it made and what autograd saved."""
@@ -66,7 +67,7 @@ class ForwardTrace(Interpreter):
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
             result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
-        tensors = tensors_in(result) if n.op != "output" else []
+        tensors = [without_levels(tensor) for tensor in tensors_in(result)] if n.op != "output" else []
         for tensor in tensors:
             self.owner.setdefault(storage_key(tensor), n)
         self.kept += tensors
@@ -145,6 +146,7 @@ class ForwardTrace(Interpreter):
         """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
         while self.autocasts:
             self.autocasts.pop().__exit__(None, None, None)
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.levels)
 
     def fetch_attr(self, target: str) -> Any:
         """A parameter or a buffer without data, each a leaf of its own."""

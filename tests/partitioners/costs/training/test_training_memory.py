@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from allocations import AllocatedBytes, allocated_peak
-from lowering_models import Mlp, Tied, Windows, calling
+from lowering_models import Mlp, Rows, Tied, Windows, calling
 from torch import Tensor, nn
 from torch.export import export
 from torch.fx import GraphModule
@@ -76,6 +76,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "long memory": lambda: (nn.LSTM(32, 64, 2, batch_first=True), (torch.randn(8, 20, 32),)),
     "in place": lambda: (InPlace(), (torch.randn(2, 3, 16, 16),)),
     "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
+    "rows by themselves": lambda: (Rows(), (torch.randn(16, 32),)),
+    "rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: row.softmax(-1).cumsum(-1) * row))(x)),
     "one branch": lambda: (Branching(), (torch.ones(256, 64),)),
     "the other branch": lambda: (Branching(), (-torch.ones(256, 64),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),

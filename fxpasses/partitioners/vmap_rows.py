@@ -1,0 +1,50 @@
+"""How many rows a value inside of ``torch.vmap`` has: what was recorded of it is one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.fx import GraphModule, Node
+
+from fxpasses.metadata import value_of
+from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
+from fxpasses.values import nested_graph_modules
+
+__all__ = ["note_rows", "rows_of"]
+
+_ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
+"""The batch sizes of a value by level, where it has any: who walks the graph notes them here."""
+
+
+def note_rows(graph_module: GraphModule) -> None:
+    """Note which values of a graph and of its bodies have rows that were not recorded. O(nodes and edges)."""
+    for inner in nested_graph_modules(graph_module):
+        has_rows = False
+        for node in inner.graph.nodes:
+            name = getattr(node.target, "__name__", "")
+            has_rows = has_rows or name == "_add_batch_dim"
+            if has_rows and (rows := _levels(node, name)):
+                _ROWS[node] = rows
+            elif _ROWS:
+                _ROWS.pop(node, None)
+
+
+def _levels(node: Node, name: str) -> dict[Any, Any]:
+    if node.op == "output":
+        return {}
+    found = {level: size for used in node.all_input_nodes for level, size in _ROWS.get(used, {}).items()}
+    if name == "_add_batch_dim":
+        source, dimension, level = node.args
+        found[level] = value_of(source).shape[dimension]  # type: ignore[arg-type]  # a node
+    elif name == "_remove_batch_dim":
+        found.pop(node.args[1], None)
+    return found
+
+
+def rows_of(node: Node, *, sizes: Sizes = "hint") -> int:
+    """How many times as large a value is as what was recorded of it."""
+    levels = _ROWS.get(node) if _ROWS else None
+    return 1 if levels is None else math.prod(concrete_size(size, sizes=sizes) for size in levels.values())
