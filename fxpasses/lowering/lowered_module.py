@@ -155,7 +155,9 @@ class LoweredModule(GraphModule):
         tensors = tensors_of(self)
         state = {name: each.detach().cpu() for name, each in tensors.items() if id(each) not in held}
         trained = {name for name, each in tensors.items() if each.requires_grad}
-        packed = _Packed(file.getvalue(), structure, self.plan.to_json(), state, trained, self.training)
+        types = zip(InputContract.of(self.program).types, self._inputs.contract.types, strict=True)
+        converted = {before: after for before, after in types if before is not None and after is not None}
+        packed = _Packed(file.getvalue(), structure, self.plan.to_json(), state, trained, self.training, converted)
         return (_unpacked, (self._replay, packed))
 
     @property
@@ -174,7 +176,16 @@ class LoweredModule(GraphModule):
                 )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         compact_recurrent_weights(self)
+        types = {dtype for dtype in self._inputs.contract.types if dtype is not None}
+        self._take_inputs_in({dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in types})
         return self
+
+    def _take_inputs_in(self, converted: Mapping[torch.dtype, torch.dtype]) -> None:
+        """Ask for inputs in other types than before."""
+        if any(before != after for before, after in converted.items()):
+            contract = self._inputs.contract.in_types(converted)
+            self._inputs = attrs.evolve(self._inputs, contract=contract)
+            self._forward_pre_hooks[self._checks_inputs] = self._inputs
 
     def train(self, mode: bool = True) -> LoweredModule:
         """Switch the mode; operators keep the one in which they were captured, and a warning says which do."""
@@ -354,6 +365,7 @@ class _Packed:
     state: Mapping[str, torch.Tensor]
     trained: Collection[str]
     training: bool
+    converted: Mapping[torch.dtype, torch.dtype]
 
 
 def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
@@ -370,6 +382,7 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
             elif name in packed.state:
                 tensor.copy_(packed.state[name])
     torch.nn.Module.train(lowered, packed.training)
+    lowered._take_inputs_in(packed.converted)
     return lowered
 
 

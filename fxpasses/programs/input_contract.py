@@ -173,6 +173,19 @@ class InputContract:
         found = tuple(each for each in relations if each is not None)
         return cls(forward_names, len(args_spec.children()), specs, tuple(leaves), ranges, found)
 
+    @property
+    def types(self) -> tuple[torch.dtype | None, ...]:
+        """The type of each flattened input; None for what is no tensor."""
+        return tuple(leaf.dtype for leaves in self.leaves for leaf in leaves)
+
+    def in_types(self, converted: Mapping[torch.dtype, torch.dtype]) -> InputContract:
+        """The same for a program that was converted as a whole: inputs come in the new types."""
+
+        def convert(leaf: _Leaf) -> _Leaf:
+            return leaf if leaf.dtype is None else attrs.evolve(leaf, dtype=converted.get(leaf.dtype, leaf.dtype))
+
+        return attrs.evolve(self, leaves=tuple(tuple(map(convert, leaves)) for leaves in self.leaves))
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Check a call and put its arguments in the captured order.
 
@@ -263,7 +276,7 @@ class InputContract:
                 f"{leaf.path} is a {type(given).__name__}, but the model was captured with a tensor there."
             )
         if given.dtype != leaf.dtype:
-            raise InputError(f"{leaf.path} has dtype {given.dtype}, but the model was captured with {leaf.dtype}.")
+            raise InputError(f"{leaf.path} has dtype {given.dtype}, but the model takes {leaf.dtype}.")
         if given.dim() != len(leaf.shape):
             raise InputError(
                 f"{leaf.path} has shape {tuple(given.shape)}, but the model was captured for {self._shape_text(leaf)}."

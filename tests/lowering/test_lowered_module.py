@@ -250,6 +250,20 @@ def test_a_pickle_goes_on_where_the_module_was() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_converted_model_takes_inputs_of_the_new_type(dtype: torch.dtype) -> None:
+    """So do its copies, and those that another process has of it."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(6, 8)
+    lowered = in_two(copy.deepcopy(model), x).to(dtype)
+    expected = model.to(dtype)(x.to(dtype))
+
+    for each in (lowered, pickled(lowered), copy.deepcopy(lowered), copy.copy(lowered)):
+        assert torch.equal(expected, each(x.to(dtype)))
+        with pytest.raises(InputError, match=r"'input' has dtype torch.float32, but the model takes torch.float"):
+            each(x)
+    assert torch.equal(lowered.float()(x), pickled(lowered)(x))
+
+
 def test_a_pickled_cache_holds_what_was_written() -> None:
     model = KeyValueCache().eval()
     lowered = in_two(model, torch.randn(1, 1, 16), torch.tensor([0]))

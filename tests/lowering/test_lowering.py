@@ -617,7 +617,7 @@ def test_a_model_too_large_for_all_devices_says_by_how_much() -> None:
         ),
         (
             (torch.zeros(2, 64, dtype=torch.float64),),
-            "The input 'x' has dtype torch.float64, but the model was captured with torch.float32.",
+            "The input 'x' has dtype torch.float64, but the model takes torch.float32.",
         ),
         (
             ([torch.zeros(2, 64)],),
