@@ -18,6 +18,7 @@ from fxpasses.errors import InputError, PlacementError
 from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, seconds_on
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
+from fxpasses.partitioners.vmap_rows import note_rows
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
@@ -97,6 +98,7 @@ def stage_figures(pipe: Pipe) -> list[StageFigures]:
 
 def _figures(stage: StageModule) -> StageFigures:
     part: Any = stage.part
+    note_rows(part)
     compute = [node for node in part.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     state = {id(value): value for value in (*stage.parameters(), *stage.buffers())}
     route = stage.route
