@@ -146,7 +146,8 @@ class ForwardTrace(Interpreter):
         """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
         while self.autocasts:
             self.autocasts.pop().__exit__(None, None, None)
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.levels)
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > self.levels:
+            torch._C._functorch._vmap_decrement_nesting()
 
     def fetch_attr(self, target: str) -> Any:
         """A parameter or a buffer without data, each a leaf of its own."""
