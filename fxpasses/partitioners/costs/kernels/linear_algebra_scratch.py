@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS
+from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS, tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
 __all__ = ["LINEAR_ALGEBRA"]
@@ -31,8 +31,12 @@ _FEWEST = 10
 """Up to so many reflections are found one by one."""
 _SHARED, _OF_THREAD, _REST = 100, 704, 600
 """From how many reflections on threads share blocks, and numbers of such blocks."""
-_VALUES_ONLY, _GENERAL = 22, 386
-"""Rows to work in, for eigenvalues alone and of a matrix that is not symmetric."""
+_VALUES_ONLY, _VALUES_OF_FLOATS, _OF_COMPLEX = 26, 22, 33
+"""Rows to work in, for eigenvalues of a symmetric matrix alone, and for vectors too."""
+_GENERAL, _GENERAL_VALUES, _FEW_VALUES, _FEW_ROWS = 386, 34, 3, 128
+"""The same of a matrix that is not symmetric: for both, for values alone, and of doubles in fewer rows than so many."""
+_NUMBERS, _COMPLEX_NUMBERS = 24, 96
+"""Rows to work in where a symmetric matrix that is not positive is factorized."""
 aten = torch.ops.aten
 
 
@@ -52,6 +56,11 @@ def _tile(matrix: Tensor) -> int:
     return TILE_ELEMENTS * matrix.element_size() if count == 1 and rows * columns >= TILE_ELEMENTS else 0
 
 
+def _turned(matrix: Tensor) -> int:
+    """The same where it is not by columns already."""
+    return tile_bytes(matrix.mT)
+
+
 def _inverse(args: Sequence[Any], _result: Any) -> int:
     """A copy that is factorized, its pivots, and which of them are zero."""
     count, rows, _ = _size(args[0])
@@ -59,19 +68,29 @@ def _inverse(args: Sequence[Any], _result: Any) -> int:
 
 
 def _symmetric(args: Sequence[Any], _result: Any) -> int:
-    """Divide and conquer wants ``1 + 6n + 2n^2`` numbers; where only the values are wanted, a copy and some rows."""
+    """Where only the values are wanted, a copy and some rows."""
     matrix: Tensor = args[0]
     count, rows, _ = _size(matrix)
-    if len(args) < 3 or args[2]:  # with vectors
-        work = (1 + 6 * rows + 2 * rows * rows) * matrix.element_size() + (3 + 5 * rows) * _INT
-        return work + 2 * count * _INT + _FLAGS
-    work = (_VALUES_ONLY * rows + 1) * matrix.element_size()
-    return _bytes(matrix) + max(work, _tile(matrix)) + 2 * count * _INT + _FLAGS
+    flags = 2 * count * _INT + _FLAGS
+    if len(args) < 3 or args[2]:
+        return _divided(matrix) + flags
+    work = (_VALUES_OF_FLOATS if matrix.dtype is torch.float32 else _VALUES_ONLY) * rows + 1
+    return _bytes(matrix) + max(work * matrix.element_size(), _turned(matrix)) + flags
+
+
+def _divided(matrix: Tensor) -> int:
+    """Divide and conquer wants ``1 + 6n + 2n^2`` numbers, and of complex ones some rows and a square more."""
+    rows = _size(matrix)[1]
+    numbers, more = 1 + 6 * rows + 2 * rows * rows, 0
+    if matrix.is_complex():
+        more = ((_OF_COMPLEX + rows) * rows + 1) * matrix.element_size()
+    size = matrix.element_size() // (2 if matrix.is_complex() else 1)
+    return numbers * size + more + (3 + 5 * rows) * _INT
 
 
 def _singular(args: Sequence[Any], _result: Any) -> int:
     """A copy, made by its columns."""
-    return _bytes(args[0]) + _tile(args[0]) + 2 * _size(args[0])[0] * _INT + _FLAGS
+    return _bytes(args[0]) + _turned(args[0]) + 2 * _size(args[0])[0] * _INT + _FLAGS
 
 
 def _orthogonal(args: Sequence[Any], _result: Any) -> int:
@@ -130,6 +149,34 @@ def _general(args: Sequence[Any], _result: Any) -> int:
     return 2 * _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
 
 
+def _general_values(args: Sequence[Any], _result: Any) -> int:
+    """A copy, real and imaginary parts, and rows to work in."""
+    matrix: Tensor = args[0]
+    count, rows, _ = _size(matrix)
+    is_few = matrix.dtype is torch.float64 and rows < _FEW_ROWS
+    numbers = (_FEW_VALUES if is_few else _GENERAL_VALUES) * rows + 1 + 2 * count * rows
+    return _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
+
+
+def _factors(args: Sequence[Any], _result: Any) -> int:
+    """Both factors in one copy, made by its columns; then the order of the rows, of several matrices once more."""
+    count, rows, columns = _size(args[0])
+    order = rows * torch.int64.itemsize * (1 if count == 1 else 1 + count)
+    return max(_bytes(args[0]) + _tile(args[0]), order) + count * (min(rows, columns) + 1) * _INT + _FLAGS
+
+
+def _indefinite(args: Sequence[Any], _result: Any) -> int:
+    """Rows to work in."""
+    matrix: Tensor = args[0]
+    rows = _size(matrix)[1]
+    return (_COMPLEX_NUMBERS if matrix.is_complex() else _NUMBERS) * rows * matrix.element_size() + _FLAGS
+
+
+def _checked(args: Sequence[Any], _result: Any) -> int:
+    """Which of the matrices, and whether any."""
+    return concrete_size(args[0].numel()) + _FLAGS
+
+
 def _exponential(args: Sequence[Any], _result: Any) -> int:
     """The powers of a polynomial of degree 18, and sums of them."""
     matrix: Tensor = args[0]
@@ -148,6 +195,10 @@ LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxy
         aten._linalg_det.default: _determinant,
         aten.cholesky_solve.default: _copied_factor,
         aten.linalg_eig.default: _general,
+        aten._linalg_eigvals.default: _general_values,
+        aten.linalg_lu.default: _factors,
+        aten.linalg_ldl_factor_ex.default: _indefinite,
+        aten._linalg_check_errors.default: _checked,
         aten.linalg_matrix_exp.default: _exponential,
     }
 )
