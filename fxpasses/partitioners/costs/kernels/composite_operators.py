@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["is_composite"]
+__all__ = ["in_steps", "is_composite"]
+
+aten = torch.ops.aten
 
 
 @lru_cache(maxsize=4096)
@@ -21,3 +26,42 @@ def is_composite(operator: Any) -> bool:
         return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
     except RuntimeError:  # an operator of TorchScript alone, on numbers or lists
         return False
+
+
+@lru_cache(maxsize=4096)
+def _has_no_kernel(operator: Any) -> bool:
+    """Whether it is nothing but others: some that are written so have a kernel of the CPU, too, or all devices."""
+    if not is_composite(operator):
+        return False
+    keys = torch._C.DispatchKey
+    is_composed, has_kernel = (
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+        for key in (keys.CompositeImplicitAutograd, keys.CPU)
+    )
+    return is_composed and not has_kernel
+
+
+def _last_one_apart(given: Tensor, dims: Sequence[int], normalization: int, size: int) -> Tensor:
+    """The other dimensions are transformed first, where there are any."""
+    if len(dims) > 1:
+        given = aten._fft_c2c.default(given, dims[:-1], normalization, False)
+    made: Tensor = aten._fft_c2r.default(given, dims[-1:], normalization, size)
+    return made
+
+
+def in_steps(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What does the same by calling others, where a dispatcher sees an operator whole; None for a kernel."""
+    if _has_no_kernel(func):  # called by a kernel below autograd
+        return func.decompose  # type: ignore[no-any-return]  # an operator's
+    return None if func is aten._fft_c2r.default and len(args[1]) == 1 else _IN_STEPS.get(func)
+
+
+_IN_STEPS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.linalg_pinv.atol_rtol_tensor: partial(
+            aten.linalg_pinv.atol_rtol_tensor._op_dk, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+        ),
+        aten._fft_c2r.default: _last_one_apart,
+    }
+)
+"""Operators that run by others, though dispatchers see them whole."""

@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
-from fxpasses.partitioners.costs.kernels.composite_operators import is_composite
+from fxpasses.partitioners.costs.kernels.composite_operators import in_steps, is_composite
 from fxpasses.partitioners.costs.kernels.described_values import Like, called, described, without_data
 from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
-from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch
-from fxpasses.partitioners.costs.kernels.kernels_in_use import BiasInPlace, on_cpu
+from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch, scratch_bytes
+from fxpasses.partitioners.costs.kernels.kernels_in_use import InInference, on_cpu
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -89,6 +89,8 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """
     if not _may_run(node, autocast):
         return None
+    if "unbacked_bindings" in node.meta:
+        return _as_recorded(node)
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     is_cached = autocast is not None and autocast.cached
     describe = _described_as_trained if is_cached or not _may_view(node.target) else described
@@ -96,6 +98,13 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
         return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
+
+
+def _as_recorded(node: Node) -> DryRun:
+    """What an operator needs whose data say how much it makes: as much as was recorded."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args, result = pytree.tree_map(lambda leaf: without_data(described(leaf)), (node.args, value_of(node)))
+        return DryRun(scratch=scratch_bytes(node.target, args, result))
 
 
 def run_body(node: Node) -> DryRun | None:
@@ -179,7 +188,7 @@ def _gathers(source: Any, index: Any) -> bool:
 def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         operands = tensors_in(list(map(value_of, node.all_input_nodes)))
-        if may_need_scratch(node.target, node.args, operands, value_of(node)):
+        if may_need_scratch(node.target, node.args, operands, value_of(node)) or in_steps(node.target, node.args):
             return True
         return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -195,7 +204,7 @@ def _ran(
     otherwise = on_cpu(target) if autocast is None else None
     if ran is None or not ran.inside or otherwise is None or any(map(_is_elsewhere, leaves)):
         return ran
-    there = _run_once(otherwise, structure, leaves, autocast, BiasInPlace)
+    there = _run_once(otherwise, structure, leaves, autocast, InInference)
     return ran if there is None else attrs.evolve(ran, scratch=there.inside + there.scratch - ran.inside)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxpasses.partitioners.costs.kernels.composite_operators import in_steps
 from fxpasses.partitioners.costs.kernels.kernel_results import as_real
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
@@ -50,7 +51,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.known: set[int] = set()
+        self.known: dict[int, StorageWeakRef] = {}  # so that no other storage gets the address of one that goes
         self.held = self.peak = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +59,14 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             return self._both_branches(*args)
         if getattr(func, "namespace", "") == "prim":  # a question about a tensor
             return func(*args, **(kwargs or {}))
-        self.known.update(storage._cdata for storage in storages_in(args) if storage._cdata not in self.alive)
+        if func is torch.ops.aten.equal.default:  # ``istft`` asks so whether something is wrong
+            return False
+        if (steps := in_steps(func, args)) is not None:
+            with self:
+                return steps(*args, **(kwargs or {}))
+        for storage in storages_in(args):
+            if storage._cdata not in self.alive and storage._cdata not in self.known:
+                self.known[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
         result = as_real(func, args, func(*args, **(kwargs or {})))
         made = [storage for storage in storages_in(result) if storage._cdata not in self.known]
         if any(storage._cdata not in self.alive for storage in made):  # only now may there be more than before
@@ -67,7 +75,8 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
         scratch = scratch_bytes(func, args, result)
-        self.peak, self.most = max(self.peak, self.held), max(self.most, self.held + scratch)
+        self.peak = max(self.peak, self.held)
+        self.need(scratch)
         self.ran(args, scratch)
         return result
 
@@ -90,6 +99,10 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self.alive[key] = (reference, size)
         self.held += size
         self.comes(key, size)
+
+    def need(self, scratch: int) -> None:
+        """So many bytes were there for a kernel alone."""
+        self.most = max(self.most, self.held + scratch)
 
     def restart(self) -> None:
         """Forget what there is: from now on only what is made later counts."""

@@ -28,7 +28,7 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
-__all__ = ["as_real", "result_bytes"]
+__all__ = ["as_real", "elements_together", "result_bytes"]
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
     result = tensors_in(value_of(node))
     found = bytes_by_place(places, result)
     if found and node.target in _IN_MEMORY_OF_OPERANDS:
-        size = _elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
+        size = elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
         found = {place: max(least, size) for place, least in found.items()}
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
@@ -105,13 +105,13 @@ def _flipped(args: tuple[Any, ...], result: Any) -> Any:
 
 def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
     """What is smaller than the operands lies at the beginning of memory as large as they are."""
-    count = _elements_together(args)
+    count = elements_together(args)
     if count * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
         return result
     return result.new_empty(count).as_strided(result.shape, result.stride())
 
 
-def _elements_together(operands: Sequence[Any]) -> int:
+def elements_together(operands: Sequence[Any]) -> int:
     """Of one tensor, or of what several have together when small ones are repeated."""
     shapes = [[concrete_size(size) for size in each.shape] for each in operands if isinstance(each, Tensor)]
     return math.prod(map(max, itertools.zip_longest(*map(reversed, shapes), fillvalue=1)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
+from fxpasses.partitioners.costs.kernels.kernel_results import elements_together
 from fxpasses.partitioners.costs.kernels.laid_out_copies import LAID_OUT_COPIES, dense_copies, transform_copies
 from fxpasses.partitioners.costs.kernels.linear_algebra_scratch import LINEAR_ALGEBRA
 from fxpasses.partitioners.costs.kernels.loss_scratch import LOSSES
@@ -38,6 +40,8 @@ __all__ = ["may_need_scratch", "scratch_bytes"]
 
 _NUMBER = 8
 _TABLES = 512
+_WIDE_ROWS = 16
+"""So many elements a row has at least to be scattered as one."""
 _FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
 """Up to so many points distances are computed one by one, or always, if the caller says so."""
 aten = torch.ops.aten
@@ -135,14 +139,114 @@ def _mean_bytes(args: Sequence[Any], result: Any) -> int:
     return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
 
 
-def _scattered_bytes(_args: Sequence[Any], result: Tensor) -> int:
-    """What is gathered or scattered in half precision, as floats."""
+def _placed_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """What is scattered in half precision, as floats."""
     return _bytes(result, torch.float32) if _is_half(result) else 0
 
 
+def _gathered_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The same, but of rows, which are copied."""
+    return 0 if _is_of_rows(args[2], args[1], args[0]) else _placed_bytes(args, result)
+
+
+def _scattered_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What is added up in half precision, as floats; of rows, each thread adds one."""
+    return _rows_bytes(result) if _falls_by_rows(args, result) else _placed_bytes(args, result)
+
+
+def _rows_bytes(result: Tensor) -> int:
+    """One for each thread, in half precision as floats."""
+    return torch.get_num_threads() * _placed_bytes((), result) // max(1, concrete_size(result.shape[0]))
+
+
+def _falls_by_rows(args: Sequence[Any], result: Tensor) -> bool:
+    """Whether rows fall on places that are wide enough to sort them by where, as in a graph network."""
+    if not _is_of_rows(args[2], args[1], args[3], result):
+        return False
+    return math.prod(map(concrete_size, args[2].shape[1:])) >= _WIDE_ROWS
+
+
+def _is_of_rows(index: Tensor, along: int, *tensors: Any) -> bool:
+    """Whether an index is repeated along dense rows of floating point."""
+    if along % max(1, index.dim()) or index.dim() == 1 or any(map(concrete_size, index.stride()[1:])):
+        return False
+    return all(isinstance(each, Tensor) and each.is_floating_point() and each.is_contiguous() for each in tensors)
+
+
 def _added_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """The same where single elements are added; rows are added one by one."""
-    return _scattered_bytes(args, result) if args[1] % max(1, result.dim()) == result.dim() - 1 else 0
+    """The same where an index says on which row each is added: single elements if rows are narrow, or not dense."""
+    along, dims = args[1] % max(1, result.dim()), result.dim()
+    if dims == 1 or 0 < along < dims - 1:
+        return 0
+    is_wide = math.prod(map(concrete_size, result.shape[1:])) >= _WIDE_ROWS
+    return _rows_bytes(result) if is_wide and along == 0 and args[3].is_contiguous() else _placed_bytes(args, result)
+
+
+def _reduced_to_places_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The same; for a mean, how many fall on each place, counted with ones, and which are none."""
+    if args[4] != "mean" or _falls_by_rows(args, result):
+        return _scattered_bytes(args, result)
+    return _counts_bytes(args, result, _bytes(args[3], args[3].dtype), _scattered_bytes(args, result))
+
+
+def _reduced_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """For a mean the same, where the ones are gone before it is looked which are none."""
+    if args[4] != "mean":
+        return 0
+    ones = torch.empty_like(args[3], device="meta")
+    return _counts_bytes(args, result, 0, _bytes(ones, ones.dtype) + _added_rows_bytes((*args[:3], ones), result))
+
+
+def _counts_bytes(args: Sequence[Any], result: Tensor, kept: int, counting: int) -> int:
+    none = concrete_size(result.numel()) + _NUMBER + result.element_size()
+    return _bytes(result, result.dtype) + kept + max(counting, none)
+
+
+def _unique_bytes(args: Sequence[Any], result: Any) -> int:
+    """All sorted, and from where; to sort takes that once more, to count where each begins. Truth values are not."""
+    given: Tensor = args[0]
+    if given.dtype is torch.bool:
+        return dense_copies(args, result)
+    places, is_counted = _bytes(given, torch.int64), len(args) > 3 and args[3]
+    begins = (concrete_size(result[0].numel()) + 1) * _NUMBER if is_counted else 0
+    made = sum(_bytes(each, each.dtype) for each in result)
+    return dense_copies(args, result) + _bytes(given, given.dtype) + places + max(begins, places - made)
+
+
+def _unique_rows_bytes(args: Sequence[Any], result: Any, *, place: int = 1) -> int:
+    """Them in order, and a dense copy with the dimension first along which they lie."""
+    given: Tensor = args[0]
+    if len(args) <= place or args[place] is None:
+        return dense_copies(args, result)
+    return _bytes(given, given.dtype) + dense_copies([given.movedim(args[place], 0)], None)
+
+
+def _masked_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Where masks are true, along each of their dimensions."""
+    masks = [index for index in args[1] if _is_mask(index)]
+    picked = concrete_size(result.numel()) // max(1, _elements_of_each(args[0], args[1])) if masks else 0
+    numbers: int = sum(mask.dim() for mask in masks) * picked
+    return numbers * _NUMBER
+
+
+def _elements_of_each(given: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """How many elements are picked at once: those along dimensions that have no index."""
+    place, count = 0, 1
+    for index in indices:
+        count *= concrete_size(given.shape[place]) if index is None else 1
+        place += index.dim() if index is not None and _is_mask(index) else 1
+    return count * math.prod(map(concrete_size, given.shape[place:]))
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _mask_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """How many are true before each one, ahead of the result; after it, twice, where one of both is not dense."""
+    counted = elements_together(args) * _NUMBER
+    is_dense = args[0].shape == args[1].shape and all(each.is_contiguous() for each in args)
+    return max(0, counted + _NUMBER - _bytes(result, result.dtype)) if is_dense else 2 * counted
 
 
 def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -292,13 +396,6 @@ def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
     return rows * (concrete_size(left.shape[-1]) + 2) * left.element_size()
 
 
-def _inverse_transform_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Where several dimensions are transformed: what is made of the others, and a copy that may be written."""
-    if len(args[1]) == 1:
-        return transform_copies(args, result)
-    return 2 * _bytes(args[0], args[0].dtype)
-
-
 def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Of complex numbers, as complex numbers."""
     given: Tensor = args[0]
@@ -369,13 +466,16 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
         ),
         aten.kthvalue.default: _smallest_bytes,
-        **dict.fromkeys(
-            (
-                *(aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
-                *(aten.scatter_reduce.two, aten.scatter_.src, aten.scatter_.value, aten.scatter_add_.default),
-            ),
-            _scattered_bytes,
-        ),
+        **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_.src, aten.scatter_.value), _placed_bytes),
+        aten.gather.default: _gathered_bytes,
+        **dict.fromkeys((aten.scatter_add.default, aten.scatter_add_.default), _scattered_bytes),
+        **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_to_places_bytes),
+        **dict.fromkeys((aten.index_reduce.default, aten.index_reduce_.default), _reduced_rows_bytes),
+        aten.index.Tensor: _masked_bytes,
+        aten.masked_select.default: _mask_bytes,
+        aten._unique2.default: _unique_bytes,
+        aten.unique_dim.default: _unique_rows_bytes,
+        aten.unique_consecutive.default: partial(_unique_rows_bytes, place=3),
         **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
         aten.dist.default: _distance_of_all_bytes,
         aten._trilinear.default: _products_of_three_bytes,
@@ -393,7 +493,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.sort.default: _sorted_bytes,
         aten.im2col.default: _unfolded_bytes,
         **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
-        aten._fft_c2r.default: _inverse_transform_bytes,
+        aten._fft_c2r.default: transform_copies,
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
         aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
         aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,

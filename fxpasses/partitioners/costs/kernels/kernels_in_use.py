@@ -16,7 +16,7 @@ from torch._meta_registrations import pooling_output_shape
 
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, storages_in
 
-__all__ = ["BiasInPlace", "on_cpu"]
+__all__ = ["InInference", "on_cpu"]
 
 aten = torch.ops.aten
 
@@ -24,33 +24,29 @@ aten = torch.ops.aten
 def on_cpu(target: Any) -> Callable[..., Any] | None:
     """What does, on the CPU, what an operator does there in inference; None where the operator itself does so.
 
-    With :class:`BiasInPlace`, that is.
+    With :class:`InInference`, that is.
     """
-    return target if target in _WITH_BIAS else _ON_CPU.get(target)
+    packet = getattr(target, "overloadpacket", None)
+    return target if target in _WITH_BIAS or packet in _WITHOUT_VECTORS else _ON_CPU.get(target)
 
 
-class BiasInPlace(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
-    """Follows what an operator makes that adds a bias to a product of its own in place: one of what is not dense."""
+class InInference(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
+    """Follows what the operators that :func:`on_cpu` knows make there.
+
+    A bias is added to a product of their own in place: to one of what is not dense. Values of matrices are made without
+    the vectors, which only a gradient needs.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and isinstance(args[1], Tensor) and self._is_biased(*args):
             func = aten.add_.Tensor
+        elif func in _WITH_VECTORS:
+            args = (args[0], _WITH_VECTORS[func], False)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _is_biased(self, product: Tensor, bias: Tensor) -> bool:
         own = [storage._cdata in self.alive for storage in storages_in((product, bias))]
         return own == [True, False] and bias.dim() == 1 and product.dim() != 2  # one of rows is a single operator
-
-
-def _singular_values(matrix: Tensor, *, driver: str | None = None) -> Tensor:
-    """Without vectors."""
-    values: Tensor = aten._linalg_svd.default(matrix, False, False, driver=driver)[1]
-    return values
-
-
-def _eigenvalues(matrix: Tensor, half: str = "L") -> Tensor:
-    values: Tensor = aten._linalg_eigh.default(matrix, half, False)[0]
-    return values
 
 
 def _largest_in_windows(
@@ -70,10 +66,19 @@ def _largest_in_windows(
 
 _WITH_BIAS = frozenset((aten.linear.default, aten.gru.input, aten.lstm.input, aten.rnn_tanh.input, aten.rnn_relu.input))
 
+_WITH_VECTORS: Mapping[Any, Any] = MappingProxyType({aten._linalg_svd.default: False, aten._linalg_eigh.default: "L"})
+"""What also makes vectors, unless its third operand says otherwise; the second one makes no difference then."""
+
+_WITHOUT_VECTORS = frozenset(
+    (
+        *(aten.linalg_svdvals, aten.linalg_eigvalsh, aten.linalg_cond, aten.linalg_matrix_rank),
+        *(aten.linalg_matrix_norm, aten.linalg_norm, aten.nuclear_norm),
+    )
+)
+
 _ON_CPU: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        aten.linalg_svdvals.default: _singular_values,
-        aten.linalg_eigvalsh.default: _eigenvalues,
+        aten.linalg_eigvals.default: aten._linalg_eigvals.default,
         aten.max_pool1d.default: _largest_in_windows,
     }
 )

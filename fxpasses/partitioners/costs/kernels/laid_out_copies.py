@@ -50,10 +50,11 @@ def _flattened(args: Sequence[Any], _result: Any) -> int:
 
 
 def transform_copies(args: Sequence[Any], _result: Any) -> int:
-    """Transforms of rows that do not lie one after the other."""
+    """Transforms of rows that do not lie one after the other, in any order."""
     given: Tensor = args[0]
     along = {place % given.dim() for place in args[1]}
     others = [place for place in range(given.dim()) if place not in along]
+    others.sort(key=lambda place: concrete_size(given.stride(place)), reverse=True)
     return 0 if _in_one_row(given, others) else tensor_bytes(given)
 
 

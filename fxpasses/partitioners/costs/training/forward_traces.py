@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
+from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
 __all__ = ["ForwardTrace", "example_of", "storage_key"]
@@ -95,10 +96,13 @@ class ForwardTrace(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         example = example_of(n)
         if n.target in (aten.index.Tensor, aten.masked_select.default):
-            return _picked(n.target, args[0], args[1], example)
+            picked = _picked(n.target, args[0], args[1], example)
+            self.followed.need(scratch_bytes(n.target, args, picked))
+            return picked
         given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
         if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
             raise RuntimeError(f"the size of what {n.target} gives depends on data")
+        self.followed.need(scratch_bytes(n.target, args, example))
         return example
 
     def _note(self, n: Node, tensor: Tensor) -> None:

@@ -226,6 +226,14 @@ KERNELS = {
     "length": (aten.abs.default, lambda: (torch.randn(64, 64, dtype=torch.cfloat),)),
     "a number": (aten.mul.Tensor, lambda: (torch.randn(8), 2.0)),
     "mean": (aten.mean.dim, lambda: (torch.randn(64, 256), [1])),
+    "factors": (aten.linalg_lu.default, lambda: (torch.randn(64, 80),)),
+    "factors of some": (aten.linalg_lu.default, lambda: (torch.randn(5, 60, 20),)),
+    "not positive": (aten.linalg_ldl_factor_ex.default, lambda: (positive(64, 64),)),
+    "eigenvalues": (aten._linalg_eigvals.default, lambda: (torch.randn(100, 100),)),
+    "eigenvalues of some": (aten._linalg_eigvals.default, lambda: (torch.randn(3, 40, 40, dtype=torch.float64),)),
+    "complex": (aten._linalg_eigh.default, lambda: (positive(64, 64).cfloat(),)),
+    "values by columns": (aten._linalg_svd.default, lambda: (torch.randn(64, 80).mT, False, False)),
+    "values of doubles": (aten._linalg_eigh.default, lambda: (positive(200, 200).double(), "L", False)),
     "added products": (
         aten.addbmm.default,
         lambda: (torch.randn(64, 48), torch.randn(8, 64, 64)[:, :, ::2], torch.randn(8, 32, 48)),
@@ -238,6 +246,27 @@ def test_a_kernel_copies_what_it_works_on(name: str) -> None:
     func, make = KERNELS[name]
 
     assert_near(func, make(), tables=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("is_dense", [True, False])
+@pytest.mark.parametrize(("inverse", "counts"), [(False, False), (True, False), (False, True), (True, True)])
+def test_what_is_unique_is_found_by_sorting(inverse: bool, counts: bool, is_dense: bool, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 250, (60, 40)).to(dtype)
+    x = x if is_dense else x.repeat_interleave(2, -1)[..., ::2]
+
+    assert_near(aten._unique2.default, (x, True, inverse, counts))
+    assert_near(aten.unique_dim.default, (x, 0, True, inverse, counts))
+
+
+@pytest.mark.parametrize("layout", ["dense", "by columns", "repeated"])
+def test_a_mask_is_made_numbers_to_pick_by(layout: str) -> None:
+    x = torch.randn(60, 40)
+    mask = {"dense": x > 0, "by columns": (x.mT.contiguous() > 0).mT, "repeated": (x[0] > 0).expand(60, 40)}[layout]
+
+    assert_near(aten.index.Tensor, (x, [mask]))
+    assert_near(aten.index.Tensor, (x, [None, mask[0]]))
+    assert_near(aten.masked_select.default, (x, mask))
 
 
 @pytest.mark.usefixtures("_threads")

@@ -118,6 +118,10 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "windows": lambda x: x.unfold(1, 4, 2),
     "transforms of rows": lambda x: torch.fft.irfft(torch.fft.rfft(x.float(), dim=1), dim=1),
     "distances": lambda x: torch.cdist(x.float(), x.detach().float() * 2, p=1),
+    "index_add": lambda x: x.index_add(0, torch.tensor([1, 0, 1, 3]), x),
+    "index_add in between": lambda x: x.index_add(1, rows, x[:, :20]),
+    "index_add of columns": lambda x: x.index_add(2, torch.arange(24), x),
+    "gather of rows": lambda x: x.contiguous().gather(0, torch.tensor([1, 3])[:, None, None].expand(2, 32, 24)),
 }
 
 
@@ -127,6 +131,30 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
 def test_operators_on_sequences_need_what_is_predicted(name: str, dtype: torch.dtype) -> None:
     for x in layouts((4, 32, 24), dtype):
         assert_each_operator_is_near(backward_too(SEQUENCES[name], x))
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")  # that it may change
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("reduce", ["mean", "amax", "prod"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_mean_of_what_falls_on_a_place_counts_how_many(dim: int, reduce: str, dtype: torch.dtype) -> None:
+    """Graph networks reduce what comes along edges so."""
+    for x in layouts((16, 32, 24), dtype):
+        places, source = torch.randint(0, x.shape[dim], (10,)), x.narrow(dim, 0, 10)
+        index = torch.randint(0, x.shape[dim], source.shape)
+        assert_each_operator_is_near(partial(x.scatter_reduce, dim, index, source, reduce, include_self=False))
+        assert_each_operator_is_near(partial(x.index_reduce, dim, places, source, reduce))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 15, 16, 64])
+def test_whole_rows_that_are_wide_fall_on_places_without_a_count(width: int, dtype: torch.dtype) -> None:
+    edges = torch.randint(0, 100, (600, 1)).expand(600, width)
+    x, messages = torch.zeros(100, width, dtype=dtype), torch.randn(600, width).to(dtype)
+
+    assert_each_operator_is_near(lambda: x.scatter_reduce(0, edges, messages, "mean", include_self=False))
+    assert_each_operator_is_near(lambda: x.scatter_add(0, edges, messages))
+    assert_each_operator_is_near(lambda: messages.gather(0, edges[:100]))
 
 
 def of_ones(x: Tensor) -> Tensor:
