@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.higher_order_steps import HIGHER_ORDER_STEPS
+
 __all__ = ["in_steps", "is_composite"]
 
 aten = torch.ops.aten
@@ -51,6 +53,8 @@ def _last_one_apart(given: Tensor, dims: Sequence[int], normalization: int, size
 
 def in_steps(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
     """What does the same by calling others, where a dispatcher sees an operator whole; None for a kernel."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return HIGHER_ORDER_STEPS.get(func._name)
     if _has_no_kernel(func):  # called by a kernel below autograd
         return func.decompose  # type: ignore[no-any-return]  # an operator's
     return None if func is aten._fft_c2r.default and len(args[1]) == 1 else _IN_STEPS.get(func)

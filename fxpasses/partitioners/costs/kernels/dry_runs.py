@@ -107,8 +107,12 @@ def _as_recorded(node: Node) -> DryRun:
         return DryRun(scratch=scratch_bytes(node.target, args, result))
 
 
-def run_body(node: Node) -> DryRun | None:
+def run_body(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """Run a node that has a body without data, as in a model that is trained: autocast keeps copies of its parameters.
+
+    Args:
+        node: A node whose inputs have recorded values.
+        autocast: What it runs under.
 
     Returns:
         What it makes; None for what cannot run so.
@@ -116,7 +120,7 @@ def run_body(node: Node) -> DryRun | None:
     owner = node.graph.owning_module
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: _operand(used, owner))
-        with collecting_later(), FollowedStorages() as followed:
+        with collecting_later(), FollowedStorages() as followed, _under(autocast):
             try:
                 result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
             except CANNOT_RUN:

@@ -12,7 +12,8 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import BODY_AT
-from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, dry_run, makes_a_copy, run_body
+from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, DryRun, dry_run, makes_a_copy, run_body
+from fxpasses.partitioners.costs.kernels.higher_order_steps import HIGHER_ORDER_STEPS
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
@@ -20,7 +21,7 @@ from fxpasses.partitioners.vmap_rows import rows_of
 
 __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
-_LOOPS = ("while_loop", "scan", "map_impl", "map", "associative_scan")
+_LOOPS = ("while_loop", "associative_scan")
 
 
 def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratch: bool = True) -> int:
@@ -35,8 +36,10 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratc
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _around_bodies(node, autocast, with_scratch)
     ran = dry_run(node, autocast)
-    if ran is None:
-        return 0
+    return 0 if ran is None else _beside_result(ran, node, with_scratch)
+
+
+def _beside_result(ran: DryRun, node: Node, with_scratch: bool) -> int:
     known, rows = result_bytes(node, range(len(tensors_in(value_of(node))))), rows_of(node)
     return rows * (ran.inside + (ran.scratch if with_scratch else 0)) + max(0, rows * ran.made - sum(known.values()))
 
@@ -96,6 +99,8 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
 def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
     owner = node.graph.owning_module
+    if getattr(node.target, "_name", "") in HIGHER_ORDER_STEPS and (ran := run_body(node, autocast)) is not None:
+        return _beside_result(ran, node, with_scratch)
     if getattr(node.target, "_name", "") == "wrap_with_autocast":
         autocast = Autocast.of(node.args[: BODY_AT["wrap_with_autocast"]])
         if autocast.cached and (ran := run_body(node)) is not None:
