@@ -72,19 +72,11 @@ def _attention(*args: Any) -> Any:
     return sdpa_dense(*args)
 
 
-def _attention_backward(*args: Any) -> Any:
-    """The same."""
-    from torch._higher_order_ops.flex_attention import sdpa_dense_backward  # loaded where it is used
-
-    return sdpa_dense_backward(*args)
-
-
 HIGHER_ORDER_STEPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "map_impl": _mapped,
         "scan": _scanned,
         "flex_attention": _attention,
-        "flex_attention_backward": _attention_backward,
     }
 )
 """By name, as torch makes some of these operators only when they are asked for."""

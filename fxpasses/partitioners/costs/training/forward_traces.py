@@ -26,6 +26,7 @@ aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 """Types of indices that say yes or no."""
 _BRANCHING = torch.ops.higher_order.cond
+_SCANNING = "scan"
 
 
 @attrs.frozen(eq=False)
@@ -80,6 +81,8 @@ class ForwardTrace(Interpreter):
         if n.target is _BRANCHING and n in self.differentiable:
             for tensor in tensors_in(self.map_nodes_to_values(n.args[0], n)):
                 self._note(n, tensor)  # its condition is kept without the hooks
+        if getattr(n.target, "_name", "") == _SCANNING and n in self.differentiable:
+            self._note_held(n, tensors)
         self._note_functions(n, tensors)
         kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
         if self.followed.peak > kept:
@@ -113,6 +116,15 @@ class ForwardTrace(Interpreter):
         elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
+
+    def _note_held(self, n: Node, tensors: Sequence[Tensor]) -> None:
+        """What autograd's function holds without the hooks: its operands, and all that is there and no result."""
+        for tensor in tensors_in(self.map_nodes_to_values(n.args[1:], n)):
+            self._note(n, tensor)
+        self.followed.forget_gone()
+        results = set(map(storage_key, tensors))
+        held = {key: kept for key, kept in self.followed.alive.items() if key not in results}
+        self.extra.setdefault(n, {}).update(held)
 
     def _note_functions(self, n: Node, tensors: Sequence[Tensor]) -> None:
         """Those from the results back to what other nodes added; an operator with a body adds many."""
