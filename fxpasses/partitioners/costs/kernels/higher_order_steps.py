@@ -43,9 +43,7 @@ def _scanned(
     What was made of the first row stays.
     """
     size, count = len(carry), rows[0].shape[0]
-    made = body(*carry, *(each[0] for each in rows), *others)
-    carry, first = made[:size], made[size:]
-    del made
+    carry, first = _carry_and_out(body(*carry, *(each[0] for each in rows), *others), size)
     stacked = [None if each is None else each.new_empty(count, *each.shape) for each in first]
     places = [None if each is None else torch.ones_like(each, dtype=torch.int64).unsqueeze(0) for each in first]
     _store(first, stacked, places)
@@ -56,6 +54,7 @@ def _scanned(
 
 
 def _carry_and_out(made: Sequence[Any], size: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Apart, so that nothing else holds what the body made."""
     return made[:size], made[size:]
 
 
