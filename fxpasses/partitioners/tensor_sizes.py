@@ -13,9 +13,11 @@ from fxpasses.partitioners.symbol_bounds import UNKNOWN_SIZE, Sizes, largest
 
 __all__ = [
     "Sizes",
+    "bytes_as",
     "bytes_by_place",
     "concrete_size",
     "concrete_value",
+    "is_half",
     "memory_bytes",
     "storage_bytes",
     "tensor_bytes",
@@ -63,6 +65,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple, dict)):
         return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return []
+
+
+def bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    """The bytes of as many elements of a type as a tensor has."""
+    return math.prod(map(concrete_size, tensor.shape)) * dtype.itemsize
+
+
+def is_half(tensor: torch.Tensor) -> bool:
+    """Whether its elements are of half precision."""
+    return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

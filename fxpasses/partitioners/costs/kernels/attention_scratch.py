@@ -15,7 +15,7 @@ from torch import Tensor
 from fxpasses.partitioners.costs.kernels.convolution_shapes import has_tiles, round_up
 from fxpasses.partitioners.costs.kernels.product_scratch import lays_out
 from fxpasses.partitioners.costs.kernels.tile_products import TileProduct
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
+from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes
 
 __all__ = ["attention_backward_scratch_bytes", "attention_scratch_bytes"]
 
@@ -44,7 +44,7 @@ def attention_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
         return 0
     rows, keys, width = _block(query, key)
     weights = rows * keys
-    in_half = 2 * weights if _is_half(query) else 0
+    in_half = 2 * weights if is_half(query) else 0
     laid_out = 0
     if has_tiles(query.dtype) and _lays_out_keys(query, key, is_causal=len(args) > _CAUSAL and bool(args[_CAUSAL])):
         in_half = 2 * rows * round_up(keys, 2)
@@ -63,7 +63,7 @@ def attention_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     rows, keys, width = _block(query, key)
     blocks = 2 * rows * keys * _sum_size(query)
     of_products = 0
-    if _is_half(query):
+    if is_half(query):
         blocks += blocks // 2
         if has_tiles(query.dtype):
             of_products = _product_bytes(query, key) + _FLOAT
@@ -146,7 +146,3 @@ def _heads(query: Tensor) -> int:
 def _sum_size(query: Tensor) -> int:
     """Bytes of a number that is added up."""
     return max(_FLOAT, query.element_size())
-
-
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,23 +24,22 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
-from fxpasses.partitioners.costs.kernels.kernel_results import elements_together
 from fxpasses.partitioners.costs.kernels.laid_out_copies import LAID_OUT_COPIES, dense_copies, transform_copies
 from fxpasses.partitioners.costs.kernels.linear_algebra_scratch import LINEAR_ALGEBRA
 from fxpasses.partitioners.costs.kernels.loss_scratch import LOSSES
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
 from fxpasses.partitioners.costs.kernels.normalization_scratch import NORMALIZATIONS
+from fxpasses.partitioners.costs.kernels.picked_scratch import PICKED
 from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
+from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensors_in
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
 _NUMBER = 8
 _TABLES = 512
-_WIDE_ROWS = 16
-"""So many elements a row has at least to be scattered as one."""
 _FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
 """Up to so many points distances are computed one by one, or always, if the caller says so."""
 aten = torch.ops.aten
@@ -85,7 +83,7 @@ def _converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
     if common is torch.bool or is_written:  # a comparison
         common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
     written = made[:1] if is_written else []
-    return sum(_bytes(each, common) for each in (*operands, *written) if each.dtype != common)
+    return sum(bytes_as(each, common) for each in (*operands, *written) if each.dtype != common)
 
 
 def _wraps_number(func: Any, args: Sequence[Any]) -> bool:
@@ -116,11 +114,11 @@ def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
     given: Tensor = args[0]
     made = tensors_in(result)[0]
     if given.dtype != made.dtype:
-        return _bytes(given, made.dtype)
+        return bytes_as(given, made.dtype)
     along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
-    if not _is_half(given) or not along or _lie_together(given, along):
+    if not is_half(given) or not along or _lie_together(given, along):
         return 0
-    return _bytes(given, torch.float32) + _bytes(made, torch.float32)
+    return bytes_as(given, torch.float32) + bytes_as(made, torch.float32)
 
 
 def _lie_together(given: Tensor, along: Sequence[int]) -> bool:
@@ -135,124 +133,14 @@ def _mean_bytes(args: Sequence[Any], result: Any) -> int:
     """That of a sum, which half precision has as floats, or what it is divided by."""
     given: Tensor = args[0]
     made = tensors_in(result)[0]
-    as_floats = _bytes(given, torch.float32) + _bytes(made, torch.float32) if _is_half(made) else 0
+    as_floats = bytes_as(given, torch.float32) + bytes_as(made, torch.float32) if is_half(made) else 0
     return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
-
-
-def _placed_bytes(_args: Sequence[Any], result: Tensor) -> int:
-    """What is scattered in half precision, as floats."""
-    return _bytes(result, torch.float32) if _is_half(result) else 0
-
-
-def _gathered_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """The same, but of rows, which are copied."""
-    return 0 if _is_of_rows(args[2], args[1], args[0]) else _placed_bytes(args, result)
-
-
-def _scattered_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """What is added up in half precision, as floats; of rows, each thread adds one."""
-    return _rows_bytes(result) if _falls_by_rows(args, result) else _placed_bytes(args, result)
-
-
-def _rows_bytes(result: Tensor) -> int:
-    """One for each thread, in half precision as floats."""
-    return torch.get_num_threads() * _placed_bytes((), result) // max(1, concrete_size(result.shape[0]))
-
-
-def _falls_by_rows(args: Sequence[Any], result: Tensor) -> bool:
-    """Whether rows fall on places that are wide enough to sort them by where, as in a graph network."""
-    if not _is_of_rows(args[2], args[1], args[3], result):
-        return False
-    return math.prod(map(concrete_size, args[2].shape[1:])) >= _WIDE_ROWS
-
-
-def _is_of_rows(index: Tensor, along: int, *tensors: Any) -> bool:
-    """Whether an index is repeated along dense rows of floating point."""
-    if along % max(1, index.dim()) or index.dim() == 1 or any(map(concrete_size, index.stride()[1:])):
-        return False
-    return all(isinstance(each, Tensor) and each.is_floating_point() and each.is_contiguous() for each in tensors)
-
-
-def _added_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """The same where an index says on which row each is added: single elements if rows are narrow, or not dense."""
-    along, dims = args[1] % max(1, result.dim()), result.dim()
-    if dims == 1 or 0 < along < dims - 1:
-        return 0
-    is_wide = math.prod(map(concrete_size, result.shape[1:])) >= _WIDE_ROWS
-    return _rows_bytes(result) if is_wide and along == 0 and args[3].is_contiguous() else _placed_bytes(args, result)
-
-
-def _reduced_to_places_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """The same; for a mean, how many fall on each place, counted with ones, and which are none."""
-    if args[4] != "mean" or _falls_by_rows(args, result):
-        return _scattered_bytes(args, result)
-    return _counts_bytes(args, result, _bytes(args[3], args[3].dtype), _scattered_bytes(args, result))
-
-
-def _reduced_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """For a mean the same, where the ones are gone before it is looked which are none."""
-    if args[4] != "mean":
-        return 0
-    ones = torch.empty_like(args[3], device="meta")
-    return _counts_bytes(args, result, 0, _bytes(ones, ones.dtype) + _added_rows_bytes((*args[:3], ones), result))
-
-
-def _counts_bytes(args: Sequence[Any], result: Tensor, kept: int, counting: int) -> int:
-    none = concrete_size(result.numel()) + _NUMBER + result.element_size()
-    return _bytes(result, result.dtype) + kept + max(counting, none)
-
-
-def _unique_bytes(args: Sequence[Any], result: Any) -> int:
-    """All sorted, and from where; to sort takes that once more, to count where each begins. Truth values are not."""
-    given: Tensor = args[0]
-    if given.dtype is torch.bool:
-        return dense_copies(args, result)
-    places, is_counted = _bytes(given, torch.int64), len(args) > 3 and args[3]
-    begins = (concrete_size(result[0].numel()) + 1) * _NUMBER if is_counted else 0
-    made = sum(_bytes(each, each.dtype) for each in result)
-    return dense_copies(args, result) + _bytes(given, given.dtype) + places + max(begins, places - made)
-
-
-def _unique_rows_bytes(args: Sequence[Any], result: Any, *, place: int = 1) -> int:
-    """Them in order, and a dense copy with the dimension first along which they lie."""
-    given: Tensor = args[0]
-    if len(args) <= place or args[place] is None:
-        return dense_copies(args, result)
-    return _bytes(given, given.dtype) + dense_copies([given.movedim(args[place], 0)], None)
-
-
-def _masked_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Where masks are true, along each of their dimensions."""
-    masks = [index for index in args[1] if _is_mask(index)]
-    picked = concrete_size(result.numel()) // max(1, _elements_of_each(args[0], args[1])) if masks else 0
-    numbers: int = sum(mask.dim() for mask in masks) * picked
-    return numbers * _NUMBER
-
-
-def _elements_of_each(given: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """How many elements are picked at once: those along dimensions that have no index."""
-    place, count = 0, 1
-    for index in indices:
-        count *= concrete_size(given.shape[place]) if index is None else 1
-        place += index.dim() if index is not None and _is_mask(index) else 1
-    return count * math.prod(map(concrete_size, given.shape[place:]))
-
-
-def _is_mask(index: Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8)
-
-
-def _mask_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """How many are true before each one, ahead of the result; after it, twice, where one of both is not dense."""
-    counted = elements_together(args) * _NUMBER
-    is_dense = args[0].shape == args[1].shape and all(each.is_contiguous() for each in args)
-    return max(0, counted + _NUMBER - _bytes(result, result.dtype)) if is_dense else 2 * counted
 
 
 def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
     """How large each is, and the largest number; of complex numbers, which of them are."""
     given: Tensor = args[0]
-    size = _bytes(given, given.dtype)
+    size = bytes_as(given, given.dtype)
     if given.is_complex():
         return size // 2 + concrete_size(given.numel())
     return size + _NUMBER + given.element_size() if given.is_floating_point() else 0
@@ -263,19 +151,19 @@ def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
     given: Tensor = args[0]
     if len(args) == 1 or args[1] in (None, []):
         return _NUMBER * torch.get_num_threads()
-    return _bytes(given, torch.int64) + (0 if given.dtype is torch.bool else _bytes(given, torch.bool))
+    return bytes_as(given, torch.int64) + (0 if given.dtype is torch.bool else bytes_as(given, torch.bool))
 
 
 def _grid_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Places of an image with three coordinates, or four of a volume; products in half precision have blocks."""
-    base = _bytes(result, result.dtype) // int(result.shape[-1]) * (int(result.shape[-1]) + 1)
-    return base + (base // 2 if _is_half(args[0]) else 0)
+    base = bytes_as(result, result.dtype) // int(result.shape[-1]) * (int(result.shape[-1]) + 1)
+    return base + (base // 2 if is_half(args[0]) else 0)
 
 
 def _drawn_bytes(args: Sequence[Any], _result: Any) -> int:
     """Probabilities, divided by what is drawn, and sums of their rows."""
     given: Tensor = args[0]
-    return _bytes(given, given.dtype) + 4 * _bytes(given, given.dtype) // int(given.shape[-1]) + _TABLES
+    return bytes_as(given, given.dtype) + 4 * bytes_as(given, given.dtype) // int(given.shape[-1]) + _TABLES
 
 
 def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
@@ -286,7 +174,7 @@ def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
 
 def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
     """The difference."""
-    return max(_bytes(each, each.dtype) for each in args[:2])
+    return max(bytes_as(each, each.dtype) for each in args[:2])
 
 
 def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -317,7 +205,7 @@ def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 def _bins_bytes(_args: Sequence[Any], result: Tensor) -> int:
     """Where each begins, and what each thread counts."""
-    return (1 + torch.get_num_threads()) * _bytes(result, result.dtype) + result.element_size()
+    return (1 + torch.get_num_threads()) * bytes_as(result, result.dtype) + result.element_size()
 
 
 def _table_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -337,7 +225,7 @@ def _selected_bytes(args: Sequence[Any], _result: Any) -> int:
 
 def _bag_backward_bytes(args: Sequence[Any], _result: Any) -> int:
     """Where each index is, sorted."""
-    return 4 * _bytes(args[1], torch.int64) + _TABLES
+    return 4 * bytes_as(args[1], torch.int64) + _TABLES
 
 
 def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
@@ -351,22 +239,22 @@ def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
 def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
     """What is left of the operand when the largest is taken away, and the largest."""
     given: Tensor = args[0]
-    converted = 0 if given.dtype == result.dtype else _bytes(given, result.dtype)
-    return converted + _bytes(given, result.dtype) + _bytes(result, result.dtype)
+    converted = 0 if given.dtype == result.dtype else bytes_as(given, result.dtype)
+    return converted + bytes_as(given, result.dtype) + bytes_as(result, result.dtype)
 
 
 def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
     """A copy with the rows that are looked through, unless they are dense."""
     given: Tensor = args[0]
     if len(args) == 1 or not given.dim() or _is_elsewhere(given):
-        return 0 if _is_elsewhere(given) else _bytes(given, given.dtype)
+        return 0 if _is_elsewhere(given) else bytes_as(given, given.dtype)
     return dense_copies([given.transpose(args[1], -1)], None)
 
 
 def _smallest_bytes(args: Sequence[Any], _result: Any) -> int:
     """A copy of the operand, and where each element was."""
     given: Tensor = args[0]
-    return 0 if _is_elsewhere(given) else _bytes(given, given.dtype) + _bytes(given, torch.int64)
+    return 0 if _is_elsewhere(given) else bytes_as(given, given.dtype) + bytes_as(given, torch.int64)
 
 
 def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -380,8 +268,8 @@ def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
 
 def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Memory as large as the operand, which turns out to be too small, and a dense copy of it."""
-    size = _bytes(args[0], args[0].dtype)
-    return (size if _bytes(result, result.dtype) > size else 0) + dense_copies(args, result)
+    size = bytes_as(args[0], args[0].dtype)
+    return (size if bytes_as(result, result.dtype) > size else 0) + dense_copies(args, result)
 
 
 def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -399,7 +287,7 @@ def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
 def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
     """Of complex numbers, as complex numbers."""
     given: Tensor = args[0]
-    return _bytes(given, given.dtype) if given.is_complex() and not _is_elsewhere(result) else 0
+    return bytes_as(given, given.dtype) if given.is_complex() and not _is_elsewhere(result) else 0
 
 
 def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
@@ -410,19 +298,11 @@ def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
     bag_of, size_of = result[1:3]
     if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()):
         return 0
-    return max(_bytes(size_of, torch.int64) * 3 // 2, _bytes(bag_of, torch.int64))
-
-
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)
+    return max(bytes_as(size_of, torch.int64) * 3 // 2, bytes_as(bag_of, torch.int64))
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
-
-
-def _bytes(tensor: Tensor, dtype: torch.dtype) -> int:
-    return math.prod(map(concrete_size, tensor.shape)) * dtype.itemsize
 
 
 _CONDITIONS: Mapping[Any, int] = MappingProxyType(
@@ -466,17 +346,8 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
         ),
         aten.kthvalue.default: _smallest_bytes,
-        **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_.src, aten.scatter_.value), _placed_bytes),
-        aten.gather.default: _gathered_bytes,
-        **dict.fromkeys((aten.scatter_add.default, aten.scatter_add_.default), _scattered_bytes),
-        **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_to_places_bytes),
-        **dict.fromkeys((aten.index_reduce.default, aten.index_reduce_.default), _reduced_rows_bytes),
-        aten.index.Tensor: _masked_bytes,
-        aten.masked_select.default: _mask_bytes,
-        aten._unique2.default: _unique_bytes,
-        aten.unique_dim.default: _unique_rows_bytes,
-        aten.unique_consecutive.default: partial(_unique_rows_bytes, place=3),
-        **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
+        **SCATTERED,
+        **PICKED,
         aten.dist.default: _distance_of_all_bytes,
         aten._trilinear.default: _products_of_three_bytes,
         aten.addbmm.default: _added_products_bytes,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes, tensors_in
+from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes, tensors_in
 
 __all__ = ["NORMALIZATIONS"]
 
@@ -27,7 +27,7 @@ def _channel_bytes(args: Sequence[Any], result: Any) -> int:
     channels = 4 * concrete_size(given.shape[1]) * _FLOAT
     made = tensors_in(result)
     keeps_sums = len(made) > 1 and 0 not in made[1].shape
-    as_floats = _FLOAT * concrete_size(given.numel()) if _is_half(given) and keeps_sums and not _is_dense(given) else 0
+    as_floats = _FLOAT * concrete_size(given.numel()) if is_half(given) and keeps_sums and not _is_dense(given) else 0
     return channels + as_floats
 
 
@@ -38,7 +38,7 @@ def _batch_backward(args: Sequence[Any], _result: Any) -> int:
         return 0
     if _is_dense(given) and _is_dense(gradient):
         return tensor_bytes(given)
-    is_converted = given.dtype is torch.float16 or (_is_half(given) and given.dim() > _ROWS)
+    is_converted = given.dtype is torch.float16 or (is_half(given) and given.dim() > _ROWS)
     as_floats = _FLOAT * concrete_size(given.numel()) if is_converted else 0
     return as_floats + 8 * concrete_size(given.shape[1]) * _FLOAT
 
@@ -78,10 +78,6 @@ def _layer_backward(args: Sequence[Any], result: Any) -> int:
 
 def _is_dense(given: Tensor) -> bool:
     return given.is_contiguous(memory_format=suggest_memory_format(given))
-
-
-def _is_half(given: Tensor) -> bool:
-    return given.dtype in (torch.bfloat16, torch.float16)
 
 
 NORMALIZATIONS: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
