@@ -349,7 +349,7 @@ class Topology:
         return Topology(self.devices, links)
 
     @classmethod
-    def routed(cls, devices: Iterable[Device], links: Iterable[Link], *, size: float = MiB) -> Topology:
+    def routed(cls, devices: Iterable[Device], links: Iterable[Link], *, size: float | str = MiB) -> Topology:
         """Join all pairs along the routes that some links make: a line, a ring, a star, islands.
 
         The latencies of a route add up, and it is as fast as its slowest link. Each pair gets the route over which
@@ -358,12 +358,14 @@ class Topology:
         Args:
             devices: The devices.
             links: The links that there are.
-            size: For how many bytes routes are compared.
+            size: For how many bytes routes are compared: a number, or ``"1MiB"``.
 
         Raises:
-            InputError: no route joins two of the devices, or what else a topology refuses.
+            InputError: no route joins two of the devices, that is no size, or what else a topology refuses.
         """
-        known = cls.of(devices, links)
+        known, compared = cls.of(devices, links), parse_bytes(size) if isinstance(size, str) else plain_number(size)
+        if not _is_float(compared) or not 0 <= compared < math.inf:
+            raise InputError(f"Routes are compared for a number of bytes from 0 on, not {size!r}.")
         ends = {pair for link in known.links for pair in ((link.first, link.second), (link.second, link.first))}
         given = {(first, second): known.link(first, second) for first, second in sorted(ends)}
         best: dict[tuple[str, str], Link] = {}
@@ -377,7 +379,7 @@ class Topology:
                     if first != second:
                         route = Link(first, second, bandwidth, latency, via=paths[second][1:-1])
                         best[first, second] = min(
-                            best.get((first, second), route), route, key=lambda a: a.seconds(size)
+                            best.get((first, second), route), route, key=lambda a: a.seconds(compared)
                         )
         pairs = list(itertools.combinations(sorted(device.name for device in known.devices), 2))
         for one, other in pairs:

@@ -293,6 +293,19 @@ def test_a_route_knows_its_way() -> None:
     assert Link("a", "c", 1e9, 1e-5) == topology.link("a", "c")  # the way does not make it another link
 
 
+def test_routes_are_compared_for_a_size_as_people_write_it() -> None:
+    """A little takes the quick way, much the wide one."""
+    devices = [Device(name) for name in "abc"]
+    links = [Link("a", "c", 1e6, 1e-6), Link("a", "b", 1e9, 1e-3), Link("b", "c", 1e9, 1e-3)]
+
+    little, much = (Topology.routed(devices, links, size=size).link("a", "c") for size in ("10B", "1MiB"))
+
+    assert (1e6, 1e9) == (little.bandwidth, much.bandwidth)
+    for size in (-1e12, float("nan"), True):
+        with pytest.raises(InputError, match=f"Routes are compared for a number of bytes from 0 on, not {size!r}"):
+            Topology.routed(devices, links, size=size)
+
+
 def test_devices_without_a_route_between_them_are_refused() -> None:
     devices = [Device(name) for name in "abcd"]
 

@@ -232,12 +232,18 @@ class Measurements:
             raise InputError(f"{path} cannot be read: {error.strerror}; name another file.") from error
         try:
             found = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON: {error}. Delete it, or name another file.") from error
+        try:
             seconds = {where: _numbers(known, float) for where, known in found["seconds"].items()}
             workspaces = {where: _numbers(known, int) for where, known in found.get("workspaces", {}).items()}
             version = found["format"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
+            raise InputError(f"{path} holds what is no number: {error}. Delete it, or name another file.") from error
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{path} holds no measured seconds ({error!r}); delete it, or name another file."
+                f"{path} is JSON, but holds no measured seconds as ProfileCosts writes them; delete it, or name "
+                "another file."
             ) from error
         if version != _FORMAT:
             raise InputError(f"{path} is in format {version!r}, and this version reads {_FORMAT}; measure again.")

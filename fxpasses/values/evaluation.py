@@ -166,10 +166,13 @@ def _failure(node: Node, error: Exception) -> FakeValueError:
     where = came_from(node)
     text = str(error).strip().splitlines()
     first = text[0] if text else type(error).__name__
+    target = node._pretty_print_target(node.target)
+    who, remedy = target, "register a fake kernel for it with torch.library.register_fake"
+    if node.op == "call_module" and (owner := node.graph.owning_module) is not None:
+        who, remedy = f"the {type(owner.get_submodule(target)).__name__} {target!r}", "give examples of other shapes"
     return FakeValueError(
-        f"the value of {node.name!r}{where} cannot be computed: {node._pretty_print_target(node.target)} says "
-        f"{type(error).__name__}: {first}; make its arguments fit, or register a fake kernel for it with "
-        "torch.library.register_fake",
+        f"the value of {node.name!r}{where} cannot be computed: {who} says {type(error).__name__}: "
+        f"{first.rstrip('.')}; make its arguments fit, or {remedy}",
         node=node,
         pass_name=current_pass(),
         reason=first,

@@ -266,11 +266,15 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     [
         (
             '{"format": 1, "seconds": {"cpu": {"aten.relu": "fast"}}}',
-            "holds no measured seconds (ValueError(\"could not convert string to float: 'fast'\")); delete it",
+            "holds what is no number: could not convert string to float: 'fast'. Delete it, or name another file.",
         ),
         (
             "[1]",
-            "holds no measured seconds (TypeError('list indices must be integers or slices, not str')); delete",
+            "is JSON, but holds no measured seconds as ProfileCosts writes them; delete it, or name another file.",
+        ),
+        (
+            '{"format": 1,',
+            "is not JSON: Expecting property name enclosed in double quotes: line 1 column 14 (char 13). Delete it, or",
         ),
         ('{"format": 9, "seconds": {}}', "is in format 9, and this version reads 1; measure again."),
     ],

@@ -11,10 +11,12 @@ import pytest
 from fuzz import examples
 from random_placements import every_placement, random_problem
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.convex import latency as convex_latency
+from fxpasses.partitioners.solvers.convex import loads as convex_loads
+from fxpasses.partitioners.solvers.proofs.assigning import Proof
 
 RANDOM_GRAPHS = examples(60)
 
@@ -54,6 +56,27 @@ def test_on_the_fewest_devices_small_problems_have_the_smallest_largest_load(see
 
     assert fewest == solution.objective_value
     assert pytest.approx(every.load[legal & (used == fewest)].max(axis=1).min()) == max(solution.load.values())
+
+
+def test_a_program_that_is_slow_to_relax_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS looked at one of 5,000 rows for 15 seconds before it could be stopped, where two were given."""
+    draw, graph = random.Random(7), nx.DiGraph()
+    for node in range(60):
+        graph.add_node(node, seconds=draw.random(), output_bytes=draw.randint(1, 100))
+        graph.add_edges_from((before, node) for before in draw.sample(range(node), min(node, 2)))
+    links = [Link("d0", "d1", 1000, 0.01), Link("d2", "d3", 5000)]
+    asked: list[float] = []
+    monkeypatch.setattr(convex_loads, "_pipeline", lambda _problem, _tables, units: np.zeros(units.size, dtype=int))
+    monkeypatch.setattr(convex_loads._Search, "descended", lambda _search, home, _moves: home)
+    monkeypatch.setattr(
+        convex_loads, "least_load", lambda *_, seconds, **_rest: asked.append(seconds) or Proof(None, 0.0)
+    )
+    problem = PlacementProblem(graph, [Device(f"d{k}") for k in range(4)], links, contiguity="convex")
+
+    for seconds in (0.5, 20.0):
+        solve_placement(attrs.evolve(problem, time_budget=seconds))
+
+    assert [21.5] == asked
 
 
 def crossed() -> PlacementProblem:

@@ -215,3 +215,23 @@ def test_budgets_that_no_pipeline_keeps_are_kept_freely() -> None:
 
     assert solution.device_of[0] == solution.device_of[2] != solution.device_of[1]
     assert 4.0 == solution.objective_value
+
+
+@pytest.mark.filterwarnings("error")
+def test_seconds_may_be_as_large_as_numbers_are() -> None:
+    graph = nx.path_graph(6, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds=1e300, kept_bytes=10, output_bytes=1)
+
+    solution = solve_placement(PlacementProblem(graph, [Device("a", 100), Device("b", 100)], objective="latency"))
+
+    assert 6e300 == pytest.approx(solution.objective_value)
+
+
+def test_a_partner_that_is_no_node_is_told() -> None:
+    graph = nx.DiGraph([("a", "b")])
+    graph.nodes["a"].update(seconds=1.0)
+    graph.nodes["b"].update(seconds=1.0, backward_of=["a"])
+
+    with pytest.raises(PlacementError, match=r"Node 'b' is backward_of \['a'\], which is no other node of the graph"):
+        solve_placement(PlacementProblem(graph, [Device("x"), Device("y")]))

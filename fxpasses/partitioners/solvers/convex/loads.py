@@ -31,6 +31,8 @@ __all__ = ["solve_convex"]
 
 SMALL = 1500
 """Variables up to which the integer program is asked."""
+RELAXED_A_SECOND = 1.4e6
+"""Variables times rows of a program that is relaxed in a second; it takes longer with the power of 1.5."""
 MOVES_A_SECOND = 5_000
 BATCH = 64
 MANY = 4_000
@@ -59,19 +61,25 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
     if home is not None:
         home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
     is_small = program_size(model) <= SMALL and sets.row_count <= ROWS
-    if is_small and (home is None or search.value(home) > bound * (1 + 1e-9)):
+    is_asked = is_small and (home is None or _is_affordable(model, sets, problem.program_seconds))
+    if is_asked and (home is None or search.value(home) > bound * (1 + 1e-9)):
         proof = search.proven(math.inf if home is None else search.value(home))
         found = [each for each in (home, proof.home) if each is not None and sets.is_legal(each)]
         home = min(found, key=search.rank, default=None)
         bound = max(bound, proof.bound * (1 - ROUNDING))
         if home is not None and search.value(home) <= bound * (1 + 3 * ROUNDING):
             bound = search.value(home)
-    if is_small and home is not None and problem.objective == "devices":
+    if is_asked and home is not None and problem.objective == "devices":
         home = search.balanced(home)
     if home is None:
         raise refuse(problem, tables, units, model, sets.rows if is_small else None)
     device_of = home[units.unit_of]
     return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
+
+
+def _is_affordable(model: LoadModel, sets: ConvexSets, seconds: float) -> bool:
+    """Whether the seconds pay for what HiGHS does before it calls back: much, with rows that keep sets convex."""
+    return program_size(model) * sets.row_count <= RELAXED_A_SECOND * float(seconds ** (2 / 3))
 
 
 def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float:

@@ -31,7 +31,7 @@ def earliest(level: Level, devices: Sequence[int]) -> Ints:
     home = np.full(model.size, -1, dtype=np.int64)
     need, free, end = np.zeros(kinds), np.zeros(kinds), np.zeros(count + 1)
     much = 1e9 * (1.0 + float(scheduler.seconds.max(axis=1).sum() + scheduler.send.max(axis=(1, 2)).sum()))
-    others = np.isin(np.arange(kinds), devices, invert=True) * much
+    others = np.where(np.isin(np.arange(kinds), devices), 0.0, much)
     for node in _mean_order(level).tolist():
         unit = unit_of[node]
         needs = scheduler.before[node][scheduler.before[node] < count]
@@ -39,7 +39,7 @@ def earliest(level: Level, devices: Sequence[int]) -> Ints:
         done = np.maximum(there, free) + scheduler.seconds[node]
         if home[unit] < 0:
             full = need + model.kept[unit] + model.live[unit] > model.memory
-            cost = done + full * much + others
+            cost = done + np.where(full, much, 0.0) + others
             cost[model.banned[unit]] = np.inf
             home[unit] = int(np.argmin(cost))
             need[home[unit]] += model.kept[unit]

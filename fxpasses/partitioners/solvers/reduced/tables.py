@@ -233,7 +233,7 @@ def _forward(problem: PlacementProblem, position: Mapping[Node, int], edges: Int
     for row, (node, facts) in enumerate(problem.graph.nodes(data=True)):
         if (partner := facts.get("backward_of")) is None:
             continue
-        if partner not in position or partner == node:
+        if not problem.graph.has_node(partner) or partner == node:
             raise PlacementError(f"Node {node!r} is backward_of {partner!r}, which is no other node of the graph.")
         if problem.graph.nodes[partner].get("backward_of") is not None:
             raise PlacementError(
