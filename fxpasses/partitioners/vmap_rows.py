@@ -13,8 +13,11 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["note_rows", "rows_of"]
+__all__ = ["BATCHING", "note_rows", "rows_of"]
 
+_ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
+BATCHING = frozenset((_ENTERS, _LEAVES))
+"""What brings a value into a level, and back: other views of it."""
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
 """The batch sizes of a value by level, where it has any: who walks the graph notes them here."""
 
@@ -25,7 +28,7 @@ def note_rows(graph_module: GraphModule) -> None:
         has_rows = False
         for node in inner.graph.nodes:
             name = getattr(node.target, "__name__", "")
-            has_rows = has_rows or name == "_add_batch_dim"
+            has_rows = has_rows or name == _ENTERS
             if has_rows and (rows := _levels(node, name)):
                 _ROWS[node] = rows
             elif _ROWS:
@@ -36,10 +39,10 @@ def _levels(node: Node, name: str) -> dict[Any, Any]:
     if node.op == "output":
         return {}
     found = {level: size for used in node.all_input_nodes for level, size in _ROWS.get(used, {}).items()}
-    if name == "_add_batch_dim":
+    if name == _ENTERS:
         source, dimension, level = node.args
         found[level] = value_of(source).shape[dimension]  # type: ignore[arg-type]  # a node
-    elif name == "_remove_batch_dim":
+    elif name == _LEAVES:
         found.pop(node.args[1], None)
     return found
 

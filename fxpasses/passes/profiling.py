@@ -28,6 +28,7 @@ from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
 from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, cost_of, require_value
 from fxpasses.partitioners.tensor_sizes import concrete_value
+from fxpasses.partitioners.vmap_rows import note_rows, rows_of
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.recurrent_weights import compact_operands
 from fxpasses.seeding import seeded
@@ -334,6 +335,7 @@ class ProfileCosts(PassBase):
                 )
         if self.file is not None and not Path(self.file).parent.is_dir():
             raise InputError(f"{self.file} cannot be written: there is no folder {str(Path(self.file).parent)!r}.")
+        note_rows(graph_module)
         measurements = Measurements() if self.file is None else Measurements.load(self.file)
         for device in self.devices:
             self._profile(graph_module, device, _Known.of(measurements, device.torch_device))
@@ -347,6 +349,9 @@ class ProfileCosts(PassBase):
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             require_value(node)
+            if rows_of(node) > 1:
+                remark(node, f"not measured on {device.name}, counted by its roofline: it runs inside of torch.vmap")
+                continue
             cost = cost_of(node)
             if not cost.flops and not cost.bytes_written:
                 SECONDS.write(node, {**SECONDS.get(node, {}), device.name: 0.0})  # a view

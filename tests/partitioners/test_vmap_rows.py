@@ -10,11 +10,11 @@ from lowering_models import Rows
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from fxpasses import Device, PlacementError, Training, lower
-from fxpasses.partitioners import COST, NodeCost
+from fxpasses import Device, PassManager, PlacementError, Training, lower
+from fxpasses.partitioners import COST, SECONDS, NodeCost
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.symbol_bounds import Sizes
-from fxpasses.passes import MeasureCosts
+from fxpasses.passes import MeasureCosts, ProfileCosts
 
 
 def costs(model: nn.Module, x: Tensor, dims: Any = None, sizes: Sizes = "hint") -> dict[str, NodeCost]:
@@ -39,6 +39,26 @@ def test_an_operator_counts_for_all_rows_and_reads_the_model_once() -> None:
     assert 5 * 3 * 8 * 4 == found["matmul"].bytes_written == found["matmul"].output_bytes
     assert 8 * 8 * 4 + 5 * 3 * 8 * 4 == found["matmul"].bytes_read
     assert 5 * 3 * 8 == found["sin"].flops
+
+
+def test_what_brings_values_in_and_out_is_a_view() -> None:
+    found = costs(Products(), torch.randn(5, 3, 8))
+
+    assert all(NodeCost(output_bytes=5 * 3 * 8 * 4) == found[name] for name in ("_add_batch_dim", "_remove_batch_dim"))
+
+
+def test_what_runs_inside_of_a_level_is_not_measured_by_itself() -> None:
+    """Alone it would run on one row, in a fraction of its time."""
+    cpu, module = Device("cpu"), export(Products(), (torch.randn(5, 3, 8),)).module(check_guards=False)
+
+    result = PassManager([ProfileCosts(cpu, repeats=1)])(module)
+
+    nodes = {node.name: node for node in module.graph.nodes}  # type: ignore[union-attr]
+    assert SECONDS.read(nodes["sin"])["cpu"] > 0
+    assert SECONDS.get(nodes["matmul"]) is None
+    assert "not measured on cpu, counted by its roofline: it runs inside of torch.vmap" in [
+        remark.text for remark in result.records[0].remarks
+    ]
 
 
 def test_levels_inside_of_levels_multiply() -> None:

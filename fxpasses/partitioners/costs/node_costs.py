@@ -40,7 +40,7 @@ from fxpasses.partitioners.tensor_sizes import (
     tensor_bytes,
     tensors_in,
 )
-from fxpasses.partitioners.vmap_rows import rows_of
+from fxpasses.partitioners.vmap_rows import BATCHING, rows_of
 from fxpasses.values.recorded_values import has_value
 
 __all__ = [
@@ -121,7 +121,7 @@ def _is_view(node: Node) -> bool:
         if not is_alias and _name_of(node.target) in MAY_HAND_BACK:
             return (ran := dry_run(node)) is not None and not ran.made
         return is_alias and not makes_a_copy(node)
-    return node.target is operator.getitem and not makes_a_copy(node)
+    return _name_of(node.target) in BATCHING or (node.target is operator.getitem and not makes_a_copy(node))
 
 
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
@@ -164,19 +164,25 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
     cost, rows = _measured_once(node, sizes), rows_of(node, sizes=sizes)
-    return cost if rows == 1 else _in_rows(cost, rows)
+    return cost if rows == 1 else _in_rows(cost, rows, _rows_read(node, sizes))
 
 
-def _in_rows(cost: NodeCost, rows: int) -> NodeCost:
-    """What an operator inside of ``torch.vmap`` does for all rows at once; what it reads of the model it reads once."""
-    read = cost.parameter_bytes + rows * max(0, cost.bytes_read - cost.parameter_bytes)
+def _in_rows(cost: NodeCost, rows: int, rows_read: float) -> NodeCost:
+    """What an operator inside of ``torch.vmap`` does for all rows at once."""
     return attrs.evolve(
         cost,
         flops=rows * cost.flops,
-        bytes_read=read,
+        bytes_read=round(rows_read * cost.bytes_read),
         bytes_written=rows * cost.bytes_written,
         output_bytes=rows * cost.output_bytes,
     )
+
+
+def _rows_read(node: Node, sizes: Sizes) -> float:
+    """How many rows its operands have, on average by their bytes: what has none is read once."""
+    operands = [(used, sum(map(tensor_bytes, tensors_in(value_of(used))))) for used in node.all_input_nodes]
+    total = sum(size for _used, size in operands)
+    return sum(size * rows_of(used, sizes=sizes) for used, size in operands) / total if total else 1.0
 
 
 def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
