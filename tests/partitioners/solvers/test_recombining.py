@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 import attrs
 import networkx as nx
@@ -20,7 +22,7 @@ from fxpasses.partitioners.solvers.annealing.graphs import Cooling
 from fxpasses.partitioners.solvers.contiguous import certifying, recombining
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import prefixes
-from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
+from fxpasses.partitioners.solvers.contiguous.recombining import Meanwhile, PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.reduced.tables import evaluate
 
@@ -140,6 +142,76 @@ def test_what_it_takes_counts() -> None:
     assert search.account.spent - before >= 0.1 * STEPS_A_SECOND
 
 
+def test_annealings_in_the_meantime_are_those_that_would_be_waited_for() -> None:
+    """They begin once, only looking at what they found takes steps, and they are told once; none begin in no time."""
+    search, other = (search_of(encoder_decoder(4, [1.0] * 6)) for _ in range(2))
+    first, second = first_answer(search), first_answer(other)
+    assert first is not None
+    assert second is not None
+    runs = recombining._runs(recombining.STAGES[0], [second], recombining.MEANWHILE)
+    waited_for = PipelineAnnealer(other).all_annealed(runs)
+    before = search.account.spent
+
+    with Meanwhile(search) as meanwhile:
+        assert meanwhile.answers() == []
+        meanwhile.begin(None)
+        assert meanwhile.answers() == []
+        meanwhile.begin(first)
+        meanwhile.begin(first)
+        found = meanwhile.answers()
+        assert search.account.spent - before == len(found) * recombining.ANSWERING
+        assert meanwhile.answers() == []
+
+    assert len(found) == len(waited_for) == len(runs)
+    assert [answer.rank for answer in found] == [answer.rank for answer in waited_for]
+    assert recombined(search, first, 0.0, 0.05, found).rank <= min(answer.rank for answer in found)
+    quick = search_of(attrs.evolve(search.problem, time_budget=recombining.LOADING / 2))
+    with Meanwhile(quick) as meanwhile:
+        meanwhile.begin(first)
+        assert meanwhile.answers() == []
+
+
+def test_annealings_that_nobody_needs_any_more_do_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs ends by itself; nobody waits for it."""
+    search = search_of(encoder_decoder(4, [1.0] * 6))
+    first = first_answer(search)
+    assert first is not None
+    is_running, is_over, begun = threading.Event(), threading.Event(), list[object]()
+
+    def slow(_self: PipelineAnnealer, *run: object) -> None:
+        begun.append(run)
+        is_running.set()
+        assert is_over.wait(60)
+
+    monkeypatch.setattr(PipelineAnnealer, "_best_home", slow)
+    with Meanwhile(search) as meanwhile:
+        meanwhile.begin(first)
+        assert is_running.wait(60)
+    is_over.set()
+
+    with pytest.raises(CancelledError):
+        meanwhile.answers()
+    assert len(begun) == 1
+
+
+def test_they_begin_where_refining_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a proof is quick: what is proven needs no annealing."""
+    begun = list[Answer | None]()
+    real = Meanwhile.begin
+
+    def recorded(self: Meanwhile, start: Answer | None) -> None:
+        begun.append(start)
+        real(self, start)
+
+    monkeypatch.setattr(Meanwhile, "begin", recorded)
+    assert solve_placement(encoder_decoder(4, [1.0] * 4)).is_optimal
+    assert not begun
+
+    assert not solve_placement(encoder_decoder(8, [1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0], 0.1)).is_optimal
+    assert begun
+    assert None not in begun
+
+
 def test_it_ends_where_the_bound_is_met() -> None:
     """Nothing is annealed then."""
     search = search_of(encoder_decoder(1, [1.0, 1.0]))
@@ -153,8 +225,8 @@ def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
     """Once, and what it finds is the answer, or better than that; not where the proof is easy, nor in no time."""
     answers = list[Answer]()
 
-    def recorded(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
-        answers.append(recombined(search, best, bound, seconds))
+    def recorded(search: Search, best: Answer, bound: float, seconds: float, known: Sequence[Answer]) -> Answer:
+        answers.append(recombined(search, best, bound, seconds, known))
         return answers[-1]
 
     monkeypatch.setattr(certifying, "recombined", recorded)
@@ -174,7 +246,7 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
     """Half of what is left, once; not in a second. A part of all goes into promising ideals and short draws before."""
     asked = list[float]()
 
-    def recorded(search: Search, best: Answer, _bound: float, seconds: float) -> Answer:
+    def recorded(search: Search, best: Answer, _bound: float, seconds: float, _known: Sequence[Answer]) -> Answer:
         asked.append(seconds)
         search.account.spent += seconds * STEPS_A_SECOND
         return best

@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.cutting import unpack
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.refined import refining
 from fxpasses.partitioners.solvers.contiguous.refined.cores import Core
-from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
+from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -186,6 +186,25 @@ def test_few_steps_lower_the_threshold_and_lose_nothing_under_it(
         assert set(map(tuple, plain.tolist())) <= set(map(tuple, few.words.tolist()))
         assert (few.below <= optimum) == (len(few.words) == 0)
         assert search.refined(goal, share * enough.steps, 100_000).words is None
+
+
+def test_cores_that_grow_fast_lower_the_threshold_before_they_take_all_steps() -> None:
+    """Where a lower one says something; else all steps are taken, as one more core may be the one that decides."""
+    problem = mixed(recurrent(6, 12), (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0))
+    search = search_of(problem)
+    goal = 1.01 * solve_placement(problem).objective_value
+    taken = list[float]()
+
+    few = search.refined(goal, 0.7 * STEPS_A_SECOND, 100_000, 0.9 * goal, taken.append)
+    all_steps = search.refined(goal, 0.7 * STEPS_A_SECOND, 100_000)
+
+    assert few.below < goal
+    assert few.words is not None
+    assert all_steps.words is None
+    assert few.steps < all_steps.steps
+    assert taken[0] == 0.0
+    assert taken == sorted(taken)
+    assert taken[-1] <= few.steps
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))

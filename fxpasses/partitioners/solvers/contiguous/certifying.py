@@ -12,7 +12,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Window, Word
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
-from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, recombined
+from fxpasses.partitioners.solvers.contiguous.recombining import SLOW, Meanwhile, PipelineAnnealer, recombined
 from fxpasses.partitioners.solvers.contiguous.refined.refining import PREPARING
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
@@ -51,7 +51,7 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are refined once, with all of them, or not proven."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING = 0.6
+RECOMBINING = 0.4
 """Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
 PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
@@ -99,12 +99,13 @@ def smallest(
 
 @attrs.define
 class _Gap:
-    """The best answer so far, what a better one is below, and what none is below."""
+    """The best answer so far, what a better one is below, what none is below, and annealings in the meantime."""
 
     search: Search
     best: Answer | None
     goal: float
     proven: float
+    meanwhile: Meanwhile
 
     @property
     def is_closed(self) -> bool:
@@ -119,7 +120,7 @@ class _Gap:
     def recombine(self, seconds: float) -> None:
         """Look for something better by short annealings, from the best answer."""
         if self.best is not None and PipelineAnnealer.takes(self.search):
-            self.best = recombined(self.search, self.best, self.proven, seconds)
+            self.best = recombined(self.search, self.best, self.proven, seconds, self.meanwhile.answers())
             self.goal = min(self.goal, self.best.rank[0] * BETTER)
 
     def narrow(self, steps: float) -> None:
@@ -147,7 +148,7 @@ class _Gap:
         Not where the bound is near.
         """
         lowers = lowers and self.is_wide
-        refined = self.search.refined(below, steps, limit, self.proven if lowers else below)
+        refined = self.search.refined(below, steps, limit, self.proven if lowers else below, self._look)
         if refined.words is None:
             return
         outcome = self.search.run(refined.words, self.goal, steps=max(steps - refined.steps, refined.steps / 2))
@@ -158,6 +159,11 @@ class _Gap:
             self.goal = self.best.by_value() * BETTER
         self.proven = max(self.proven, min(self.goal, refined.below))
 
+    def _look(self, steps: float) -> None:
+        """Let annealings begin where refining has taken long."""
+        if steps > SLOW:
+            self.meanwhile.begin(self.best)
+
 
 def _refined_and_decided(
     search: Search, bound: float, goal: float, budget: tuple[float, int], best: Answer | None
@@ -166,9 +172,16 @@ def _refined_and_decided(
 
     Where none is, much time that is left goes into a better answer.
     """
-    (steps, limit), begun = budget, search.account.spent
-    search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    gap, is_alone = _Gap(search, best, goal, max(bound, search.least)), search.has_many_states
+    with Meanwhile(search) as meanwhile:
+        gap = _Gap(search, best, goal, bound, meanwhile)
+        _work_on(gap, budget)
+    return gap.best, gap.proven
+
+
+def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
+    """Do that, as long as the gap is not closed."""
+    (steps, limit), search, begun = budget, gap.search, gap.search.account.spent
+    goal, is_alone = gap.goal, search.has_many_states
     gap.refine(goal, ALONE * steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
     if gap.is_wide:
         _improve(gap, steps)
@@ -187,7 +200,6 @@ def _refined_and_decided(
         gap.recombine(left / 2 / STEPS_A_SECOND)
         if gap.goal < goal:
             _close(gap, steps - (search.account.spent - begun), limit)
-    return gap.best, gap.proven
 
 
 def _improve(gap: _Gap, steps: float) -> None:
@@ -201,6 +213,7 @@ def _improve(gap: _Gap, steps: float) -> None:
     if gap.search.has_many_states:
         gap.recombine(max(min(RECOMBINING, seconds), PART * steps / STEPS_A_SECOND))
         return
+    gap.meanwhile.begin(gap.best)
     gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
     gap.recombine(min(RECOMBINING, seconds) / 2)
 
@@ -245,8 +258,6 @@ def _decided(
 ) -> tuple[Answer | None, float]:
     """The same from above: ask for something better until there is nothing."""
     steps, limit = budget
-    search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
-    proven = max(proven, search.least)
     if States.count(search.classes) > SOME_STATES and steps < LITTLE:  # nothing has an answer in so few
         return best, proven
     is_near = not is_long(search.units) and States.count(search.classes) <= FEW_STATES
@@ -258,6 +269,8 @@ def _decided(
             goal = min(goal, best.by_value() * BETTER)
         most = min(limit, search.affordable(share * steps))
         while (words := every_ideal(search, goal, most)) is not None:
+            search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
+            proven = max(proven, search.least)
             outcome = search.decide(words, goal, share * steps)
             steps -= outcome.steps
             if outcome.pipeline is None:

@@ -9,8 +9,8 @@ than each, and the next annealings start from it, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 
 import attrs
@@ -26,7 +26,7 @@ from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeli
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["PipelineAnnealer", "answer_of", "recombined"]
+__all__ = ["SLOW", "Meanwhile", "PipelineAnnealer", "answer_of", "recombined"]
 
 LOADING = 0.2
 """Seconds that it takes to load what is compiled; a budget below that has no annealing."""
@@ -44,6 +44,10 @@ FEWEST, MOST = 12, 100
 """How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
+MEANWHILE = 0.5
+"""Seconds of one core for annealings that run while something else is done."""
+SLOW = 0.05 * STEPS_A_SECOND
+"""Steps from which on that is worth it: what is proven by then needs none."""
 MUCH = 4
 """Rounds from whose time on what they found is put together at the end."""
 
@@ -92,9 +96,17 @@ class PipelineAnnealer:
 
     def all_annealed(self, runs: Sequence[tuple[Answer, Cooling]]) -> list[Answer]:
         """The same for some answers, without those where nothing did; some at once, which changes none of them."""
-        draws = self._draw.spawn(len(runs))
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            homes = list(threads.map(self._best_home, *zip(*runs, strict=True), draws))
+            return self.answers(self.begun(runs, threads))
+
+    def begun(self, runs: Sequence[tuple[Answer, Cooling]], threads: ThreadPoolExecutor) -> list[Future[Ints | None]]:
+        """Annealings that some threads are given."""
+        draws = self._draw.spawn(len(runs))
+        return [threads.submit(self._best_home, *run, draw) for run, draw in zip(runs, draws, strict=True)]
+
+    def answers(self, annealings: Iterable[Future[Ints | None]]) -> list[Answer]:
+        """What annealings came to, once they are done."""
+        homes = [annealing.result() for annealing in annealings]
         return [answer_of(self.search, home) for home in homes if home is not None]
 
     def _best_home(self, start: Answer, cooling: Cooling, draw: np.random.Generator) -> Ints | None:
@@ -110,11 +122,45 @@ class PipelineAnnealer:
         return (*answer.order, *unused)
 
 
-def recombined(search: Search, best: Answer, bound: float, seconds: float) -> Answer:
+class Meanwhile:
+    """Annealings from one answer that run while something else is done, on a core that is free.
+
+    They are the same wherever that is, and whatever they are left alone for.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._threads = ThreadPoolExecutor(1)
+        self._annealer: PipelineAnnealer | None = None
+        self._annealings: list[Future[Ints | None]] = []
+
+    def __enter__(self) -> Meanwhile:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, start: Answer | None) -> None:
+        """Begin them, if they are not, there is an answer, and the budget reaches for them."""
+        if self._annealer is None and start is not None and PipelineAnnealer.takes(self._search):
+            self._annealer = PipelineAnnealer(self._search)
+            seconds = MEANWHILE * min(1.0, self._search.problem.time_budget)
+            self._annealings = self._annealer.begun(_runs(STAGES[0], [start], seconds), self._threads)
+
+    def answers(self) -> list[Answer]:
+        """What they came to, once; nothing where they did not begin."""
+        if self._annealer is None:
+            return []
+        answers, self._annealings = self._annealer.answers(self._annealings), []
+        self._search.account.spent += len(answers) * ANSWERING
+        return answers
+
+
+def recombined(search: Search, best: Answer, bound: float, seconds: float, known: Sequence[Answer] = ()) -> Answer:
     """The best of what annealings and dynamic programs in turn find in some seconds, or until the bound is met.
 
     Each round begins at the same answer, as what another one found is seldom left again; the last one puts together
-    what all have found.
+    what all have found. ``known`` is what annealings have found already; they are the first ones of the first round.
     """
     if best.rank[0] <= bound:
         return best
@@ -127,7 +173,8 @@ def recombined(search: Search, best: Answer, bound: float, seconds: float) -> An
     while (length := min(left(), ROUND if len(found) == 1 else LONGER * ROUND)) > 0:
         own = {start.rank: start}
         for stage in STAGES:
-            best = _after(annealer, stage, own, length)
+            is_known = stage is STAGES[0] and known and len(found) == 1
+            best = _put_together(search, own, known) if is_known else _after(annealer, stage, own, length)
             found |= own
             if best.rank[0] <= bound:
                 return best
@@ -139,13 +186,26 @@ def _after(
 ) -> Answer:
     """The best answer after some annealings and the dynamic program along what they found; they join the others."""
     search, starts = annealer.search, sorted(found.values(), key=Answer.by_rank)[: stage.starts]
-    steps = AT_ONCE * length * stage.share * STEPS_PER_SECOND
-    count = min(max(FEWEST, round(steps / (STEPS_A_UNIT * search.units.size))), MOST)  # short ones find more than long
-    each = min(steps / count, LONGEST * STEPS_A_UNIT * search.units.size)
+    runs = _runs(stage, starts, AT_ONCE * length * stage.share)
+    answers = annealer.all_annealed(runs)
+    steps = sum(cooling.steps for _start, cooling in runs)
+    search.account.spent += steps * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE + len(runs) * ANSWERING
+    return _put_together(search, found, answers)
+
+
+def _runs(stage: _Stage, starts: list[Answer], seconds: float) -> list[tuple[Answer, Cooling]]:
+    """From which answers annealings start, and how they cool, for some seconds of one core together."""
+    steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * sum(len(run) for _device, run in starts[0].pipeline.runs)
+    count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
+    each = min(steps / count, LONGEST * usual)
     turns = zip(range(count), cycle(starts), cycle(stage.hot), cycle(SQUARINGS))
-    for answer in annealer.all_annealed([(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]):
+    return [(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]
+
+
+def _put_together(search: Search, found: dict[tuple[float, float], Answer], answers: Sequence[Answer]) -> Answer:
+    """Let answers join those that were found, and the best pipeline along the cuts of the best of them; that one."""
+    for answer in answers:
         found.setdefault(answer.rank, answer)
-    search.account.spent += count * (each * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE + ANSWERING)
     best = sorted(found.values(), key=Answer.by_rank)[:KEPT]
     pipeline = search.run(_together(search, best), best[0].goal(search) * BETTER).pipeline
     if pipeline is None:

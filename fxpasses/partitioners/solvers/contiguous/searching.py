@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 
 import attrs
@@ -148,12 +149,20 @@ class Search:
         is_quick = not is_long(self.units) or has_time
         return is_simple and is_quick and States.count(self.classes) <= FEW_STATES
 
-    def refined(self, below: float, steps: float, limit: int, least: float = math.inf) -> Refined:
+    def refined(
+        self,
+        below: float,
+        steps: float,
+        limit: int,
+        least: float = math.inf,
+        look: Callable[[float], None] | None = None,
+    ) -> Refined:
         """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on.
 
-        Where the steps do not reach, the threshold is lowered, but not to ``least``.
+        Where the steps do not reach, the threshold is lowered, but not to ``least``. ``look`` is told the steps that it
+        took, from time to time.
         """
-        refined = self._refining.ideals(self._payment, below, steps, limit, least)
+        refined = self._refining.ideals(self._payment, below, steps, limit, least, look)
         self.account.spent += refined.steps
         return refined
 

@@ -45,7 +45,7 @@ CORE = 6e6
 ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
-"""Share of so many ideals of a core that are left where it does not help to go on."""
+"""Share of the ideals of a core that are left where it does not help to go on, with so many or where they grow fast."""
 RESERVE, AGAIN = 0.1, 14
 """What is left once the threshold is lowered: a share of all steps, or so many times what the first core took."""
 REACH = 0.4
@@ -113,12 +113,14 @@ class _Asked:
         spare: What the devices can take along at most beside all that is left out, by way of each, ``(f,)``.
         spent: The steps.
         pair: Those of them for a pair of ideals.
+        share: The share of its ideals that is left.
     """
 
     left: _Level
     spare: Floats
     spent: float
     pair: float
+    share: float
 
 
 @attrs.frozen(eq=False)
@@ -149,17 +151,29 @@ class Refining:
         """How much each unit matters to where pipelines are cut."""
         return mattering(self.units, self.classes, self.load, self.weight, self._held)
 
-    def ideals(self, pays: Callable[[float], Payment], below: float, steps: float, limit: int, least: float) -> Refined:
+    def ideals(
+        self,
+        pays: Callable[[float], Payment],
+        below: float,
+        steps: float,
+        limit: int,
+        least: float,
+        look: Callable[[float], None] | None = None,
+    ) -> Refined:
         """All ideals that a pipeline under a threshold may be cut at, and perhaps some more.
 
         ``pays`` is what devices pay under a threshold. Where the steps do not reach, it is lowered, but not to
-        ``least``, and a core is asked again that did not take much.
+        ``least``, and a core is asked again that did not take much. ``look`` is told the steps taken before each core.
         """
         level, asked = self._split(self._row(), GROWTH), list[_Asked]()
         taken, most, kept, is_lowered = 0.0, steps, 1.0, False
         while True:
+            if look is not None:
+                look(taken)
             found, reach = None, REACH if is_lowered else 1.0
-            if len(level.words) <= limit and self._expected(asked, level) <= reach * (most - taken):
+            expected, left = self._expected(asked, level), reach * (most - taken)
+            is_vain = least < below and _is_vain(asked, level, expected, left, is_lowered)
+            if len(level.words) <= limit and expected <= left and not is_vain:
                 found, spare, spent = self._possible(level, pays(below), below, most - taken)
                 taken += spent
             if found is None or _is_futile(level, found, limit):
@@ -177,7 +191,7 @@ class Refining:
                     is_ending = found.left_out <= LAST or len(found.words) < len(asked[-1].left.words)
                     most = steps * (ENDING if is_ending else 1.0)
                 pair = (spent - self._preparing(level)) / level.work if level.work else 0.0
-                asked.append(_Asked(found, spare, spent, pair))
+                asked.append(_Asked(found, spare, spent, pair, len(found.words) / len(level.words)))
                 level = self._split(found, GROWTH)
             else:
                 return Refined(found.words, taken, below)
@@ -318,6 +332,18 @@ class Refining:
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do."""
         return Core.of(self.units, self.classes, chosen), self.weight[chosen], self.weight[~chosen]
+
+
+def _is_vain(asked: list[_Asked], level: _Level, expected: float, steps: float, is_lowered: bool) -> bool:
+    """Whether the core after this one is expected to take too many steps: it grows once more as from the last one on.
+
+    A core grows so where nearly all ideals of the last one are left; under a lowered threshold, which only gives a
+    bound, that is not waited for. There is one after this core where more units are left out than have just joined.
+    """
+    if not asked or not (is_lowered or asked[-1].share > FUTILE):
+        return False
+    joined = asked[-1].left.left_out - level.left_out
+    return level.left_out > joined and expected**2 > steps * asked[-1].spent
 
 
 def _is_futile(level: _Level, found: _Level, limit: int) -> bool:
