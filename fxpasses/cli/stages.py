@@ -21,6 +21,7 @@ from fxpasses.cli.options import (
     topology_of,
 )
 from fxpasses.errors import InputError
+from fxpasses.files import write_text
 
 if TYPE_CHECKING:
     from fxpasses.cli.model_source import ModelSource
@@ -107,9 +108,10 @@ def stages_command(
         pipes = _cut(source, wish, topology)
         progress("preview")
         found = _previewed(pipes, source, wish, topology)
-    for file in (trace, svg):
-        if file is not None:
-            found.preview.save(file)
+    if trace is not None:
+        write_text(trace, found.preview.timeline().trace_text())
+    if svg is not None:
+        write_text(svg, found.preview.svg())
     if as_json:
         click.echo(json.dumps(_to_json(source.name, found), indent=2))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.errors import StageError
+from fxpasses.errors import InputError, StageError
 from fxpasses.files import write_text
 from fxpasses.pipelining.scheduling.actions import Action, Kind
 from fxpasses.pipelining.scheduling.schedules import Schedule, find_schedule
@@ -253,9 +254,11 @@ def preview(
 
     Raises:
         StageError: No such schedule, or torch's runtime would refuse these numbers.
-        InputError: Devices, links or sizes that make no sense.
+        InputError: Devices, links, sizes, a backward or an optimizer that make no sense.
     """
     found = find_schedule(schedule)
+    factor = _factor_of(optimizer)
+    _check_number("backward", "how many forwards a backward takes", backward)
     figures = _figures_of(stages)
     topology, count = _ranks_of(found, len(figures), ranks, devices, links, memory)
     orders = found.orders(count, len(figures), num_microbatches)
@@ -272,13 +275,30 @@ def preview(
             topology.devices[source].name, topology.devices[target].name, _bytes_of(action, costs)
         ),
     )
-    factor = _STATES[optimizer] if isinstance(optimizer, str) else optimizer
     held = [
         _hold(rank, topology.devices[rank], costs, simulation, num_microbatches, factor, return_outputs)
         for rank in range(count)
     ]
     seen, curves = zip(*held, strict=True)
     return SchedulePreview(found, num_microbatches, tuple(costs), seen, simulation, curves)
+
+
+def _factor_of(optimizer: Optimizer | float) -> float:
+    """How many bytes of state an optimizer holds for each byte of gradients."""
+    if isinstance(optimizer, str):
+        if optimizer not in _STATES:
+            raise InputError(
+                f"There is no optimizer {optimizer!r}; there are {', '.join(_STATES)}, or give the bytes of state that "
+                "it holds for each byte of gradients."
+            )
+        return _STATES[optimizer]
+    _check_number("optimizer", "the bytes of state for each byte of gradients", optimizer)
+    return optimizer
+
+
+def _check_number(name: str, meaning: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InputError(f"`{name}` is {meaning}, a number from 0 on, not {value!r}.")
 
 
 def _figures_of(stages: Any) -> Sequence[StageFigures | StageCost]:
@@ -306,7 +326,7 @@ def _ranks_of(
     topology = Topology.of(given, links)
     if ranks not in (None, len(topology.devices)):
         raise StageError(f"there are {ranks} ranks, but {len(topology.devices)} devices; give one device for each rank")
-    budget = None if memory is None else parse_bytes(memory)
+    budget = parse_bytes(memory) if isinstance(memory, str) else memory
     filled = [
         attrs.evolve(device, available_mem_bytes=budget) if device.available_mem_bytes is None else device
         for device in topology.devices

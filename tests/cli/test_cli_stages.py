@@ -51,6 +51,16 @@ def test_the_cut_the_balance_and_the_preview_are_printed(source, tmp_path):
     assert svg.read_text().startswith("<svg")
 
 
+def test_the_option_says_what_is_written_and_not_the_name_of_the_file(source, tmp_path):
+    """A picture and a trace, whatever their files end in."""
+    trace, svg = tmp_path / "trace.svg", tmp_path / "picture.json"
+    result = run(source, "--stages", "2", "--trace", str(trace), "--svg", str(svg))
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert svg.read_text().startswith("<svg")
+
+
 def test_stages_begin_where_they_are_told_to(source):
     """``--at`` names the modules that stages begin at; the sizes come as JSON."""
     result = run(source, "--at", "2", "--at", "6", "--schedule", "gpipe", "--microbatches", "5", "--json")
@@ -132,6 +142,7 @@ def test_a_narrow_terminal_gets_lines(source, monkeypatch):
         (("--ranks", "3", "--device", "a=cpu"), "error: --ranks 3 does not fit 1 devices; name one device for each"),
         (("--link", "a:b=1GiB/s"), "error: --link joins two devices; name them with --device."),
         (("--routed",), "error: --routed joins two devices; name them with --device."),
+        (("--backward", "-1"), "error: `backward` is how many forwards a backward takes, a number from 0 on, not -1.0"),
         (("--memory", "much"), "error: 'much' is not a size in bytes; write it like 40MiB or 2GB."),
         (("--trace", "a.svg", "--svg", "a.svg"), "error: --trace and --svg both write to 'a.svg'; give each a file of"),
         (("--stages", "0"), "error: Invalid value for '--stages': 0 is not in the range x>=1; see main stages --help."),

@@ -177,6 +177,16 @@ def test_numbers_that_make_no_sense_are_refused():
         with pytest.raises(StageError) as error:
             call()
         assert text in str(error.value)
+    for option, text in (
+        ({"backward": -1}, "`backward` is how many forwards a backward takes, a number from 0 on, not -1."),
+        ({"backward": "2"}, "`backward` is how many forwards a backward takes, a number from 0 on, not '2'."),
+        ({"optimizer": "adagrad"}, "There is no optimizer 'adagrad'; there are adam, momentum, sgd, or give the bytes"),
+        ({"optimizer": -1.0}, "`optimizer` is the bytes of state for each byte of gradients, a number from 0 on, not "),
+        ({"memory": 1.5}, "A device's memory is a number of bytes, not 1.5"),
+    ):
+        with pytest.raises(InputError) as refused:
+            preview(even(2), num_microbatches=2, **option)
+        assert str(refused.value).startswith(text)
     with pytest.raises(InputError, match="A stage's kept is a number from 0 on, not -1"):
         StageCost(1.0, 1.0, 1.0, kept=-1)
 
