@@ -80,9 +80,9 @@ def _flag(name: str) -> str:
 
 
 def _refuse_beside_check() -> None:
-    """A check neither searches nor follows nor writes."""
-    files = ("out", "trace", "svg", "page", "diff_file", "plan_file", "device_map", "device_map_out", "samples")
-    if (option := first_given(files)) is not None:
+    """A check neither searches nor follows nor writes nor advises."""
+    files = ("out", "trace", "svg", "page", "diff_file", "plan_file", "device_map", "device_map_out")
+    if (option := first_given((*files, "samples", "no_advice"))) is not None:
         raise InputError(f"--check only checks; leave {option} out, or use --plan to follow a plan.")
     if (option := first_given(SEARCH)) is not None:
         raise InputError(f"--check only checks, and nothing is searched; leave {option} out.")

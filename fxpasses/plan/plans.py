@@ -304,4 +304,9 @@ class Plan:
         Raises:
             PlanError: there is no such file, or it is no plan.
         """
-        return cls.from_json(read_json(Path(path), "plan file", error=PlanError))
+        data = read_json(Path(path), "plan file", error=PlanError)
+        try:
+            return cls.from_json(data)
+        except PlanError as error:
+            error.message += f" It was read from {os.fspath(path)!r}."
+            raise

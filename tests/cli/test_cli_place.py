@@ -334,9 +334,11 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
             "error: The device map names 'layer.0', which the model does not have; did",
         ),
         ([*TWO, "--plan", "LIST"], "error: This is no plan; write one with fxpasses place --out."),
+        ([*TWO, "--plan", "PLAN", "--diff", "LIST"], "place --out. It was read from '"),
         ([*TWO, "--check", "PLAN", "--out", "x.json"], "error: --check only checks; leave --out out, or use --plan to"),
         (["--check", "PLAN", "--seed", "1"], "error: --check only checks, and nothing is searched; leave --seed out."),
         (["--check", "PLAN", "--samples", "2"], "error: --check only checks; leave --samples out, or use --plan to"),
+        (["--check", "PLAN", "--no-advice"], "error: --check only checks; leave --no-advice out, or use --plan to"),
         (["--check", "PLAN", "--link", "left:right=1GB/s"], "error: --link joins two devices; name them with --device"),
         (
             ["--plan", "PLAN", "--pin", "layers.0=right"],
