@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import torch
@@ -38,6 +38,8 @@ def find_model(text: str | None) -> ModelSource:
     """
     if text is None:
         return ModelSource(*demo_llama(), name="demo: Llama decoder, 8 layers")
+    if not text:
+        raise InputError("The model has no name; write a .pt2 file, package.module:function or file.py:function.")
     if ":" not in text:
         if text.endswith(".py"):
             raise InputError(
@@ -98,7 +100,19 @@ def _unpacked(value: Any, text: str) -> ModelSource:
     shape = isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], torch.nn.Module)
     args = value[1] if shape else None
     kwargs = value[2] if shape and len(value) == 3 else {}
-    if not shape or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
-        given = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
-        raise InputError(f"{text} returned {given}; it has to return (model, args) or (model, args, kwargs).")
+    if not shape or not _are_args(args) or not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"{text} returned {_returned(value, shape)}; it has to return (model, args) or (model, args, kwargs)"
+            + (", where args is a tuple, like (x,)." if shape and not _are_args(args) else ".")
+        )
     return ModelSource(value[0], tuple(args), dict(kwargs), text)
+
+
+def _are_args(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _returned(value: Any, has_model: bool) -> str:
+    if has_model:
+        return f"({', '.join(['a model', *(type(each).__name__ for each in value[1:])])})"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"

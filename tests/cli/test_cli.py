@@ -26,6 +26,12 @@ def model():
 def wrong():
     return 3
 
+def bare():
+    return torch.nn.Linear(4, 4), torch.randn(2, 4)
+
+def text():
+    return torch.nn.Linear(4, 4), "ab", {}
+
 def broken():
     raise RuntimeError("no weights today")
 
@@ -139,6 +145,13 @@ def test_a_pipeline_is_text(source: str) -> None:
         (["SOURCE:nothing", *TWO], "has no function 'nothing'."),
         (["SOURCE:number", *TWO], "is a int, not a function that returns (model, args)."),
         (["SOURCE:wrong", *TWO], "returned a int; it has to return (model, args) or (model, args, kwargs)."),
+        (
+            ["SOURCE:bare", *TWO],
+            "returned (a model, Tensor); it has to return (model, args) or (model, args, kwargs), where args is a "
+            "tuple, like (x,).",
+        ),
+        (["SOURCE:text", *TWO], "returned (a model, str, dict); it has to return (model, args) or (model, args, "),
+        (["", *TWO], "error: The model has no name; write a .pt2 file, package.module:function or file.py:function."),
         (["SOURCE:broken", *TWO], "raised RuntimeError: no weights today\n  at "),
         (["SOURCE:undecided", *TWO], "error: torch.export cannot capture Undecided: "),
         (["SOURCE:undecided", *TWO], "in forward: return x + 1 if x.sum() > 0 else x - 1"),
