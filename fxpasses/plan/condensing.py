@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fxpasses.devices import Device
+from fxpasses.guards import is_guard
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.plan.keys import path_in, stable_keys
@@ -16,7 +17,7 @@ __all__ = ["condensed", "module_homes", "parts_of"]
 def parts_of(
     assignment: Assignment, device_of: Mapping[str, Device], offloaded: Collection[str] = ()
 ) -> tuple[PartPlan, ...]:
-    """The parts of a plan that says what an assignment says.
+    """The parts of a plan that says what an assignment says; nothing of the call that checks the inputs.
 
     Args:
         assignment: Which node is in which part.
@@ -30,7 +31,7 @@ def parts_of(
         PartPlan(
             str(name),
             device_of[str(name)].name,
-            tuple(condensed([keys[node] for node in nodes], owner, homes)),
+            tuple(condensed([keys[node] for node in nodes if not is_guard(node)], owner, homes)),
             "cpu" if str(name) in offloaded else None,
             _condensed_again([keys[node] for node in assignment.replicas.get(name, ())], keys.values()),
         )

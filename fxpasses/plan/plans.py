@@ -149,7 +149,13 @@ class Plan:
             PlanError: an operator has no part, or the plan names what is not there: the model changed; or a part must
                 not compute again what it shall; or parts would wait for each other, or stand in an order in which they
                 cannot run.
+            InputError: it is no graph.
         """
+        if not isinstance(graph_module, GraphModule):
+            raise InputError(
+                f"A plan is applied to a GraphModule, not {type(graph_module).__name__}; of a program take "
+                "program.module()."
+            )
         return apply_parts(self.model, self.parts, graph_module)
 
     def written(self, graph_module: GraphModule) -> tuple[GraphModule, Assignment]:

@@ -1,7 +1,7 @@
 """Which operators only read or compute sizes, and where they go when no line of a plan names them.
 
 A model that is exported again with dynamic shapes has them, and had none when its sizes were numbers. They take no time
-and no memory, so they go where their values are used.
+and no memory, so they go where their values are used. So does the call that checks the inputs of ``program.module()``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch.fx import Node
 
+from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.tensor_sizes import tensors_in
@@ -25,7 +26,9 @@ def is_size(node: Node) -> bool:
 
 
 def handles_sizes(node: Node) -> bool:
-    """Whether an operator reads a size, computes with sizes, or asserts something about them."""
+    """Whether an operator reads a size, computes with sizes, or asserts something about them or about inputs."""
+    if is_guard(node):
+        return True
     if node.op != "call_function" or node.target is operator.getitem or tensors_in(value_of(node)):
         return False
     used = node.all_input_nodes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lowering_models import Mlp, cpu_pair
 from torch import Tensor, nn
 
-from fxpasses import Device, Link, Plan, PlanError, Topology, lower
+from fxpasses import Device, InputError, Link, Plan, PlanError, Topology, lower
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.plan import stable_keys
 from fxpasses.units import KiB
@@ -105,6 +105,13 @@ def test_a_plan_applies_to_the_model_exported_again(plan: Plan) -> None:
 
     assert [part.name for part in plan.parts] == list(assignment.order)
     assert all(node.op == "get_attr" for node in assignment.outside)
+
+
+def test_what_is_no_graph_is_refused(plan: Plan) -> None:
+    program = torch.export.export(Mlp(), (torch.randn(2, 64),))
+
+    with pytest.raises(InputError, match=r"^A plan is applied to a GraphModule, not Exported"):
+        plan.assign(program)  # type: ignore[arg-type]
 
 
 def test_a_whole_module_in_one_part_is_one_line(plan: Plan) -> None:

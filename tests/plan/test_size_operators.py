@@ -9,6 +9,8 @@ from lowering_models import cpu_pair
 from torch import Tensor, nn
 
 from fxpasses import Plan, lower, place
+from fxpasses.guards import GUARDS
+from fxpasses.partitioners import place_by_device
 from fxpasses.plan import stable_keys
 
 BOTH = ({0: torch.export.Dim("batch", min=2, max=16), 1: torch.export.Dim("rows", min=2, max=16)},)
@@ -113,3 +115,18 @@ def test_a_plan_made_with_dynamic_sizes_fits_them(model: Model) -> None:
     again = {key: followed.assignment.partition_of[node] for node, key in stable_keys(followed.graph_module).items()}
     assert made.plan.parts == followed.plan.parts
     assert homes == again
+
+
+def test_the_call_that_checks_inputs_needs_no_line(model: Model) -> None:
+    """``program.module()`` has one, unless told otherwise, and the graph that was placed had none; or the reverse."""
+    plan = planned(model, _0="left", _1="left", _2="right", _3="right")
+    program = torch.export.export(model, (TOKENS,))
+    guarded = program.module()
+    found = place_by_device(guarded, plan.topology)
+    written = Plan.of("m", "latency", plan.topology, found.assignment, found.device_of)
+
+    assert [] == plan.check(guarded)
+    assert plan.simulate(program).seconds == plan.simulate(guarded).seconds
+    (check,) = guarded.graph.find_nodes(op="call_module", target=GUARDS)
+    assert "left" == str(plan.assign(guarded).partition_of[check])
+    assert [] == written.check(guarded) == written.check(program)
