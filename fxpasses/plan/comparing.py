@@ -13,6 +13,7 @@ from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.plan.condensing import condensed, module_homes
 from fxpasses.plan.keys import covering_entries, path_in, stable_keys
+from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.writing import device_facts
 from fxpasses.units import format_bytes, format_seconds
 from fxpasses.wording import listed
@@ -30,7 +31,10 @@ _MADE_SMALL = ("objective_value", "bound")
 
 @attrs.frozen
 class Move:
-    """An operator, or a whole module (``path/*``), that runs on another device; None where only one plan has it."""
+    """An operator, or a whole module (``path/*``), that runs on another device, or with its parameters elsewhere.
+
+    A place is the device, and says if parameters stay in main memory; None where only one plan has the operator.
+    """
 
     op: str
     before: str | None
@@ -64,7 +68,7 @@ class PlanDiff:
     """How one plan differs from another.
 
     Args:
-        moves: Operators and modules that run elsewhere.
+        moves: Operators and modules that run elsewhere, or load their parameters in only one of the two.
         settings: Model, objective, and other facts about the whole.
         devices: Devices and links that came, went or changed.
         copies: Values that cross in only one of the two, or with other sizes.
@@ -134,7 +138,12 @@ def diff(first: Plan, second: Plan, graph_module: GraphModule | None = None) -> 
 
 
 def _owners(plan: Plan) -> dict[str, str]:
-    return {entry: part.device for part in plan.parts for entry in part.ops}
+    """Where each entry runs, and with its parameters in main memory or not."""
+    return {entry: _place(part) for part in plan.parts for entry in part.ops}
+
+
+def _place(part: PartPlan) -> str:
+    return part.device if part.offload is None else f"{part.device} with parameters in main memory"
 
 
 def _lookup(entry: str, owners: Mapping[str, str]) -> str | None:

@@ -164,3 +164,15 @@ def test_a_plan_that_is_followed_does_not_differ_from_itself() -> None:
 
     assert not searched.diff(followed)
     assert not followed.diff(searched)
+
+
+def test_parameters_that_are_loaded_in_only_one_of_two_plans_differ() -> None:
+    one = plan(left=["layers.0/*", "layers.1/*"])
+    other = attrs.evolve(
+        one, parts=(PartPlan("left", "left", ("layers.0/*",)), PartPlan("left_1", "left", ("layers.1/*",), "cpu"))
+    )
+    graph_module = torch.export.export(Mlp(2), (torch.randn(2, 64),)).module(check_guards=False)
+
+    for found in (one.diff(other), one.diff(other, graph_module)):
+        assert "left → left with parameters in main memory: layers.1/*" in str(found)
+    assert "left with parameters in main memory → left: layers.1/*" == str(other.diff(one))
