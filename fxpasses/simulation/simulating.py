@@ -89,11 +89,15 @@ class Simulation:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples per second once the pipeline is filled; with one sample, of one after the other."""
+        """Samples per second once the pipeline is filled; with one sample, of one after the other.
+
+        Never more than the busiest track lets through: of few samples the first may be held up by the others.
+        """
         first, last = self.ends[0], self.ends[-1]
         if self.samples == 1 or last <= first:
             return self.samples / self.seconds if self.seconds else 0.0
-        return (self.samples - 1) / (last - first)
+        busiest = max(map(self.timeline.busy, self.timeline.tracks))
+        return min((self.samples - 1) / (last - first), self.samples / busiest)
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data; the spans are in ``timeline.chrome_trace()``."""

@@ -185,6 +185,25 @@ def test_the_period_of_a_filled_pipeline_is_the_load_of_the_busiest_device() -> 
     assert sorted(run.ends) == list(run.ends)
 
 
+def test_few_samples_come_out_no_faster_than_the_busiest_device_lets_them() -> None:
+    """The second sample holds the first one up, so that both end soon after each other."""
+    fast, slow = {"flops": 1e10, "overhead": 1e-6}, {"flops": 1e9, "overhead": 1e-6}
+    wires = {"ab": 1e7, "ac": 1e7, "ad": 1e8, "bc": 1e9, "bd": 1e8, "cd": 1e9}
+    devices = Topology.of(
+        [Device("a", **slow), Device("b", **fast), Device("c", **slow), Device("d", **fast)],
+        [Link(*ends, rate, 1e-6) for ends, rate in wires.items()],
+    )
+    nodes = [node for node in BRANCHES.graph.nodes if node.op == "call_function"]
+    assignment = Assignment.of(BRANCHES, dict(zip(nodes, "cbaddd", strict=True)))
+    device_of = {name: devices[name] for name in "abcd"}
+    _seconds, load = predict_times(BRANCHES, assignment, device_of, devices)
+
+    run = simulate(BRANCHES, assignment, device_of, devices, samples=2)
+
+    assert run.ends[1] - run.ends[0] < 0.95 * max(load.values())
+    assert pytest.approx(1 / max(load.values()), rel=1e-6) == run.samples_per_second
+
+
 def test_a_value_that_is_needed_late_keeps_nobody_waiting() -> None:
     """A skip connection over a stage: the sender goes on with the next sample until the receiver wants the value."""
     devices = Topology.of([Device(name, flops=1e9) for name in "abc"])
