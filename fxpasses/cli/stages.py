@@ -12,6 +12,7 @@ import click
 
 from fxpasses.cli.options import (
     devices_option,
+    first_given,
     joining_option,
     links_option,
     make_console,
@@ -98,6 +99,8 @@ def stages_command(
     wish = Wish(**options)
     if wish.schedule != RECOMMEND:
         find_schedule(wish.schedule)  # a wrong name is told before the model is read
+    if wish.measure and first_given(["backward"]):
+        raise InputError("--measure times the backward, too; leave --backward out, or --measure.")
     refuse_one_file_for_two({"--trace": trace, "--svg": svg})
     console = make_console(as_json=as_json, no_color=no_color)
     topology = _topology(devices, links, routed=routed)

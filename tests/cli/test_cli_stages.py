@@ -143,6 +143,7 @@ def test_a_narrow_terminal_gets_lines(source, monkeypatch):
         (("--link", "a:b=1GiB/s"), "error: --link joins two devices; name them with --device."),
         (("--routed",), "error: --routed joins two devices; name them with --device."),
         (("--backward", "-1"), "error: `backward` is how many forwards a backward takes, a number from 0 on, not -1.0"),
+        (("--measure", "--backward", "3"), "error: --measure times the backward, too; leave --backward out"),
         (("--memory", "much"), "error: 'much' is not a size in bytes; write it like 40MiB or 2GB."),
         (("--trace", "a.svg", "--svg", "a.svg"), "error: --trace and --svg both write to 'a.svg'; give each a file of"),
         (("--stages", "0"), "error: Invalid value for '--stages': 0 is not in the range x>=1; see main stages --help."),
