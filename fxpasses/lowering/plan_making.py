@@ -21,6 +21,7 @@ from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan import Plan
+from fxpasses.plan.checking import missing_devices
 from fxpasses.report.facts import summarize, with_figures
 
 __all__ = ["followed_plan", "found_plan"]
@@ -28,6 +29,8 @@ __all__ = ["followed_plan", "found_plan"]
 
 def followed_plan(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:
     """What a plan that is given says about a model; refused where it cannot be kept."""
+    for violation in missing_devices(plan, [device.name for device in topology.devices], plan.devices):
+        raise PlanError(f"The plan for {plan.model} cannot be followed: {violation}")
     followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
     written = followed.written(prepared.graph_module)
     step = _step_of(written[0], plan.training)

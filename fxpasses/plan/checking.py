@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fxpasses.plan.plans import Plan
 
-__all__ = ["Violation", "check_plan"]
+__all__ = ["Violation", "check_plan", "missing_devices"]
 
 
 @attrs.frozen
@@ -109,23 +109,28 @@ def check_plan(
     return [*found, *_budgets(plan, graph_module, assignment, now)]
 
 
+def missing_devices(plan: Plan, there: Collection[str], asked: Iterable[Device]) -> Iterator[Violation]:
+    """Which of some devices of a plan it uses, though they are not there."""
+    for device in asked:
+        parts = [part.name for part in plan.parts if part.device == device.name]
+        if parts and device.name not in there:
+            yield Violation(
+                "no device",
+                f"The plan puts {listed(parts)} on {device.name}, which is not among the devices "
+                f"{', '.join(there)}; add it, or place the model again.",
+                device.name,
+            )
+
+
 def _devices(
     plan: Plan, devices: Topology | Iterable[Device] | None, on_this_machine: bool
 ) -> tuple[list[Violation], dict[str, Device]]:
     """The devices as they are now, by the names of the plan."""
     now = {device.name: device for device in (plan.devices if devices is None else Topology.of(devices).devices)}
-    found = []
+    found: list[Violation] = []
     for device in plan.devices:
         parts = [part.name for part in plan.parts if part.device == device.name]
-        if parts and device.name not in now:
-            found.append(
-                Violation(
-                    "no device",
-                    f"The plan puts {listed(parts)} on {device.name}, which is not among the devices "
-                    f"{', '.join(now)}; add it, or place the model again.",
-                    device.name,
-                )
-            )
+        found += missing_devices(plan, now, (device,))
         used = parts or device.name in now
         if used and (why := _why_no_torch_device(now.get(device.name, device), on_this_machine and bool(parts))):
             what = f"The plan runs {listed(parts)} on {device.name}, which is" if parts else f"{device.name} is"

@@ -344,6 +344,10 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
             ["--plan", "PLAN", "--pin", "layers.0=right"],
             "error: --plan follows a plan, and nothing is searched; leave --pin out, or --plan.",
         ),
+        (
+            ["--plan", "PLAN", "--device", "left=cpu"],
+            "cannot be followed: The plan puts right on right, which is not among the devices left; add it",
+        ),
         (["--plan", "PLAN", "--objective", "latency"], "nothing is searched; leave --objective out, or --plan."),
         (["--plan", "PLAN", "--contiguity", "free"], "nothing is searched; leave --contiguity out, or --plan."),
         (["--plan", "PLAN", "--offload", "cpu"], "nothing is searched; leave --offload out, or --plan."),
