@@ -18,10 +18,19 @@ def module_of_program(program: ExportedProgram) -> GraphModule:
         program: The program; its tensors are shared.
 
     Raises:
-        CaptureError: a module, parameter or buffer of the model has the name of something that each graph module has.
+        CaptureError: a module, parameter or buffer of the model has the name of something that each graph module has,
+            or one that torch cannot write into the code of a graph.
     """
     try:
         module: GraphModule = program.module(check_guards=False)
+    except SyntaxError as error:
+        if (name := _unwritable(program)) is None:
+            raise
+        raise CaptureError(
+            f"The model has a module, parameter or buffer called {name!r}, which torch cannot write into the code of a "
+            "graph; give it a name without quotes and line breaks.",
+            reason=f"{name!r} breaks the code of a graph",
+        ) from error
     except Exception as error:  # which one depends on what is called so
         if (name := _taken(program)) is None:
             raise
@@ -36,5 +45,14 @@ def module_of_program(program: ExportedProgram) -> GraphModule:
 def _taken(program: ExportedProgram) -> str | None:
     """The first name at the top of the model that is not free; None if all are."""
     known = {"meta", "shape_env", *dir(GraphModule)} - set(dir(torch.nn.Module))
-    state = (*program.state_dict, *program.constants)
-    return next((name for name in (key.partition(".")[0] for key in state) if name in known), None)
+    return next((name for name in (key.partition(".")[0] for key in _state(program)) if name in known), None)
+
+
+def _unwritable(program: ExportedProgram) -> str | None:
+    """The first name in a path of the model that ends the string it is written into; None if there is none."""
+    names = (name for key in _state(program) for name in key.split("."))
+    return next((name for name in names if any(sign in name for sign in '"\n\r')), None)
+
+
+def _state(program: ExportedProgram) -> tuple[str, ...]:
+    return (*program.state_dict, *program.constants)

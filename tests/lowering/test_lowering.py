@@ -359,6 +359,17 @@ def test_a_module_with_a_name_that_graphs_use_is_told_by_that_name(name: str) ->
     assert torch.equal(inside(x), lower(inside, (x,), devices=[Device("only")])(x))
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\nb"])
+def test_a_name_that_breaks_the_code_of_a_graph_is_refused(name: str) -> None:
+    """Torch writes it between quotes; what came of that was a syntax error in code that nobody knows."""
+    model = nn.Sequential()
+    model.add_module("part", nn.Sequential())
+    model.part.add_module(name, nn.Linear(4, 4))
+
+    with pytest.raises(CaptureError, match="which torch cannot write into the code of a graph; give it a name without"):
+        lower(model, (torch.randn(2, 4),), devices=[Device("only")])
+
+
 class Named(nn.Module):
     """A parameter by any name, which is read or not."""
 
