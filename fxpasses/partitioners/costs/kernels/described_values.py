@@ -49,10 +49,12 @@ class Like:
     dtype: torch.dtype
     device: torch.device
     is_trained: bool = False
+    is_conjugate: bool = False
 
     def make(self) -> Tensor:
         """One without data, inside of a mode that makes such."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        made = made.conj() if self.is_conjugate else made
         return made.requires_grad_(self.is_trained)
 
 
@@ -63,7 +65,7 @@ def described(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         shape = tuple(concrete_size(size) for size in leaf.shape)
         stride = tuple(concrete_size(size) for size in leaf.stride())
-        return Like(shape, stride, leaf.dtype, leaf.device)
+        return Like(shape, stride, leaf.dtype, leaf.device, is_conjugate=leaf.is_conj())
     if isinstance(leaf, torch.SymInt):
         return concrete_size(leaf)
     return tuple(map(described, leaf)) if isinstance(leaf, (list, tuple)) else leaf

@@ -30,7 +30,7 @@ from fxpasses.partitioners.costs.kernels.loss_scratch import LOSSES
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
 from fxpasses.partitioners.costs.kernels.normalization_scratch import NORMALIZATIONS
 from fxpasses.partitioners.costs.kernels.picked_scratch import PICKED
-from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes
+from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes, vector_scratch_bytes
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
@@ -333,11 +333,10 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **NORMALIZATIONS,
         **RESIZED,
         **dict.fromkeys(
-            (
-                *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
-                *(aten.mv.default, aten.addmv.default),
-            ),
-            product_scratch_bytes,
+            (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), product_scratch_bytes
+        ),
+        **dict.fromkeys(
+            (aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default), vector_scratch_bytes
         ),
         **dict.fromkeys((aten.abs.default, aten.angle.default), _length_bytes),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),

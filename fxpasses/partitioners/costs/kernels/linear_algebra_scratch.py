@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS, tile_bytes
-from fxpasses.partitioners.tensor_sizes import concrete_size
+from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 __all__ = ["LINEAR_ALGEBRA"]
 
@@ -23,6 +23,8 @@ _FLAGS = 64
 """Bytes of numbers with which torch asks whether a matrix was singular."""
 _PANELS, _FEW_REFLECTIONS, _LARGE = (16, 32, 64), 64, 1000
 """Columns that are orthogonalized at once: of up to so many, of most matrices, and of those with more on two sides."""
+_PANEL, _OF_OTHER_THREADS = 32, 442
+"""The same of complex numbers, and where reflections are applied to others; and what threads want for each column."""
 _LEAST = 32
 """Matrices with fewer rows are orthogonalized column by column."""
 _NARROW, _WIDE, _FEW = 17, 49, 300
@@ -37,6 +39,8 @@ _GENERAL, _GENERAL_VALUES, _FEW_VALUES, _FEW_ROWS = 386, 34, 3, 128
 """The same of a matrix that is not symmetric: for both, for values alone, and of doubles in fewer rows than so many."""
 _NUMBERS, _COMPLEX_NUMBERS = 24, 96
 """Rows to work in where a symmetric matrix that is not positive is factorized."""
+_ROWS, _LEFT = 2, 3
+"""Dimensions of one matrix, and which operand says from which side reflections are applied."""
 aten = torch.ops.aten
 
 
@@ -96,19 +100,49 @@ def _singular(args: Sequence[Any], _result: Any) -> int:
 def _orthogonal(args: Sequence[Any], _result: Any) -> int:
     """The lengths of the reflections; then what finds them, a square of several tall matrices, or what applies them.
 
-    Several threads want more: a panel of all rows, and two of the columns, and blocks of their own.
+    Where only the triangle is asked for, the reflections of tall ones are there beside it.
     """
     matrix: Tensor = args[0]
     count, rows, columns = _size(matrix)
+    reflections, mode = min(rows, columns), args[1] if len(args) > 1 else "reduced"
+    applied = _applied(matrix, rows if mode == "complete" else reflections)
+    found = _reflections(reflections, columns, torch.get_num_threads())
+    square = count * columns * columns if matrix.dim() > _ROWS and rows > columns and mode != "complete" else 0
+    beside = count * rows * columns if mode == "r" and rows > columns else 0
+    return (count * reflections + beside + max(found, square, applied)) * matrix.element_size() + _FLAGS
+
+
+def _applied(matrix: Tensor, made: int) -> int:
+    """Numbers to make columns from reflections; several threads want a panel of all rows, and two of the columns."""
+    _, rows, columns = _size(matrix)
     reflections, threads = min(rows, columns), torch.get_num_threads()
-    applied = reflections + 1
-    if rows >= _LEAST:
-        is_large = rows + reflections > _LARGE
-        panel = _PANELS[0] if reflections <= _FEW_REFLECTIONS else _PANELS[1 + is_large]
-        applied = panel * (reflections if threads == 1 else rows + 2 * reflections) + 1
-    found = _reflections(reflections, columns, threads)
-    square = count * columns * columns if count > 1 and rows > columns else 0
-    return (count * reflections + max(found, square, applied)) * matrix.element_size() + _FLAGS
+    if rows < _LEAST:
+        return made + 1
+    panel = _PANELS[0] if reflections <= _FEW_REFLECTIONS else _PANELS[1 + (rows + reflections > _LARGE)]
+    panel = _PANEL if matrix.is_complex() else panel
+    return panel * (made if threads == 1 else rows + reflections + made) + 1
+
+
+def _found_reflections(args: Sequence[Any], _result: Any) -> int:
+    matrix: Tensor = args[0]
+    _, rows, columns = _size(matrix)
+    return _reflections(min(rows, columns), columns, torch.get_num_threads()) * matrix.element_size() + _FLAGS
+
+
+def _product_of_reflections(args: Sequence[Any], _result: Any) -> int:
+    matrix: Tensor = args[0]
+    return _applied(matrix, _size(matrix)[2]) * matrix.element_size() + _FLAGS
+
+
+def _applied_reflections(args: Sequence[Any], _result: Any) -> int:
+    """A panel of their columns, and of what they are applied to; several threads want more."""
+    reflections, other = args[0], args[2]
+    _, rows, columns = _size(other)
+    is_left = len(args) < _LEFT + 1 or args[_LEFT]
+    together = _size(reflections)[2] + (columns if is_left else rows)
+    together += (torch.get_num_threads() - 1) * _OF_OTHER_THREADS
+    more: int = _PANEL * together * other.element_size() + _FLAGS
+    return more
 
 
 def _reflections(reflections: int, columns: int, threads: int) -> int:
@@ -125,9 +159,28 @@ def _reflections(reflections: int, columns: int, threads: int) -> int:
 
 
 def _solved(args: Sequence[Any], _result: Any) -> int:
-    """Which pivots are zero."""
+    """Which pivots are zero, and a copy of one column for each matrix."""
     count, rows, _ = _size(args[0])
-    return count * (rows + _INT) + _FLAGS
+    other = args[1]
+    vectors = tensor_bytes(other) if isinstance(other, Tensor) and other.dim() < args[0].dim() else 0
+    return count * (rows + _INT) + vectors + _FLAGS
+
+
+def _solved_triangle(args: Sequence[Any], result: Any) -> int:
+    """A copy of triangles of which neither rows nor columns are dense, or of one that is used several times."""
+    matrix: Tensor = args[0]
+    is_dense = matrix.is_contiguous() or matrix.mT.is_contiguous()
+    together, (count, rows, columns) = _size(result)[0], _size(matrix)
+    return 0 if is_dense and count == together else together * rows * columns * matrix.element_size()
+
+
+def _unpacked(args: Sequence[Any], _result: Any) -> int:
+    """The order of the rows, of several matrices once more."""
+    return _order(*_size(args[0])[:2])
+
+
+def _order(count: int, rows: int) -> int:
+    return rows * torch.int64.itemsize * (1 if count == 1 else 1 + count)
 
 
 def _determinant(args: Sequence[Any], _result: Any) -> int:
@@ -142,9 +195,15 @@ def _copied_factor(args: Sequence[Any], _result: Any) -> int:
 
 
 def _general(args: Sequence[Any], _result: Any) -> int:
-    """A copy, real vectors, real and imaginary parts of the values, and rows to work in."""
+    """A copy, real vectors, real and imaginary parts of the values, and rows to work in.
+
+    Complex values and vectors are made as they are.
+    """
     matrix: Tensor = args[0]
     count, rows, _ = _size(matrix)
+    if matrix.is_complex():
+        numbers = min(2 * rows + 4, _GENERAL + 2) * rows
+        return _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
     numbers = _GENERAL * rows + 1 + 2 * count * rows
     return 2 * _bytes(matrix) + numbers * matrix.element_size() + 2 * count * _INT + _FLAGS
 
@@ -161,8 +220,7 @@ def _general_values(args: Sequence[Any], _result: Any) -> int:
 def _factors(args: Sequence[Any], _result: Any) -> int:
     """Both factors in one copy, made by its columns; then the order of the rows, of several matrices once more."""
     count, rows, columns = _size(args[0])
-    order = rows * torch.int64.itemsize * (1 if count == 1 else 1 + count)
-    return max(_bytes(args[0]) + _tile(args[0]), order) + count * (min(rows, columns) + 1) * _INT + _FLAGS
+    return max(_bytes(args[0]) + _tile(args[0]), _order(count, rows)) + count * (min(rows, columns) + 1) * _INT + _FLAGS
 
 
 def _indefinite(args: Sequence[Any], _result: Any) -> int:
@@ -181,7 +239,7 @@ def _exponential(args: Sequence[Any], _result: Any) -> int:
     """The powers of a polynomial of degree 18, and sums of them."""
     matrix: Tensor = args[0]
     count = _size(matrix)[0]
-    return (12 if matrix.dim() == 2 else 10) * _bytes(matrix) + count * _FLAGS + _FLAGS
+    return (12 if count == 1 else 10) * _bytes(matrix) + count * _FLAGS + _FLAGS
 
 
 LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
@@ -190,6 +248,11 @@ LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxy
         aten._linalg_eigh.default: _symmetric,
         aten._linalg_svd.default: _singular,
         aten.linalg_qr.default: _orthogonal,
+        aten.geqrf.default: _found_reflections,
+        aten.linalg_householder_product.default: _product_of_reflections,
+        aten.ormqr.default: _applied_reflections,
+        aten.linalg_solve_triangular.default: _solved_triangle,
+        aten.lu_unpack.default: _unpacked,
         **dict.fromkeys((aten._linalg_solve_ex.default, aten.linalg_lu_solve.default), _solved),
         aten._linalg_slogdet.default: _determinant,
         aten._linalg_det.default: _determinant,

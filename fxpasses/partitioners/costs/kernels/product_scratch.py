@@ -17,15 +17,15 @@ from torch import Tensor
 
 from fxpasses.partitioners.costs.kernels.convolution_shapes import has_tiles, round_up
 from fxpasses.partitioners.costs.kernels.tile_products import FEWEST_PRODUCTS, TileProduct
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
+from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes
 
-__all__ = ["lays_out", "product_scratch_bytes"]
+__all__ = ["lays_out", "product_scratch_bytes", "vector_scratch_bytes"]
 
 _ROWS, _COLUMNS, _WIDE = 256, 64, 192
 """Rows and columns of a block, and columns where both operands are large."""
 _SHORT, _LONG, _LONGEST = 512, 1024, 1088
 """How many products are added up at once, where there are up to twice as many or more, and at most."""
-_PADDING, _TABLES = 16, 1152
+_PADDING, _TABLES, _OF_ONE_COLUMN = 16, 1152, 1664
 _MARGIN = 1.3
 _WIDER = 4
 """How many times as wide as high a result is of which threads have columns."""
@@ -35,7 +35,7 @@ _BATCHED = 3
 
 
 def product_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
-    """What ``mm``, ``bmm``, ``mv`` and the like have beside their operands and their result.
+    """What ``mm``, ``bmm``, ``mv``, ``dot`` and the like have beside their operands and their result.
 
     Args:
         args: Those of the operator; the last two tensors are multiplied.
@@ -46,39 +46,59 @@ def product_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     left, right = [each for each in args if isinstance(each, Tensor)][-2:]
     if left.device.type != "cpu" or 0 in (*left.shape, *right.shape):
         return 0
-    is_half = left.dtype in (torch.bfloat16, torch.float16)
-    copied = _all_copied_bytes if is_half and left.dim() == _BATCHED and lays_out(left.dtype) else _dense_copy_bytes
-    return copied(left) + copied(right) + (_half_bytes(left, right) if is_half else 0)
+    if not is_half(left) or not lays_out(left.dtype):
+        return _dense_copy_bytes(left) + _dense_copy_bytes(right)
+    if left.dim() == right.dim() == _BATCHED - 1:
+        copied = _dense_copy_bytes(left) + _dense_copy_bytes(right)
+    else:
+        copied = sum(tensor_bytes(each) for each in (left, right) if not _is_taken(each))
+    return copied + _half_bytes(left, right)
 
 
-def _all_copied_bytes(operand: Tensor) -> int:
-    """A copy of all matrices at once, unless they lie one after the other, by rows or by columns."""
-    is_dense = operand.is_contiguous() or operand.transpose(-1, -2).is_contiguous()
-    return 0 if is_dense else tensor_bytes(operand)
+def _is_taken(operand: Tensor) -> bool:
+    """Whether oneDNN takes matrices as they are: one after the other, by rows or by columns; of one, too."""
+    if operand.is_contiguous() or operand.dim() == 1:
+        return operand.is_contiguous()
+    rows, columns = map(concrete_size, operand.shape[-2:])
+    by_columns = (rows * columns, 1, rows)
+    return tuple(map(concrete_size, operand.stride())) == by_columns[-operand.dim() :]
 
 
 def _dense_copy_bytes(operand: Tensor) -> int:
-    """A copy of a matrix, one after the other, of which neither rows nor columns are dense."""
+    """A copy of a matrix, one after the other, of which neither rows nor columns are dense.
+
+    What is to be conjugated is copied, of several matrices all at once; columns of one are conjugated by BLAS.
+    """
     if operand.dim() == 1:
-        return 0
+        return tensor_bytes(operand) if operand.is_conj() else 0
     rows, columns = map(concrete_size, operand.shape[-2:])
     down, right = map(concrete_size, operand.stride()[-2:])
+    if operand.is_conj() and (operand.dim() == _BATCHED or right == 1):
+        return tensor_bytes(operand)
     is_dense = (right == 1 and (down >= columns or rows == 1)) or (down == 1 and (right >= rows or columns == 1))
-    is_conjugate = operand.is_conj() and right == 1  # columns are conjugated by BLAS
-    return 0 if is_dense and not is_conjugate else rows * columns * operand.element_size()
+    return 0 if is_dense else rows * columns * operand.element_size()
+
+
+def vector_scratch_bytes(args: Sequence[Any], result: Any) -> int:
+    """The same; a matrix that is multiplied with a vector is conjugated in a copy, however it lies."""
+    left: Tensor = [each for each in args if isinstance(each, Tensor)][-2]
+    beside = product_scratch_bytes(args, result)
+    is_by_columns = left.is_conj() and _dense_copy_bytes(left) == 0 and left.device.type == "cpu"
+    return beside + (tensor_bytes(left) if is_by_columns else 0)
 
 
 def _half_bytes(left: Tensor, right: Tensor) -> int:
-    if right.dim() == 1:
-        return 0
-    (rows, depth), columns = map(concrete_size, left.shape[-2:]), concrete_size(right.shape[-1])
-    is_batch = left.dim() == _BATCHED
+    """Blocks; a product with a vector is one of a batch."""
+    depth = concrete_size(left.shape[-1])
+    rows = concrete_size(left.shape[-2]) if left.dim() > 1 else 1
+    columns = concrete_size(right.shape[-1]) if right.dim() > 1 else 1
+    is_batch = _BATCHED in (left.dim(), right.dim() + 2)
+    count = concrete_size(left.shape[0]) if left.dim() == _BATCHED else 1
     if has_tiles(left.dtype):
-        count = concrete_size(left.shape[0]) if is_batch else 0
         lies = {"left_by_columns": _lies_by_columns(left), "right_by_columns": _lies_by_columns(right)}
-        return TileProduct(count=count, rows=rows, depth=depth, columns=columns, **lies).scratch_bytes()
-    count = concrete_size(left.shape[0]) if is_batch else 1
-    if not lays_out(left.dtype) or count * rows * depth * columns <= FEWEST_PRODUCTS:
+        several = count if count > 1 else 0
+        return TileProduct(count=several, rows=rows, depth=depth, columns=columns, **lies).scratch_bytes()
+    if count * rows * depth * columns <= FEWEST_PRODUCTS:
         return 0
     if left.dtype is torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
         return 0 if 1 in (rows, columns) else rows * columns * _FLOAT
@@ -97,6 +117,7 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
     else:
         together = min(depth, _LONG if is_long else _SHORT)
         blocks = _with_left(left, rows, together, _COLUMNS, columns if rows == 1 else min(columns, _COLUMNS))
+        blocks += _OF_ONE_COLUMN if columns == 1 else 0
     return torch.get_num_threads() * (blocks + _TABLES)
 
 
@@ -109,6 +130,9 @@ def _rows_of_a_thread(rows: int, columns: int) -> int:
 
 
 def _lies_by_columns(matrix: Tensor) -> bool:
+    """As oneDNN has it: a batch that it does not take is copied by rows."""
+    if matrix.dim() == 1 or (matrix.dim() == _BATCHED and not _is_taken(matrix)):
+        return False
     return concrete_size(matrix.stride(-2)) == 1 and (matrix.shape[-1] == 1 or concrete_size(matrix.stride(-1)) != 1)
 
 

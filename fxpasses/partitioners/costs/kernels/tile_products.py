@@ -83,7 +83,8 @@ class TileProduct:
         rest = rows * _PAIRS + _STEPS * self.depth if has_rest or self.depth % _ALIKE == 0 else 0
         if has_rest:
             rest += 3 * min(rows, _COLUMNS) * _PAIRS
-        return (rows * min(self._padded, _LEFT_DEPTH) + rest) * _ELEMENT
+        together = self._padded if self.columns == 1 else min(self._padded, _LEFT_DEPTH)
+        return (rows * together + rest) * _ELEMENT
 
     def _right(self) -> int:
         if 1 in (self.rows, self.columns):

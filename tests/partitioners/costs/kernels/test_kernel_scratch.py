@@ -203,6 +203,66 @@ def test_products_lay_out_blocks_and_what_is_not_dense(name: str, dtype: torch.d
     assert_near(aten.mm.default, args, tables=9_000)
 
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "by rows": lambda matrix: matrix,
+    "by columns": lambda matrix: matrix.mT.contiguous().mT,
+    "strided": lambda matrix: matrix.repeat_interleave(2, -1)[..., ::2],
+    "slice": lambda matrix: matrix.repeat(*[1] * (matrix.dim() - 1), 2)[..., : matrix.shape[-1]],
+    "a view of one": lambda matrix: matrix[0].mT.contiguous().mT[None],
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("right", list(LAYOUTS))
+@pytest.mark.parametrize("left", list(LAYOUTS))
+def test_a_product_of_one_matrix_in_a_batch_is_never_predicted_too_small(
+    left: str, right: str, dtype: torch.dtype
+) -> None:
+    """OneDNN copies a batch of one whose stride is not that of several; a quarter was missing."""
+    for rows, depth, columns in ((256, 128, 200), (32, 1000, 32), (100, 64, 1)):
+        args = [LAYOUTS[left](torch.randn(1, rows, depth)), LAYOUTS[right](torch.randn(1, depth, columns))]
+        args = [torch.empty_strided(each.shape, each.stride(), dtype=dtype).copy_(each) for each in args]
+
+        real = beside_its_result(lambda args=args: torch.bmm(*args))
+        assert real <= scratch_bytes(aten.bmm.default, args, torch.bmm(*args))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", list(LAYOUTS)[:-1])
+@pytest.mark.parametrize(("rows", "depth"), [(256, 128), (64, 4096), (1000, 700), (1, 5000), (64, 64)])
+def test_a_product_with_a_vector_is_laid_out_like_one_of_matrices(
+    rows: int, depth: int, layout: str, dtype: torch.dtype
+) -> None:
+    """Nothing was counted: of a dot product of a quarter million numbers on tiles 32 MiB."""
+    matrix, vector = LAYOUTS[layout](torch.randn(rows, depth).to(dtype)), torch.randn(depth).to(dtype)
+    strided = vector.repeat_interleave(2)[::2]
+
+    for func, args in ((aten.mv.default, (matrix, vector)), (aten.mv.default, (matrix, strided))):
+        real = beside_its_result(lambda func=func, args=args: func(*args))
+        assert real <= scratch_bytes(func, args, func(*args))
+    long = matrix.flatten()
+    assert beside_its_result(lambda: torch.dot(long, long)) <= scratch_bytes(aten.dot.default, (long, long), long[0])
+
+
+CONJUGATED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "left": lambda left, right: (left.conj(), right),
+    "right": lambda left, right: (left, right.conj()),
+    "left, by columns": lambda left, right: (left.mT.contiguous().mH, right),
+    "both, by columns": lambda left, right: (left.mT.contiguous().mH, right.mT.contiguous().mH),
+}
+
+
+@pytest.mark.parametrize("name", list(CONJUGATED))
+def test_several_matrices_are_conjugated_in_copies_of_all(name: str) -> None:
+    left, right = CONJUGATED[name](torch.randn(4, 50, 40).cfloat(), torch.randn(4, 40, 60).cfloat())
+
+    assert_near(aten.bmm.default, (left, right), tables=0)
+    assert_near(aten.mm.default, (left[0], right[0]), tables=0)
+    assert_near(aten.mv.default, (left[0], right[0, :, 0]), tables=0)
+
+
 def positive(*shape: int) -> Tensor:
     matrix = torch.randn(*shape)
     return matrix @ matrix.mT + torch.eye(shape[-1])
@@ -234,6 +294,15 @@ KERNELS = {
     "complex": (aten._linalg_eigh.default, lambda: (positive(64, 64).cfloat(),)),
     "values by columns": (aten._linalg_svd.default, lambda: (torch.randn(64, 80).mT, False, False)),
     "values of doubles": (aten._linalg_eigh.default, lambda: (positive(200, 200).double(), "L", False)),
+    "reflections": (aten.geqrf.default, lambda: (torch.randn(2, 200, 160),)),
+    "product of reflections": (aten.linalg_householder_product.default, lambda: torch.geqrf(torch.randn(200, 160))),
+    "applied reflections": (aten.ormqr.default, lambda: (*torch.geqrf(torch.randn(200, 160)), torch.randn(200, 90))),
+    "complex, orthogonal": (aten.linalg_qr.default, lambda: (torch.randn(1, 200, 100, dtype=torch.cfloat), "complete")),
+    "only the triangle": (aten.linalg_qr.default, lambda: (torch.randn(2, 300, 100), "r")),
+    "complex, eigenvectors": (aten.linalg_eig.default, lambda: (torch.randn(4, 100, 100, dtype=torch.cfloat),)),
+    "one column": (aten._linalg_solve_ex.default, lambda: (positive(4, 64, 64), torch.randn(4, 64))),
+    "unpacked": (aten.lu_unpack.default, lambda: torch.linalg.lu_factor(torch.randn(4, 64, 64))),
+    "exponential of one": (aten.linalg_matrix_exp.default, lambda: (torch.randn(1, 64, 64),)),
     "added products": (
         aten.addbmm.default,
         lambda: (torch.randn(64, 48), torch.randn(8, 64, 64)[:, :, ::2], torch.randn(8, 32, 48)),
@@ -246,6 +315,23 @@ def test_a_kernel_copies_what_it_works_on(name: str) -> None:
     func, make = KERNELS[name]
 
     assert_near(func, make(), tables=0)
+
+
+@pytest.mark.parametrize("of", ["each", "all"])
+@pytest.mark.parametrize("layout", ["by rows", "by columns", "strided"])
+def test_a_triangle_is_copied_where_it_is_not_dense(layout: str, of: str) -> None:
+    triangle = (torch.eye(64) + torch.randn(2, 64, 64).triu(1))[slice(None) if of == "each" else 0]
+    if layout != "by rows":
+        triangle = (
+            triangle.mT.contiguous().mT if layout == "by columns" else triangle.repeat_interleave(2, -1)[..., ::2]
+        )
+
+    def solved(triangle: Tensor, right: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(triangle, right, upper=True)
+
+    right = torch.randn(2, 64, 64)
+    real = beside_its_result(lambda: solved(triangle, right))
+    assert real == scratch_bytes(aten.linalg_solve_triangular.default, (triangle, right), solved(triangle, right))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.bool], ids=str)
