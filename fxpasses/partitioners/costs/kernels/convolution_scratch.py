@@ -351,7 +351,7 @@ def _unfolding_copies(chosen: Any, given: Tensor, weight: Tensor, *gradients: Te
     if not _has_channels_last(given, weight):
         return _copies(given, weight, given, weight, *gradients)
     if chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d):
-        return _copies(given, weight, given, weight)
+        return _copies(given, weight, given, weight, *gradients)
     return sum(_bytes(each) for each in (given, weight, *gradients) if not each.is_contiguous())
 
 

@@ -74,7 +74,7 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         for storage in made:
             if storage._cdata not in self.alive:
                 self.follow(storage._cdata, StorageWeakRef(storage), concrete_size(storage.nbytes()))  # type: ignore[no-untyped-call]  # torch does not say
-        scratch = scratch_bytes(func, args, result)
+        scratch = scratch_bytes(func, args, result, kwargs)
         self.peak = max(self.peak, self.held)
         self.need(scratch)
         self.ran(args, scratch)

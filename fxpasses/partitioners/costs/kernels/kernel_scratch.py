@@ -6,7 +6,6 @@ is known. The sizes are what torch's allocator was asked for.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,7 +23,13 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
-from fxpasses.partitioners.costs.kernels.laid_out_copies import LAID_OUT_COPIES, dense_copies, transform_copies
+from fxpasses.partitioners.costs.kernels.laid_out_copies import (
+    LAID_OUT_COPIES,
+    dense_copies,
+    flat_copies,
+    lie_together,
+    transform_copies,
+)
 from fxpasses.partitioners.costs.kernels.linear_algebra_scratch import LINEAR_ALGEBRA
 from fxpasses.partitioners.costs.kernels.loss_scratch import LOSSES
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch_bytes, lstm_scratch_bytes
@@ -40,19 +45,24 @@ __all__ = ["may_need_scratch", "scratch_bytes"]
 
 _NUMBER = 8
 _TABLES = 512
+_AGAIN, _WEIGHTS, _LARGEST = 2, 10, 2
+"""Which operands say that what is drawn may be drawn again, and weights of a bag; and which mode takes maxima."""
 _FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
 """Up to so many points distances are computed one by one, or always, if the caller says so."""
 aten = torch.ops.aten
 
 
-def scratch_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+def scratch_bytes(func: Any, args: Sequence[Any], result: Any, named: Mapping[str, Any] | None = None) -> int:
     """The most bytes that a kernel has at one time beside its operands and its result.
 
     Args:
         func: An operator, as the dispatcher sees it.
         args: Its operands: tensors, with or without data.
         result: What it makes of them.
+        named: Those that are given by name.
     """
+    if (name := _BY_NAME.get(func)) is not None:
+        args = (*args, (named or {}).get(name))
     if (asks := _SCRATCH.get(func)) is not None:
         return 0 if _is_elsewhere(next(iter(tensors_in([args, result])))) else asks(args, result)
     return _converted_bytes(func, args, result) + _number_bytes(func, args, result) if _is_pointwise(func) else 0
@@ -116,17 +126,9 @@ def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
     if given.dtype != made.dtype:
         return bytes_as(given, made.dtype)
     along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
-    if not is_half(given) or not along or _lie_together(given, along):
+    if not is_half(given) or not along or lie_together(given, along):
         return 0
     return bytes_as(given, torch.float32) + bytes_as(made, torch.float32)
-
-
-def _lie_together(given: Tensor, along: Sequence[int]) -> bool:
-    """Whether some dimensions follow each other in memory."""
-    added = {place % given.dim() for place in along}
-    places = [place for place in range(given.dim()) if concrete_size(given.shape[place]) != 1]
-    places.sort(key=lambda place: concrete_size(given.stride(place)))
-    return sum(is_added for is_added, _ in itertools.groupby(places, added.__contains__)) <= 1
 
 
 def _mean_bytes(args: Sequence[Any], result: Any) -> int:
@@ -160,10 +162,14 @@ def _grid_bytes(args: Sequence[Any], result: Tensor) -> int:
     return base + (base // 2 if is_half(args[0]) else 0)
 
 
-def _drawn_bytes(args: Sequence[Any], _result: Any) -> int:
-    """Probabilities, divided by what is drawn, and sums of their rows."""
+def _drawn_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Probabilities, divided by what is drawn, and the largest; where all may be drawn again, the sums of one row."""
     given: Tensor = args[0]
-    return bytes_as(given, given.dtype) + 4 * bytes_as(given, given.dtype) // int(given.shape[-1]) + _TABLES
+    is_again = len(args) > _AGAIN and args[_AGAIN] and args[1] > 1
+    if is_again:
+        return concrete_size(given.shape[-1]) * max(given.element_size(), torch.float32.itemsize) + _TABLES
+    largest = bytes_as(result, given.dtype) if args[1] > 1 else 0
+    return bytes_as(given, given.dtype) + largest + _TABLES
 
 
 def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
@@ -203,9 +209,50 @@ def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
     return product_scratch_bytes((args[1][0], args[2][0]), result) if concrete_size(args[1].shape[0]) else 0
 
 
-def _bins_bytes(_args: Sequence[Any], result: Tensor) -> int:
-    """Where each begins, and what each thread counts."""
-    return (1 + torch.get_num_threads()) * bytes_as(result, result.dtype) + result.element_size()
+def _bins_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Where each begins, and what each thread counts, of elements in one row; dense where their range is asked for."""
+    copied = flat_copies(args, result)
+    if _is_whole_range(*args[2:4]):
+        copied += dense_copies(args, result)
+    return copied + (1 + torch.get_num_threads()) * bytes_as(result, result.dtype) + result.element_size()
+
+
+def _is_whole_range(least: float = 0, most: float = 0) -> bool:
+    return least == most
+
+
+def _drawn_around_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """What is drawn, before it is moved."""
+    return bytes_as(result, result.dtype)
+
+
+def _gammas_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """One for each dimension, and which ones."""
+    return int(args[1]) * (bytes_as(result, result.dtype) + _NUMBER) + _TABLES
+
+
+def _norm_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The operand in the type of the result; how large complex numbers are, for the largest one."""
+    given: Tensor = args[0]
+    if given.is_complex():
+        order = args[1] if len(args) > 1 else 2
+        real = given.element_size() // 2 * concrete_size(given.numel())
+        if result.element_size() * 2 == given.element_size():
+            return real + _length_bytes(args, result) if math.isinf(order) else 0
+        return 2 * bytes_as(given, result.dtype)
+    return bytes_as(given, result.dtype) if given.dtype != result.dtype else 0
+
+
+def _segments_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """A dense copy, and where each segment begins."""
+    return dense_copies(args, result) + _NUMBER * concrete_size(result.shape[0])
+
+
+def _shortened_bytes(args: Sequence[Any], _result: Any) -> int:
+    """How long each is; half precision as floats."""
+    given: Tensor = args[0]
+    lengths = 2 * concrete_size(given.shape[args[2]]) * max(_NUMBER, given.element_size())
+    return lengths + (bytes_as(given, torch.float32) if is_half(given) else 0)
 
 
 def _table_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -224,8 +271,14 @@ def _selected_bytes(args: Sequence[Any], _result: Any) -> int:
 
 
 def _bag_backward_bytes(args: Sequence[Any], _result: Any) -> int:
-    """Where each index is, sorted."""
-    return 4 * bytes_as(args[1], torch.int64) + _TABLES
+    """Where each index is, sorted, and with which weight; of maxima where they were, of bags that are not empty."""
+    gradient, indices = args[:2]
+    mode, weights = args[8], args[10] if len(args) > _WEIGHTS else None
+    if mode == _LARGEST:
+        bags = gradient.shape[0]
+        return bytes_as(gradient, gradient.dtype) + bytes_as(gradient, torch.int64) + concrete_size(bags) * _NUMBER
+    of_weights = bytes_as(weights, weights.dtype) if isinstance(weights, Tensor) else 0
+    return 4 * bytes_as(indices, torch.int64) + of_weights + _TABLES
 
 
 def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
@@ -264,6 +317,13 @@ def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
     if _is_elsewhere(given) or not given.dim():
         return 0
     return torch.get_num_threads() * torch.int64.itemsize * concrete_size(given.shape[along])
+
+
+def _sorted_somewhere_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The same along the longest dimension: which one it is is not told."""
+    given: Tensor = args[0]
+    longest = max(map(concrete_size, given.shape), default=0)
+    return 0 if _is_elsewhere(given) else torch.get_num_threads() * torch.int64.itemsize * longest
 
 
 def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -322,6 +382,9 @@ _POINTWISE_UNTAGGED = frozenset(
 )
 """Operators on elements that torch does not call so."""
 
+_BY_NAME: Mapping[Any, str] = MappingProxyType({aten.gelu_backward.default: "approximate"})
+"""Operands that are only given by name, and make a difference."""
+
 _TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
 """Operators whose kernels take the number as it is."""
 
@@ -351,6 +414,11 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten._trilinear.default: _products_of_three_bytes,
         aten.addbmm.default: _added_products_bytes,
         aten.histc.default: _bins_bytes,
+        **dict.fromkeys((aten.normal.Tensor_float, aten.normal_functional.default), _drawn_around_bytes),
+        aten.mvlgamma.default: _gammas_bytes,
+        aten.linalg_vector_norm.default: _norm_bytes,
+        aten.renorm.default: _shortened_bytes,
+        aten.segment_reduce.default: _segments_bytes,
         aten.repeat.default: _table_bytes,
         aten.unfold_backward.default: _windows_bytes,
         aten.select_backward.default: _selected_bytes,
@@ -361,6 +429,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten._safe_softmax.default: _masked_softmax_bytes,
         aten._embedding_bag_backward.default: _bag_backward_bytes,
         aten.sort.default: _sorted_bytes,
+        aten.sort.stable: _sorted_somewhere_bytes,
         aten.im2col.default: _unfolded_bytes,
         **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
         aten._fft_c2r.default: transform_copies,

@@ -7,19 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
-__all__ = ["LAID_OUT_COPIES", "dense_copies", "format_copies", "transform_copies"]
+__all__ = [
+    "LAID_OUT_COPIES",
+    "dense_copies",
+    "flat_copies",
+    "format_copies",
+    "lie_together",
+    "transform_copies",
+]
 
+_ROLLED_ALONG, _TRAINING = 3, 4
+"""So many operands ``roll`` has with dimensions; which operand says that a model is trained."""
 aten = torch.ops.aten
 
 
@@ -41,12 +50,17 @@ def _at(args: Sequence[Any], places: Sequence[int]) -> list[Tensor]:
     return [args[place] for place in places if place < len(args) and isinstance(args[place], Tensor)]
 
 
-def _flattened(args: Sequence[Any], _result: Any) -> int:
+def flat_copies(args: Sequence[Any], _result: Any) -> int:
+    """A copy of elements that do not lie in one row."""
+    given: Tensor = args[0]
+    return 0 if _in_one_row(given, range(given.dim())) else tensor_bytes(given)
+
+
+def _flattened(args: Sequence[Any], result: Any) -> int:
     """Where the largest of all is looked for, elements in one row."""
     if len(args) > 1 and args[1] is not None:
         return 0
-    given: Tensor = args[0]
-    return 0 if _in_one_row(given, range(given.dim())) else tensor_bytes(given)
+    return flat_copies(args, result)
 
 
 def transform_copies(args: Sequence[Any], _result: Any) -> int:
@@ -65,6 +79,14 @@ def _in_one_row(given: Tensor, places: Sequence[int]) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(sizes))
 
 
+def lie_together(given: Tensor, along: Sequence[int]) -> bool:
+    """Whether some dimensions follow each other in memory."""
+    added = {place % given.dim() for place in along}
+    places = [place for place in range(given.dim()) if concrete_size(given.shape[place]) != 1]
+    places.sort(key=lambda place: concrete_size(given.stride(place)))
+    return sum(is_added for is_added, _ in groupby(places, added.__contains__)) <= 1
+
+
 def _triangle(args: Sequence[Any], _result: Any) -> int:
     """Matrices of which neither rows nor columns are dense."""
     given: Tensor = args[0]
@@ -80,8 +102,32 @@ def _picked_rows(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _rolled(args: Sequence[Any], result: Tensor) -> int:
-    """One dimension after the other; a rolled one is there while the next is."""
+    """One dimension after the other; a rolled one is there while the next is. All elements in one row are dense."""
+    if len(args) < _ROLLED_ALONG or not args[2]:
+        return dense_copies(args, result)
     return max(0, min(len(args[1]), 3) - 1) * tensor_bytes(result)
+
+
+def _extremes(args: Sequence[Any], result: Any) -> int:
+    """Of all elements, which are to be dense."""
+    return 0 if result[0].dim() else dense_copies(args, result)
+
+
+def _bent(args: Sequence[Any], result: Any) -> int:
+    """Where there is noise."""
+    return dense_copies(args, result) if len(args) > _TRAINING and args[_TRAINING] else 0
+
+
+def _gelu_backward(args: Sequence[Any], _result: Any) -> int:
+    """OneDNN wants the gradient as its dense operand is; what lies in another order is copied twice.
+
+    It does not know the approximation by ``tanh``.
+    """
+    gradient, given, *_, approximate = args
+    knows = given.dtype in (torch.float32, torch.bfloat16, torch.float16) and approximate != "tanh"
+    if not knows or not given.is_contiguous() or gradient.is_contiguous():
+        return 0
+    return tensor_bytes(gradient) * (2 if is_non_overlapping_and_dense_or_false(gradient) else 1)
 
 
 def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[int] = (0,)) -> int:
@@ -92,12 +138,16 @@ def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[in
 
 
 _DENSE = {
-    **dict.fromkeys((aten.max.default, aten.min.default, aten.aminmax.default), (0,)),
-    **dict.fromkeys((aten.log_sigmoid_forward.default, aten.histc.default), (0,)),
+    **dict.fromkeys((aten.max.default, aten.min.default, aten.log_sigmoid_forward.default), (0,)),
+    **dict.fromkeys((aten.nll_loss_forward.default,), (0, 2)),
+    **dict.fromkeys((aten.normal.float_Tensor, aten.normal.Tensor_Tensor), (1,)),
     **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1)),
     aten.masked_scatter.default: (2,),
+    aten._segment_reduce_backward.default: (0, 1, 2),
     **dict.fromkeys((aten.avg_pool3d.default, aten.avg_pool3d_backward.default), (0,)),
-    **dict.fromkeys((aten.fractional_max_pool2d.default, aten.col2im.default), (0,)),
+    **dict.fromkeys(
+        (aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, aten.col2im.default), (0,)
+    ),
     **dict.fromkeys(
         (
             aten.upsample_bicubic2d_backward.default,
@@ -137,6 +187,9 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         **dict.fromkeys((aten.tril.default, aten.triu.default), _triangle),
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,
+        aten.aminmax.default: _extremes,
+        aten.rrelu_with_noise.default: _bent,
+        aten.gelu_backward.default: _gelu_backward,
         **dict.fromkeys(
             (
                 *(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default),

@@ -56,6 +56,12 @@ def _margin_backward(_args: Sequence[Any], result: Tensor) -> int:
     return 2 * tensor_bytes(result)
 
 
+def _alignment_backward(args: Sequence[Any], _result: Any) -> int:
+    """How likely the rest of each alignment is, beside how likely its beginning."""
+    beginnings: Tensor = args[6]
+    return tensor_bytes(beginnings)
+
+
 LOSSES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         aten.mse_loss.default: partial(_loss_bytes, reduction_at=2, losses=1),
@@ -65,5 +71,6 @@ LOSSES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.binary_cross_entropy.default: partial(_loss_bytes, reduction_at=3, losses=0),
         aten.binary_cross_entropy_with_logits.default: _logits_bytes,
         aten.soft_margin_loss_backward.default: _margin_backward,
+        **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _alignment_backward),
     }
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies
+from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies, lie_together
 from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes, tensors_in
 
 __all__ = ["NORMALIZATIONS"]
@@ -39,6 +39,8 @@ def _batch_backward(args: Sequence[Any], _result: Any) -> int:
     if _is_dense(given) and _is_dense(gradient):
         return tensor_bytes(given)
     is_converted = given.dtype is torch.float16 or (is_half(given) and given.dim() > _ROWS)
+    if lie_together(gradient, [place for place in range(given.dim()) if place != 1]):
+        is_converted = False  # what is added up is not converted
     as_floats = _FLOAT * concrete_size(given.numel()) if is_converted else 0
     return as_floats + 8 * concrete_size(given.shape[1]) * _FLOAT
 
@@ -50,8 +52,12 @@ def _group_sums(args: Sequence[Any], _result: Any) -> int:
 
 
 def _group_backward(args: Sequence[Any], _result: Any) -> int:
-    """The same, for the gradients."""
-    return _sums_of_samples(args[1])
+    """The same, for the gradients; of large samples in each thread, and for each group."""
+    given, samples = args[1], concrete_size(args[1].shape[0])
+    if given.is_contiguous():
+        return _sums_of_samples(given)
+    of_channels = 2 * (1 + torch.get_num_threads()) * samples * concrete_size(given.shape[1])
+    return (of_channels + 2 * samples * concrete_size(args[8])) * _FLOAT
 
 
 def _sums_of_samples(given: Tensor) -> int:
@@ -70,10 +76,13 @@ def _layer_bytes(args: Sequence[Any], result: Any) -> int:
 def _layer_backward(args: Sequence[Any], result: Any) -> int:
     """Both operands, dense, and the gradients of the weights that each thread adds up."""
     given: Tensor = args[1]
+    copied = dense_copies(args, result, places=(0, 1))
+    if not any(args[7][1:]):
+        return copied
     width = 1
     for size in args[2]:
         width *= concrete_size(size)
-    return dense_copies(args, result, places=(0, 1)) + torch.get_num_threads() * 2 * width * given.element_size()
+    return copied + torch.get_num_threads() * 2 * width * given.element_size()
 
 
 def _is_dense(given: Tensor) -> bool:

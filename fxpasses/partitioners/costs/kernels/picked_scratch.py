@@ -48,6 +48,19 @@ def _masked_bytes(args: Sequence[Any], result: Tensor) -> int:
     return numbers * _NUMBER
 
 
+def _put_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The same of values that are put where masks are true; one that is put everywhere is filled in."""
+    masks = [index for index in args[1] if _is_mask(index)]
+    values, is_added = args[2], len(args) > 3 and args[3]
+    count = concrete_size(values.numel())
+    if not masks or (count == 1 and not is_added):
+        return 0
+    most = math.prod(concrete_size(size) for mask in masks[:1] for size in mask.shape)
+    picked = min(most, count // max(1, _elements_of_each(args[0], args[1]))) if count > 1 else most
+    numbers: int = sum(mask.dim() for mask in masks) * picked
+    return numbers * _NUMBER
+
+
 def _elements_of_each(given: Tensor, indices: Sequence[Tensor | None]) -> int:
     """How many elements are picked at once: those along dimensions that have no index."""
     place, count = 0, 1
@@ -68,10 +81,20 @@ def _mask_bytes(args: Sequence[Any], result: Tensor) -> int:
     return max(0, counted + _NUMBER - bytes_as(result, result.dtype)) if is_dense else 2 * counted
 
 
+def _unmasked_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What a mask picks, ahead of the result, and then that once more with zeros behind it."""
+    made = bytes_as(result, result.dtype)
+    counted = elements_together(args[:2]) * _NUMBER
+    is_dense = args[0].shape == args[1].shape and all(each.is_contiguous() for each in args[:2])
+    return max(made, counted + _NUMBER - made) if is_dense else 2 * counted
+
+
 PICKED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         aten.index.Tensor: _masked_bytes,
+        **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put_bytes),
         aten.masked_select.default: _mask_bytes,
+        aten.masked_scatter_backward.default: _unmasked_bytes,
         aten._unique2.default: _unique_bytes,
         aten.unique_dim.default: _unique_rows_bytes,
         aten.unique_consecutive.default: partial(_unique_rows_bytes, place=3),

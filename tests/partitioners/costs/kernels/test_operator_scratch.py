@@ -121,6 +121,36 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "index_add": lambda x: x.index_add(0, torch.tensor([1, 0, 1, 3]), x),
     "index_add in between": lambda x: x.index_add(1, rows, x[:, :20]),
     "index_add of columns": lambda x: x.index_add(2, torch.arange(24), x),
+    "one row, rolled": lambda x: x.roll(3),
+    "sorted, and stays": lambda x: torch.sort(x, stable=True, dim=1)[0],
+    "smallest and largest": lambda x: torch.aminmax(x, dim=1)[0],
+    "smallest and largest of all": lambda x: torch.aminmax(x)[0],
+    "bent by noise": lambda x: F.rrelu(x, training=True),
+    "around": lambda x: torch.normal(x.detach(), 1.0),
+    "so far around": lambda x: torch.normal(0.0, x.detach()),
+    "gammas": lambda x: torch.mvlgamma(x + 3, 3),
+    "length in doubles": lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float64),
+    "shortened": lambda x: torch.renorm(x, 2, 1, 1.0),
+    "bins": lambda x: x.detach().float().histc(10),
+    "bins of a range": lambda x: x.detach().float().histc(10, 0, 1),
+    "likelihood": lambda x: F.nll_loss(x[0], rows[:1].expand(32) % 24),
+    "drawn": lambda x: x.detach().flatten(1).multinomial(40),
+    "drawn again": lambda x: x.detach().flatten(1).multinomial(40, replacement=True),
+    "put where a mask is": lambda x: torch.index_put(
+        x.detach(), (x.detach() > -1,), torch.ones(x.numel(), dtype=x.dtype)
+    ),
+    "added where rows are masked": lambda x: torch.index_put(
+        x.detach(), (x.detach()[..., 0] > -1,), torch.ones(128, 24, dtype=x.dtype), accumulate=True
+    ),
+    "put everywhere": lambda x: torch.index_put(x.detach(), (x.detach() > -1,), torch.ones((), dtype=x.dtype)),
+    "masked": lambda x: x.masked_scatter(x.detach() > -1, x.contiguous() * 2),
+    "segments": lambda x: torch.segment_reduce(x[0].contiguous(), "mean", lengths=torch.full((4,), 8)),
+    "segments of what is not dense": lambda x: torch.segment_reduce(x[0], "mean", lengths=torch.full((4,), 8)),
+    "layer_norm of all": lambda x: F.layer_norm(x, (32, 24)),
+    "bags": lambda x: F.embedding_bag(index[0, 0, :20].view(4, 5), x[0].contiguous(), mode="max"),
+    "weighted bags": lambda x: F.embedding_bag(
+        index[0].view(-1, 8), x[0].contiguous().float(), per_sample_weights=torch.ones(96, 8), mode="sum"
+    ),
     "gather of rows": lambda x: x.contiguous().gather(0, torch.tensor([1, 3])[:, None, None].expand(2, 32, 24)),
 }
 
@@ -202,6 +232,9 @@ BACKWARDS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "images, pooled": ((2, 8, 32, 40), lambda x: F.max_pool2d(x, 2)),
     "images, reflected": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
     "images, repeated": ((2, 8, 32, 40), lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate")),
+    "images, one by one": ((2, 8, 32, 40), lambda x: F.conv2d(x, torch.ones(8, 8, 1, 1))),
+    "rows, gelu": ((2, 8, 512), F.gelu),
+    "rows, gelu by tanh": ((2, 8, 512), lambda x: F.gelu(x, approximate="tanh")),
     "images, sampled": ((2, 8, 32, 40), lambda x: F.grid_sample(x, torch.ones(2, 24, 24, 2), align_corners=False)),
     "volumes, pooled": ((2, 8, 8, 8, 8), lambda x: F.max_pool3d(x, 3, 1, 1)),
     "volumes, reflected": ((2, 8, 8, 8, 8), lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect")),
@@ -211,12 +244,15 @@ BACKWARDS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("name", list(BACKWARDS))
 def test_a_backward_copies_a_gradient_that_is_laid_out_in_another_way(name: str) -> None:
-    """And what was kept of the forward, and what it makes: it comes as those who used the value laid it out."""
+    """And what was kept of the forward, and what it makes: it comes as those who used the value laid it out.
+
+    That of a sum is one number that is repeated.
+    """
     shape, function = BACKWARDS[name]
     for given in layouts(shape, torch.float32):
         x = given.detach().requires_grad_()
         made = function(x)
-        for gradient in layouts(made.shape, torch.float32):
+        for gradient in (*layouts(made.shape, torch.float32), torch.ones(()).expand(made.shape)):
             run = partial(torch.autograd.grad, made, x, gradient, retain_graph=True)
             assert_each_operator_is_near(run)
 
