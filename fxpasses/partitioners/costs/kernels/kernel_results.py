@@ -46,6 +46,8 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
     if found and node.target in _IN_MEMORY_OF_OPERANDS:
         size = elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
         found = {place: max(least, size) for place, least in found.items()}
+    if found and node.target in _INTO_COPIES and isinstance(given := value_of(node.all_input_nodes[0]), Tensor):
+        found = {place: max(least, _span(given) * given.element_size()) for place, least in found.items()}
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
 
@@ -111,6 +113,22 @@ def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
     return result.new_empty(count).as_strided(result.shape, result.stride())
 
 
+def _with_gaps(args: tuple[Any, ...], result: Any) -> Any:
+    """What is scattered into a copy that has the strides of the operand, and all that lies between."""
+    span = _span(args[0])
+    if span * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
+        return result
+    return result.new_empty(span).as_strided(result.shape, result.stride())
+
+
+def _span(given: Tensor) -> int:
+    """Elements from the first to the last one in memory."""
+    sizes = [
+        (concrete_size(size), concrete_size(stride)) for size, stride in zip(given.shape, given.stride(), strict=True)
+    ]
+    return 1 + sum((size - 1) * stride for size, stride in sizes) if all(size for size, _ in sizes) else 0
+
+
 def elements_together(operands: Sequence[Any]) -> int:
     """Of one tensor, or of what several have together when small ones are repeated."""
     shapes = [[concrete_size(size) for size in each.shape] for each in operands if isinstance(each, Tensor)]
@@ -171,6 +189,12 @@ _IN_MEMORY_OF_OPERANDS = (
 )
 """Kernels that take memory as large as their operands, and shrink the result in it."""
 
+_INTO_COPIES = (
+    *(aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default),
+    aten.as_strided_scatter.default,
+)
+"""Kernels that copy an operand with its strides, and write into that."""
+
 _OF_TWO = (
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.div.Scalar_mode, aten.rsub.Scalar),
@@ -183,6 +207,7 @@ _OF_TWO = (
 _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
+        **dict.fromkeys(_INTO_COPIES, _with_gaps),
         **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
         **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),
         **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), _of_smaller),

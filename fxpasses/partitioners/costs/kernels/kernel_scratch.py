@@ -43,7 +43,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half,
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
-_NUMBER = 8
+_NUMBER, _NUMBERS = 8, 16
 _TABLES = 512
 _AGAIN, _WEIGHTS, _LARGEST = 2, 10, 2
 """Which operands say that what is drawn may be drawn again, and weights of a bag; and which mode takes maxima."""
@@ -248,6 +248,12 @@ def _segments_bytes(args: Sequence[Any], result: Tensor) -> int:
     return dense_copies(args, result) + _NUMBER * concrete_size(result.shape[0])
 
 
+def _spread_of_numbers_bytes(args: Sequence[Any], result: Any) -> int:
+    """Numbers where there is one result; of complex ones those of the real and of the imaginary parts."""
+    made = sum(bytes_as(each, each.dtype) for each in tensors_in(result))
+    return _NUMBERS + (2 * made if args[0].is_complex() else 0)
+
+
 def _shortened_bytes(args: Sequence[Any], _result: Any) -> int:
     """How long each is; half precision as floats."""
     given: Tensor = args[0]
@@ -418,6 +424,13 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.mvlgamma.default: _gammas_bytes,
         aten.linalg_vector_norm.default: _norm_bytes,
         aten.renorm.default: _shortened_bytes,
+        **dict.fromkeys(
+            (
+                *(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction),
+                *(aten.var.dim, aten.std.dim, aten.var.default, aten.std.default),
+            ),
+            _spread_of_numbers_bytes,
+        ),
         aten.segment_reduce.default: _segments_bytes,
         aten.repeat.default: _table_bytes,
         aten.unfold_backward.default: _windows_bytes,

@@ -25,6 +25,7 @@ from fxpasses.partitioners.costs.kernels.followed_storages import (
     storages_in,
 )
 from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
+from fxpasses.partitioners.costs.training.backward_formulas import formula_bytes
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.training.forward_traces import ForwardTrace, example_of, storage_key
 from fxpasses.partitioners.symbol_bounds import note_limits
@@ -35,7 +36,7 @@ __all__ = ["trace_backward"]
 aten = torch.ops.aten
 
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-_FILL_ZEROS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+_FILL_ZEROS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.put.default)
 """What backwards do to zeros that they have just made: in place, on the CPU and where no mode looks on."""
 
 
@@ -131,6 +132,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._zeros: int | None = None  # the storage that the last operator filled with zeros
         self._is_in_place = False
         self._given_up = 0  # bytes of what the operator that runs takes over on the CPU
+        self._formula: int | None = None  # what there is at most on the CPU while the function runs that runs
         self._before: Node | None = None  # whose backward ran the last operator that made something
 
     def run(self) -> None:
@@ -143,6 +145,9 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for function, node in self.forward.made_by.items():
             values = self.forward.values.get(function, {})
             function.register_prehook(lambda gradients, node=node, values=values: self._enter(node, gradients, values))
+            if (made := formula_bytes(function)) is not None:
+                function.register_prehook(lambda _gradients, made=made: self._follow_formula(made))
+                function.register_hook(lambda _given, _gradients: self._follow_operators())
         self._added.watch(self.forward.made_by)
         with self, torch.autograd.set_multithreading_enabled(False):
             self._begin = "given"
@@ -199,6 +204,15 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
 
+    def _follow_formula(self, size: int) -> None:
+        """On the CPU, until the function has run."""
+        node = self._current
+        self._formula = self.held + size
+        self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), self._formula)
+
+    def _follow_operators(self) -> None:
+        self._formula = None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         fills = func in _FILL_ZEROS and storage_key(args[0]) == self._zeros
         self._given_up, self._is_in_place = 0, fills or self._added.is_in_place(func, args)
@@ -209,7 +223,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
     def ran(self, operands: Any, scratch: int) -> None:
         """After each operator: who read what."""
         node = self._current
-        if scratch:
+        if scratch and self._formula is None:
             self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), self.held - self._given_up + scratch)
         for storage in storages_in(operands):
             if (read := self._staying.get(storage._cdata)) is not None:
@@ -221,7 +235,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self.stays.append(self._staying[key])
         self._before = node
         self._given_up = size if self._is_in_place else 0
-        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, self.held - self._given_up)):
+        on_cpu = self.held - self._given_up if self._formula is None else self._formula
+        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, on_cpu)):
             peaks[node] = max(peaks.get(node, 0), held)
 
     def goes(self, key: int) -> None:

@@ -23,8 +23,6 @@ __all__ = ["ForwardTrace", "example_of", "storage_key"]
 
 aten = torch.ops.aten
 
-_MASKS = (torch.bool, torch.uint8)
-"""Types of indices that say yes or no."""
 _BRANCHING = torch.ops.higher_order.cond
 _SCANNING = "scan"
 
@@ -78,11 +76,8 @@ class ForwardTrace(Interpreter):
         for saved in (reference() for reference in packed):
             if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
                 self._note(n, saved.tensor)
-        if n.target is _BRANCHING and n in self.differentiable:
-            for tensor in tensors_in(self.map_nodes_to_values(n.args[0], n)):
-                self._note(n, tensor)  # its condition is kept without the hooks
-        if getattr(n.target, "_name", "") == _SCANNING and n in self.differentiable:
-            self._note_held(n, tensors)
+        if n in self.differentiable:
+            self._note_without_hooks(n, tensors)
         self._note_functions(n, tensors)
         kept = self.followed.held_by(tensors) + sum(size for _, size in self.extra.get(n, {}).values())
         if self.followed.peak > kept:
@@ -94,13 +89,15 @@ class ForwardTrace(Interpreter):
     def _without_data(self, n: Node) -> Any:
         """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
 
-        What a mask picks has a gradient, so that is picked by numbers.
+        What a mask picks has a gradient.
         """
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         example = example_of(n)
         if n.target in (aten.index.Tensor, aten.masked_select.default):
-            picked = _picked(n.target, args[0], args[1], example)
-            self.followed.need(scratch_bytes(n.target, args, picked))
+            shape, scratch = example.shape, scratch_bytes(n.target, args, example)
+            del example  # another one is made that has a gradient
+            picked = _Picked.apply(args[0], shape, 0 if n.target is aten.masked_select.default else scratch)  # type: ignore[no-untyped-call]  # torch does not say
+            self.followed.need(scratch)
             return picked
         given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
         if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
@@ -116,6 +113,16 @@ class ForwardTrace(Interpreter):
         elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
+
+    def _note_without_hooks(self, n: Node, tensors: Sequence[Tensor]) -> None:
+        if "unbacked_bindings" in n.meta:  # what it is picked by, and from
+            operands = n.args if n.target is aten.masked_select.default else n.args[1:]
+        else:
+            operands = n.args[:1] if n.target is _BRANCHING else ()  # its condition
+        for tensor in tensors_in(self.map_nodes_to_values(operands, n)):
+            self._note(n, tensor)
+        if getattr(n.target, "_name", "") == _SCANNING:
+            self._note_held(n, tensors)
 
     def _note_held(self, n: Node, tensors: Sequence[Tensor]) -> None:
         """What autograd's function holds without the hooks: its operands, and all that is there and no result."""
@@ -196,19 +203,21 @@ def _near(device: torch.device) -> torch.device:
     return device if is_here(str(device)) else torch.device("cpu")
 
 
-def _picked(operator: Any, source: Tensor, by: Any, example: Tensor) -> Tensor:
-    """What masks pick of a tensor, as many elements as in the example."""
-    if operator is aten.masked_select.default:
-        source, mask = torch.broadcast_tensors(source, by)  # type: ignore[no-untyped-call]  # torch's
-        by = [mask]
-    first = next(place for place, index in enumerate(by) if index is not None)
-    numbers = torch.empty(example.shape[first], dtype=torch.int64, device=source.device)
-    picks: list[Tensor | None] = []
-    for index in by:
-        is_mask = index is not None and index.dtype in _MASKS
-        picks += [numbers] * index.ndim if is_mask else [index]
-    picked: Tensor = aten.index.Tensor(source, picks)
-    return picked
+class _Picked(torch.autograd.Function):
+    """What masks pick of a tensor, as much as may be; the gradient is put where they are true."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, shape: Sequence[int], beside: int) -> Tensor:
+        """Make it; ``beside`` are the bytes that it takes to put its gradient back."""
+        ctx.given, ctx.beside = source.shape, beside
+        return source.new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Put it into zeros."""
+        made = gradients[0].new_zeros(ctx.given)
+        made.new_empty(ctx.beside, dtype=torch.uint8)
+        return made, None, None
 
 
 def storage_key(tensor: Tensor) -> int:

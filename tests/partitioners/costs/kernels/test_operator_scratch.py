@@ -151,6 +151,10 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "weighted bags": lambda x: F.embedding_bag(
         index[0].view(-1, 8), x[0].contiguous().float(), per_sample_weights=torch.ones(96, 8), mode="sum"
     ),
+    "scattered into a slice": lambda x: x.slice_scatter(x.detach()[:, :5] * 2, 1, 0, 5),
+    "scattered into a row": lambda x: x.select_scatter(x.detach()[:, 0] * 2, 1, 0),
+    "variance": lambda x: x.var(),
+    "variance of complex numbers": lambda x: torch.var_mean(torch.complex(x.detach().float(), x.detach().float()), 1),
     "gather of rows": lambda x: x.contiguous().gather(0, torch.tensor([1, 3])[:, None, None].expand(2, 32, 24)),
 }
 

@@ -235,6 +235,38 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, i
     assert real - tables <= memory.peak <= more * real + tables
 
 
+WEIGHTS = torch.rand(64)
+ON_CPU = {
+    "median": calling(lambda x: x.median()),
+    "median of numbers": calling(lambda x: x.nanmedian()),
+    "largest": calling(lambda x: x.max()),
+    "of logits": calling(lambda x: nn.functional.binary_cross_entropy_with_logits(x, x.detach(), pos_weight=WEIGHTS)),
+    "taken": calling(lambda x: x.take(torch.arange(500))),
+    "all by a mask": calling(lambda x: x[x > -99.0]),
+    "rows by a mask": calling(lambda x: x[x[..., 0] > -99.0]),
+    "selected": calling(lambda x: x.masked_select(x > -99.0)),
+    "gelu of a sum": calling(lambda x: nn.functional.gelu(x).sum()),
+    "one by one": calling(lambda x: nn.functional.conv2d(x[None].permute(0, 3, 1, 2), torch.ones(96, 64, 1, 1)).sum()),
+}
+
+
+@pytest.mark.parametrize("name", list(ON_CPU))
+def test_formulas_that_differ_where_there_are_data_count_as_they_are_on_the_cpu(name: str) -> None:
+    """They write in place, or count by a mask: a tenth was missing, or half of it was too much."""
+    model, args = ON_CPU[name]()
+    lowered = lower(model, args, devices=[Device("only")], training=Training(0))
+
+    def step() -> None:
+        made = lowered(*args)
+        made.backward(torch.ones_like(made))
+        lowered.zero_grad()
+
+    (row,) = lowered.report.devices
+    real = allocated_peak(step) + args[0].nbytes + row.parameter_bytes
+
+    assert real <= row.peak_bytes <= 1.01 * real
+
+
 class Numbers(nn.Module):
     """Products with numbers: each is made a tensor, and kept for the backward."""
 

@@ -1,0 +1,57 @@
+"""Formulas of backwards that torch computes otherwise on the CPU than on tensors without data: in place, or by filling.
+
+It takes tensors without data for ones of a subclass, of which it does not know whether they can be written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, tensor_bytes
+
+__all__ = ["formula_bytes"]
+
+_NUMBERS = 64
+"""Bytes of numbers that are made tensors on the way, of which a few are there at one time."""
+
+
+def formula_bytes(function: Any) -> int | None:
+    """The most bytes that a function of autograd makes at one time on the CPU, its result included.
+
+    Args:
+        function: What autograd runs, before it runs.
+
+    Returns:
+        Bytes; None for one that does the same wherever it runs.
+    """
+    asks = _FORMULAS.get(function.name())
+    return None if asks is None else asks(function)
+
+
+def _of_logits(function: Any) -> int:
+    """What is multiplied by the weight of those that are true, in which the gradient is made; and the probabilities."""
+    size = tensor_bytes(function._saved_self)
+    return (3 if isinstance(function._saved_pos_weight, Tensor) else 1) * size + _NUMBERS
+
+
+def _of_one(function: Any) -> int:
+    """Zeros, which of the elements it is, and that as numbers, to count them."""
+    given: Tensor = function._saved_self
+    return tensor_bytes(given) + concrete_size(given.numel()) + bytes_as(given, torch.int64) + _NUMBERS
+
+
+_FORMULAS: Mapping[str, Callable[[Any], int]] = MappingProxyType(
+    {
+        "BinaryCrossEntropyWithLogitsBackward0": _of_logits,
+        "MaxBackward1": _of_one,
+        "MinBackward1": _of_one,
+        "MedianBackward0": _of_one,
+        "NanmedianBackward0": _of_one,
+    }
+)
+"""By the name of autograd's function."""
