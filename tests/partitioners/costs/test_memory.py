@@ -10,6 +10,7 @@ import torch
 from allocations import AllocatedBytes, allocated_peak
 from lowering_models import KeyValueCache, Mlp, Rows, Tied, Windows, calling
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -385,6 +386,47 @@ def test_numbers_keep_strides_of_dimensions_of_one_element(function: Callable[[T
     assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
 
 
+ones = torch.ones(64)
+LAID_OUT: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "rolled": ((2, 64, 32, 32), lambda x: x.roll((3, 3), (2, 3))),
+    "shuffled": ((2, 64, 32, 32), lambda x: nn.functional.channel_shuffle(x, 4)),
+    "normalized": ((4, 64, 512), lambda x: nn.functional.batch_norm(x, ones, ones)),
+    "powers": ((4, 64, 512), lambda x: 2.0**x),
+    "logsigmoid": ((4, 64, 512), nn.functional.logsigmoid),
+}
+
+
+@pytest.mark.parametrize("training", [None, Training(0)], ids=["inference", "training"])
+@pytest.mark.parametrize("name", list(LAID_OUT))
+def test_what_kernels_lay_out_anew_is_so_for_those_that_read_it(name: str, training: Training | None) -> None:
+    """A run without data says otherwise, so that a convolution was thought to copy what it reads, or not to."""
+    shape, function = LAID_OUT[name]
+    x = torch.rand(shape[0], *shape[2:], 64).movedim(-1, 1)
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = (nn.Conv1d if x.dim() == 3 else nn.Conv2d)(64, 64, 3, padding=1, groups=64)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.mix(function(x * self.scale)).sum()
+            return made
+
+    lowered = lower(Reads().eval(), (x,), devices=[Device("only")], training=training)
+
+    def run() -> None:
+        with torch.set_grad_enabled(training is not None):
+            made = lowered(x)
+        if training is not None:
+            made.backward()
+            lowered.zero_grad()
+
+    real = allocated_peak(run) + x.nbytes + sum(each.nbytes for each in state_of(lowered))
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.02 * real
+
+
 @pytest.mark.parametrize(
     ("width", "hidden", "layers", "steps", "options"),
     [
@@ -461,8 +503,16 @@ class Attending(nn.Module):
         return flex_attention(heads, heads, heads, score_mod=lambda score, _b, _h, q, k: score + 0.1 * (q - k))
 
 
+class Combining(nn.Module):
+    """Rows combined two by two, in another type in between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return associative_scan(lambda a, b: a * b.double().float() + a, x, 0, combine_mode="generic")
+
+
 STEPS = {
     "map": Mapping(),
+    "combining": Combining(),
     "scan": Scanning(torch.float32),
     "scan in half precision": Scanning(torch.bfloat16),
     "scan to truth values": Scanning(torch.bool),

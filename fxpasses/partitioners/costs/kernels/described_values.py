@@ -37,6 +37,16 @@ _VIEWS: frozenset[Any] = frozenset(
         *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten"),
     )
 )
+_LAID_OUT_ANEW: frozenset[Any] = frozenset(
+    (
+        *(aten.roll.default, aten.batch_norm.default, aten.native_batch_norm.default),
+        *(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_no_training.default),
+        *(aten.channel_shuffle.default, aten.native_channel_shuffle.default, aten.max_unpool2d.default),
+        *(aten.replication_pad3d.default, aten.reflection_pad3d.default, aten.pad.default, aten.pow.Scalar),
+        *(aten.log_sigmoid.default, aten.log_sigmoid_forward.default),
+    )
+)
+"""What kernels make in a layout of their own, of operands that are not dense."""
 _LAYOUTS: WeakKeyDictionary[Node, Hashable] = WeakKeyDictionary()  # of values that are not as they were recorded
 
 
@@ -55,7 +65,7 @@ class Like:
         """One without data, inside of a mode that makes such."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         made = made.conj() if self.is_conjugate else made
-        return made.requires_grad_(self.is_trained)
+        return made.requires_grad_() if self.is_trained else made  # inside of ``torch.vmap`` it may not be asked for
 
 
 def described(leaf: Any) -> Hashable:
@@ -99,6 +109,8 @@ def _may_differ(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     is_view = node.target in _VIEWS
+    if node.target in _LAID_OUT_ANEW and (operands := tensors_in(value_of(node.all_input_nodes[0]))):
+        return not operands[0].is_contiguous()
     if any(used in _LAYOUTS for used in node.all_input_nodes):
         follows = is_view or node.target is operator.getitem or isinstance(node.target, OpOverload)
         return follows and bool(tensors_in(value_of(node)))

@@ -155,17 +155,42 @@ def _group_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
 
 
 def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
-    """What may be taken to have channels last is given so; a run without data looks at all strides."""
+    """What may be taken to have channels last is given so, all else is dense; without data all strides count."""
     given, last = args[0], _LAST.get(args[0].dim())
-    if last is None or not given.is_contiguous(memory_format=last) or given.is_contiguous():
-        return result
-    return (torch.empty_like(result[0], memory_format=last), *result[1:])
+    if last is not None and given.is_contiguous(memory_format=last) and not given.is_contiguous():
+        return (torch.empty_like(result[0], memory_format=last), *result[1:])
+    dense = make_contiguous_strides_for(given.shape)
+    is_last = last is not None and suggest_memory_format(given) is last
+    return result if is_last else (_with_strides(result[0], dense), *result[1:])
+
+
+def _with_channels(args: tuple[Any, ...], result: Any) -> Any:
+    """Dense, with channels last where the operand has them so."""
+    return _in_format(result, suggest_memory_format(args[0]))
+
+
+def _in_format(result: Tensor, form: torch.memory_format) -> Tensor:
+    return result if result.is_contiguous(memory_format=form) else torch.empty_like(result, memory_format=form)
+
+
+def _dense(_args: tuple[Any, ...], result: Any) -> Any:
+    """Dense, however the operand is laid out."""
+    made, *others = [result] if isinstance(result, Tensor) else result
+    made = _in_format(made, torch.contiguous_format)
+    return made if isinstance(result, Tensor) else (made, *others)
 
 
 def _layer_norm(args: tuple[Any, ...], result: Any) -> Any:
     """The kernel makes a result without gaps, in the order of the dimensions, however the operand is laid out."""
     made: Tensor = result[0]
     return (_with_strides(made, make_contiguous_strides_for(made.shape)), *result[1:])
+
+
+def _rolled(args: tuple[Any, ...], result: Any) -> Any:
+    """What has channels last keeps them so, unless all elements are rolled as one row."""
+    last = suggest_memory_format(args[0])
+    is_whole = len(args) < _WITH_DIMENSIONS or not args[2]
+    return result if is_whole else _in_format(result, last)
 
 
 def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
@@ -180,6 +205,8 @@ def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
     return (result[0], bag_of, sizes, *result[3:])
 
 
+_WITH_DIMENSIONS = 3
+"""Operands of ``roll`` where some are given."""
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 _IN_MEMORY_OF_OPERANDS = (
@@ -212,6 +239,15 @@ _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTy
         **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),
         **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), _of_smaller),
         aten.flip.default: _flipped,
+        aten.roll.default: _rolled,
+        **dict.fromkeys(
+            (
+                *(aten.channel_shuffle.default, aten.native_channel_shuffle.default, aten.max_unpool2d.default),
+                *(aten.replication_pad3d.default, aten.reflection_pad3d.default),
+            ),
+            _with_channels,
+        ),
+        **dict.fromkeys((aten.log_sigmoid_forward.default, aten.pow.Scalar), _dense),
         aten.native_layer_norm.default: _layer_norm,
         aten.mkldnn_rnn_layer.default: _lstm,
         aten.mkldnn_rnn_layer_backward.default: _lstm_backward,

@@ -110,7 +110,7 @@ class ForwardTrace(Interpreter):
         owner = self.owner.get(storage._cdata)
         if owner is not None:
             self.saved.setdefault(n, {})[owner] = None
-        elif n.target is not _BRANCHING:  # which traces its branches, and keeps operands only
+        elif not _traces_its_body(n):  # autograd's functions of the trace hold each other, and nothing that is there
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
 
@@ -218,6 +218,11 @@ class _Picked(torch.autograd.Function):
         made = gradients[0].new_zeros(ctx.given)
         made.new_empty(ctx.beside, dtype=torch.uint8)
         return made, None, None
+
+
+def _traces_its_body(node: Node) -> bool:
+    """Whether its backward is made from a trace: it keeps its operands, or what it computed."""
+    return node.target is _BRANCHING or getattr(node.target, "_name", "") == _SCANNING
 
 
 def storage_key(tensor: Tensor) -> int:
