@@ -135,7 +135,8 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     if _is_unusual(shapes):
         return shapes.in_columns(own, before_bias=before_bias)
-    if _spreads(shapes) or _prefers_order(shapes):
+    is_apart = has_tiles(shapes.dtype) and shapes.is_depthwise and shapes.is_strided
+    if _spreads(shapes) or _prefers_order(shapes) or is_apart:
         weight = shapes.weight_in_order(shapes.channels, shapes.made)
         spread = shapes.tables(is_spread=shapes.is_strided)
         added = _added(shapes, has_bias=has_bias and (shapes.is_uneven or shapes.is_half))
@@ -181,6 +182,8 @@ def _weights(shapes: Convolution, bias: int) -> int:
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
+    if shapes.is_half and shapes.is_depthwise and bias:
+        while_made += shapes.made * torch.float32.itemsize
     if _has_tiles(shapes):
         weight = shapes.weight_in_tiles()
         while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + bias
@@ -312,8 +315,11 @@ def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
 
 
 def _prefers_order(shapes: Convolution) -> bool:
-    """Whether channels come last whatever is given: half precision on processors that compute in it."""
-    return shapes.dtype is torch.float16 or has_tiles(shapes.dtype)
+    """Whether channels come last whatever is given: half precision on processors that compute in it, but for tiles.
+
+    One channel a group fills none.
+    """
+    return shapes.dtype is torch.float16 or _has_tiles(shapes)
 
 
 def _has_tiles(shapes: Convolution) -> bool:

@@ -546,6 +546,20 @@ def test_tiles_of_convolutions_in_bfloat16_are_never_predicted_too_small(name: s
     assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients) + 512
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("shape", [(4, 32, 64, 64), (1, 96, 28, 28), (2, 20, 33, 33), (2, 8, 32, 32), (2, 24, 3136)])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (7, 1), (3, 2), (5, 2)])
+def test_one_channel_a_group_fills_no_tile(shape: tuple[int, ...], kernel: int, stride: int) -> None:
+    """It was predicted a third too high, and too low where channels fill no block."""
+    dims, channels = len(shape) - 2, shape[1]
+    given, weight = torch.randn(shape).bfloat16(), torch.randn(channels, 1, *[kernel] * dims).bfloat16()
+    settings = ([stride] * dims, [kernel // 2] * dims, [1] * dims, False, [0] * dims, channels)
+
+    args = (given, weight, torch.randn(channels).bfloat16(), *settings)
+    assert_near(aten.convolution.default, args, tables=13_000, short=0)
+
+
 LINEAR_LAYERS = [(12, 64, 64), (48, 64, 64), (256, 512, 512), (1, 640, 1000), (128, 768, 768), (1024, 768, 3072)]
 
 
