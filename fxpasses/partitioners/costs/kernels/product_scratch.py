@@ -118,6 +118,8 @@ def _half_bytes(left: Tensor, right: Tensor) -> int:
         together = min(depth, _LONG if is_long else _SHORT)
         blocks = _with_left(left, rows, together, _COLUMNS, columns if rows == 1 else min(columns, _COLUMNS))
         blocks += _OF_ONE_COLUMN if columns == 1 else 0
+        if left.dtype is torch.bfloat16 and depth > together:  # rows of the left operand are moved further apart
+            blocks += rows * _PADDING * left.element_size()
     return torch.get_num_threads() * (blocks + _TABLES)
 
 
