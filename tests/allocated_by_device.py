@@ -114,6 +114,9 @@ class AllocatedByDevice(TorchDispatchMode):
         where = self._where(args, function is torch.ops.aten._to_copy.default)
         if self.added.is_in_place(function, args):  # as torch does where no mode looks on
             function = torch.ops.aten.add_.Tensor
+        is_backward = torch._C._current_autograd_node() is not None
+        if function is torch.ops.aten.index_put.default and is_backward and where in self.known:
+            function = torch.ops.aten.index_put_.default  # likewise, into zeros that are made for it
         result = function(*args, **(kwargs or {}))
         self.alive = {key: each for key, each in self.alive.items() if not each[0].expired()}
         owners = [where] * len(result) if isinstance(result, (list, tuple)) else [where]

@@ -36,7 +36,10 @@ __all__ = ["trace_backward"]
 aten = torch.ops.aten
 
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-_FILL_ZEROS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.put.default)
+_FILL_ZEROS = (
+    *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.put.default),
+    aten.index_put.default,
+)
 """What backwards do to zeros that they have just made: in place, on the CPU and where no mode looks on."""
 
 

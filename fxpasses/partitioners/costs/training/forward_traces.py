@@ -214,10 +214,12 @@ class _Picked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Put it into zeros."""
-        made = gradients[0].new_zeros(ctx.given)
-        made.new_empty(ctx.beside, dtype=torch.uint8)
-        return made, None, None
+        """Put it into zeros, as backwards do: in place where kernels are known."""
+        nothing = gradients[0].new_empty(0)
+        where, beside = nothing.long(), nothing.new_empty(ctx.beside, dtype=torch.uint8)
+        zeros = nothing.new_zeros(ctx.given)
+        del beside
+        return zeros.put(where, nothing), None, None
 
 
 def _traces_its_body(node: Node) -> bool:

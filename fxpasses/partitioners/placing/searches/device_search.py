@@ -3,12 +3,13 @@
 A problem for the solvers knows memory only roughly: what is alive depends on what runs where. So the first problem
 counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
 none. An answer is checked against :func:`~fxpasses.partitioners.costs.memory.predict_memory`; where it passes a
-budget, the next problem counts what was seen to be alive beside each operator. Along the graph's own order bytes are
-known for all runs, and the best cut of it is an answer, too.
+budget, the next problem counts what was seen to be alive beside each operator, or has a budget that is smaller by what
+was over. Along the graph's own order bytes are known for all runs, and the best cut of it is an answer, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -26,7 +27,7 @@ from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placement
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
-from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
+from fxpasses.partitioners.placing.searches.tight_budgets import with_less, with_room_to_spare
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
@@ -146,9 +147,12 @@ def _answers(
     figures, along = cuts.figures, cuts.along_own_order
     if not fits and along is None:
         refuse_if_proven(figures, cuts.request, contiguity)
+    answers = [checked]
     if checked is not None and not fits:
-        checked = _solved_again(figures, contiguity, solve, checked)
-    found = [] if checked is None else [_finished(figures, checked, contiguity, bound, solve)]
+        answers = [_solved_again(figures, contiguity, solve, checked)]
+        if contiguity == "free" or answers == [None]:
+            answers.append(_solved_in_less(figures, contiguity, solve, checked))
+    found = [_finished(figures, each, contiguity, bound, solve) for each in answers if each is not None]
     return found if along is None else [*found, along.as_kind(contiguity, bound)]
 
 
@@ -195,6 +199,24 @@ def _solved_again(figures: GraphFigures, contiguity: Contiguity, solve: Solver, 
         if solution is None:  # that proves nothing: what is alive beside an operator may be less elsewhere
             live = (live + figures.needs) // 2
             solution = _if_any(request.problem(figures, contiguity, live), solve)
+        if solution is None:
+            return None
+        checked = _Checked.of(figures, request, solution, effort)
+        if checked.fits:
+            return checked
+    return None
+
+
+def _solved_in_less(figures: GraphFigures, contiguity: Contiguity, solve: Solver, checked: _Checked) -> _Checked | None:
+    """The first answer that keeps the budgets to problems whose budgets are smaller by what was over; or None."""
+    effort, margin = LITTLE_EFFORT * checked.effort, Counter[str]()
+    request = attrs.evolve(checked.request, effort=effort, explain="never")
+    for round_ in range(ROUNDS_MORE):
+        request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
+        margin.update(checked.seen.over)
+        problem = request.problem(figures, contiguity, figures.needs)
+        smaller = [with_less(device, margin[device.name]) for device in problem.devices]
+        solution = _if_any(attrs.evolve(problem, devices=smaller), solve)
         if solution is None:
             return None
         checked = _Checked.of(figures, request, solution, effort)

@@ -17,7 +17,7 @@ from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.own_order import OwnOrder
 from fxpasses.partitioners.solvers import solve_placement
 
-__all__ = ["along_own_order", "with_room_to_spare"]
+__all__ = ["along_own_order", "with_less", "with_room_to_spare"]
 
 MAX_ROUNDS = 8
 MARGINS = 2000
@@ -50,7 +50,7 @@ def with_room_to_spare(figures: GraphFigures, request: Request, contiguity: Cont
     problem = attrs.evolve(request, objective="memory").problem(figures, contiguity, figures.needs)
     margin = Counter[str]()
     for round_ in range(min(2 * MAX_ROUNDS, max(1, MARGINS // len(figures.nodes)))):
-        smaller = [_with_less(device, margin[device.name]) for device in problem.devices]
+        smaller = [with_less(device, margin[device.name]) for device in problem.devices]
         try:
             solution = solve_placement(attrs.evolve(problem, devices=smaller, seed=request.seed + round_))
         except PlacementError:
@@ -66,7 +66,7 @@ def with_room_to_spare(figures: GraphFigures, request: Request, contiguity: Cont
     return None
 
 
-def _with_less(device: Device, size: int) -> Device:
+def with_less(device: Device, size: int) -> Device:
     """A device with a budget smaller by some bytes."""
     if device.available_mem_bytes is None:
         return device

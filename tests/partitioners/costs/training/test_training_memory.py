@@ -243,6 +243,7 @@ ON_CPU = {
     "of logits": calling(lambda x: nn.functional.binary_cross_entropy_with_logits(x, x.detach(), pos_weight=WEIGHTS)),
     "taken": calling(lambda x: x.take(torch.arange(500))),
     "all by a mask": calling(lambda x: x[x > -99.0]),
+    "rows by numbers": calling(lambda x: x[torch.arange(0, x.shape[0], 2)]),
     "rows by a mask": calling(lambda x: x[x[..., 0] > -99.0]),
     "selected": calling(lambda x: x.masked_select(x > -99.0)),
     "gelu of a sum": calling(lambda x: nn.functional.gelu(x).sum()),

@@ -1,0 +1,58 @@
+"""Where what is alive beside operators passes budgets, the solvers are asked again with smaller ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxpasses import Device, Link, place
+from fxpasses.partitioners.placing.searches import device_search
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[nn.Module, dict[str, Any]]:
+    """Three layers; what is alive takes a tenth of what the parameters do."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        use_cache=False,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 300, (2, 16))}
+
+
+def seconds_of(llama: tuple[nn.Module, dict[str, Any]]) -> float:
+    """The shortest time of one sample on a slow and a fast device that hold it together, just so."""
+    model, kwargs = llama
+    devices = [
+        Device("slow", 388_555, flops=1e9, bandwidth=5e8, overhead=1e-6),
+        Device("fast", 388_833, flops=4e9, bandwidth=2e9, overhead=2e-6),
+    ]
+    links = [Link("slow", "fast", 2e8, 5e-6)]
+    found = place(
+        model, (), kwargs, devices=devices, links=links, objective="latency", contiguity="free", time_budget=0.3
+    )
+    assert all(row.peak_bytes <= (row.budget_bytes or 0) for row in found.summary.devices)
+    assert found.summary.objective_value is not None
+    return found.summary.objective_value
+
+
+def test_a_tight_budget_does_not_leave_the_cut_of_the_graphs_own_order(
+    llama: tuple[nn.Module, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule that was over by some bytes was given up for a cut that takes a third longer."""
+    seconds = seconds_of(llama)
+
+    monkeypatch.setattr(device_search, "_solved_in_less", lambda *_args: None)
+
+    assert seconds < 0.85 * seconds_of(llama)
