@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "listed"]
+__all__ = ["counted", "did_you_mean", "listed"]
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something, in the singular or in the plural.
+
+    >>> counted(1, "part"), counted(0, "part")
+    ('1 part', '0 parts')
+    """
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

@@ -15,6 +15,7 @@ from fxpasses.cli.options import first_given, refuse_one_file_for_two, show_prog
 from fxpasses.cli.requests import FILE, SEARCH, Request, takes_request
 from fxpasses.errors import InputError, PlanError
 from fxpasses.files import write_text
+from fxpasses.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -235,7 +236,8 @@ def _say(plan: Plan, check_file: Path, found: list[Violation], console: Console)
     if not found:
         used = dict.fromkeys(part.device for part in plan.parts)
         kept = "every budget kept" + (f" in a training step, {plan.training}" if plan.training is not None else "")
-        text = f"{check_file.name} fits: {len(plan.parts)} parts on {', '.join(used)}, {kept}."
+        where = f" on {', '.join(used)}" if used else ""
+        text = f"{check_file.name} fits: {counted(len(plan.parts), 'part')}{where}, {kept}."
         console.print(text, highlight=False, style="green")
         return
     console.print(f"{check_file.name} does not fit:", highlight=False, style="bold red")

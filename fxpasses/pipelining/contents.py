@@ -9,6 +9,7 @@ import attrs
 from torch.fx import Node
 
 from fxpasses.metadata import module_stack
+from fxpasses.wording import counted
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
@@ -32,7 +33,7 @@ class StageContents:
     others: int
 
     def __str__(self) -> str:
-        besides = [f"{self.others} operator{'s' if self.others > 1 else ''} besides"] if self.others else []
+        besides = [f"{counted(self.others, 'operator')} besides"] if self.others else []
         return ", ".join([*self.modules, *besides])
 
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from fxpasses.errors import InputError, also_as
-from fxpasses.wording import listed
+from fxpasses.wording import counted, listed
 
 __all__ = ["InputContract"]
 
@@ -217,7 +217,7 @@ class InputContract:
     def _ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if len(args) > len(self.names):
             raise _MISFIT(
-                f"The model takes {_counted(len(self.names), 'input')} ({', '.join(self.names) or 'none'}), "
+                f"The model takes {counted(len(self.names), 'input')} ({', '.join(self.names) or 'none'}), "
                 f"but {len(args)} came."
             )
         bound = dict(zip(self.names, args, strict=False))
@@ -402,7 +402,3 @@ def _structure(spec: pytree.TreeSpec) -> str:
     if kind == "dict" and spec.context:
         return f"a dict with {', '.join(map(str, spec.context))}"
     return f"a {kind} of {spec.num_leaves}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")

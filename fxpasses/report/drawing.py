@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
+from fxpasses.wording import counted
 
 if TYPE_CHECKING:
     import graphviz
@@ -49,7 +50,7 @@ def draw_parts(graph_module: GraphModule, device_of: Mapping[str, Device]) -> gr
             for node in graph_module.graph.find_nodes(op="call_module"):
                 if node.target in device_of and device_of[str(node.target)].name == name:
                     count = len(_compute_nodes(graph_module.get_submodule(str(node.target))))
-                    box.node(node.name, f"{node.name}\n{count} operators")
+                    box.node(node.name, f"{node.name}\n{counted(count, 'operator')}")
     for node in graph_module.graph.nodes:
         if node.op == "call_module" and node.target in device_of:
             pass  # drawn in its device's box

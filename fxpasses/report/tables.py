@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fxpasses.units import format_bytes, format_seconds
+from fxpasses.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,7 +123,7 @@ def _wrapped(line: str, width: int) -> list[str]:
 def _device_lines(row: DeviceRow) -> Iterator[str]:
     budget = "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes)
     load = f"{_seconds(row.estimated_ms)}, idle {idle_share(row)}" if row.nodes else "not used"
-    yield f"{row.name} ({row.torch_device}): {row.nodes} operators, {load}"
+    yield f"{row.name} ({row.torch_device}): {counted(row.nodes, 'operator')}, {load}"
     when = f" {fullest_moment(row)}" if row.peak_when else ""
     yield f"  holds {format_bytes(row.peak_bytes)} of {budget}{when}: " + ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory_split(row) if size
