@@ -125,7 +125,7 @@ class PipelineAnnealer:
 class Meanwhile:
     """Annealings from one answer that run while something else is done, on a core that is free.
 
-    They are the same wherever that is, and whatever they are left alone for.
+    Each draws for itself, so what they find does not depend on what runs beside them, nor on how many cores there are.
     """
 
     def __init__(self, search: Search) -> None:
