@@ -46,6 +46,8 @@ QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
 Solver = Callable[[PlacementProblem], PlacementSolution]
+Again = Callable[[Request, Seen], PlacementSolution | None]
+"""The answer to another problem after a placement that passed budgets, if there is one."""
 
 
 def search(
@@ -149,9 +151,10 @@ def _answers(
         refuse_if_proven(figures, cuts.request, contiguity)
     answers = [checked]
     if checked is not None and not fits:
-        answers = [_solved_again(figures, contiguity, solve, checked)]
-        if contiguity == "free" or answers == [None]:
-            answers.append(_solved_in_less(figures, contiguity, solve, checked))
+        first = _solved_again(figures, checked, _with_what_is_alive(figures, contiguity, solve))
+        answers = [first]
+        if first is None or contiguity == "free":
+            answers.append(_solved_again(figures, checked, _with_smaller_budgets(figures, contiguity, solve)))
     found = [_finished(figures, each, contiguity, bound, solve) for each in answers if each is not None]
     return found if along is None else [*found, along.as_kind(contiguity, bound)]
 
@@ -188,41 +191,48 @@ def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | Non
         return None
 
 
-def _solved_again(figures: GraphFigures, contiguity: Contiguity, solve: Solver, checked: _Checked) -> _Checked | None:
-    """The first answer that keeps the budgets to problems that count what was seen, each in less time; or None."""
-    live, effort = figures.needs, LITTLE_EFFORT * checked.effort
+def _solved_again(figures: GraphFigures, checked: _Checked, again: Again) -> _Checked | None:
+    """The first answer that keeps the budgets to other problems, each in less time; or None."""
+    effort = LITTLE_EFFORT * checked.effort
     request = attrs.evolve(checked.request, effort=effort, explain="never")
     for round_ in range(ROUNDS_MORE):
         request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
-        live = np.maximum(checked.seen.alive, (live + figures.needs) // 2)
+        solution = again(request, checked.seen)
+        if solution is None:
+            return None
+        checked = _Checked.of(figures, request, solution, effort)
+        if checked.fits:
+            return checked
+    return None
+
+
+def _with_what_is_alive(figures: GraphFigures, contiguity: Contiguity, solve: Solver) -> Again:
+    """Problems that count what was seen to be alive beside each operator."""
+    live = figures.needs
+
+    def again(request: Request, seen: Seen) -> PlacementSolution | None:
+        nonlocal live
+        live = np.maximum(seen.alive, (live + figures.needs) // 2)
         solution = _if_any(request.problem(figures, contiguity, live), solve)
         if solution is None:  # that proves nothing: what is alive beside an operator may be less elsewhere
             live = (live + figures.needs) // 2
             solution = _if_any(request.problem(figures, contiguity, live), solve)
-        if solution is None:
-            return None
-        checked = _Checked.of(figures, request, solution, effort)
-        if checked.fits:
-            return checked
-    return None
+        return solution
+
+    return again
 
 
-def _solved_in_less(figures: GraphFigures, contiguity: Contiguity, solve: Solver, checked: _Checked) -> _Checked | None:
-    """The first answer that keeps the budgets to problems whose budgets are smaller by what was over; or None."""
-    effort, margin = LITTLE_EFFORT * checked.effort, Counter[str]()
-    request = attrs.evolve(checked.request, effort=effort, explain="never")
-    for round_ in range(ROUNDS_MORE):
-        request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
-        margin.update(checked.seen.over)
+def _with_smaller_budgets(figures: GraphFigures, contiguity: Contiguity, solve: Solver) -> Again:
+    """Problems whose budgets are smaller by what was over."""
+    margin = Counter[str]()
+
+    def again(request: Request, seen: Seen) -> PlacementSolution | None:
+        margin.update(seen.over)
         problem = request.problem(figures, contiguity, figures.needs)
         smaller = [with_less(device, margin[device.name]) for device in problem.devices]
-        solution = _if_any(attrs.evolve(problem, devices=smaller), solve)
-        if solution is None:
-            return None
-        checked = _Checked.of(figures, request, solution, effort)
-        if checked.fits:
-            return checked
-    return None
+        return _if_any(attrs.evolve(problem, devices=smaller), solve)
+
+    return again
 
 
 def _if_any(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:

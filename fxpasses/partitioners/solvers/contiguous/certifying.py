@@ -268,9 +268,10 @@ def _decided(
             steps -= 0.0 if finished else few  # everything takes more than what is near
             goal = min(goal, best.by_value() * BETTER)
         most = min(limit, search.affordable(share * steps))
-        while (words := every_ideal(search, goal, most)) is not None:
+        if (words := every_ideal(search, goal, most)) is not None:
             search = search.with_rooms(goal, ROOMS_SHARE * steps / STEPS_A_SECOND)
             proven = max(proven, search.least)
+        while words is not None:
             outcome = search.decide(words, goal, share * steps)
             steps -= outcome.steps
             if outcome.pipeline is None:
@@ -278,6 +279,7 @@ def _decided(
             found = Answer.of(search, outcome.pipeline)
             best = min(found, improved(search, found), key=Answer.by_value)
             goal = best.by_value() * BETTER
+            words = every_ideal(search, goal, most)
         if words is not None and outcome.finished:
             return best, goal
         if words is None and most == limit:
