@@ -12,6 +12,7 @@ from fuzz import examples
 from placement_cases import is_allowed, is_legal, random_problem
 from schedule_cases import answer_or_proof, check_schedule, optimum
 
+from benchmarks import placement_problems
 from fxpasses.devices import Device, Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
@@ -110,6 +111,24 @@ def test_a_longer_search_is_no_worse_and_keeps_a_tight_budget() -> None:
     assert is_legal(problem, solution.device_of)
     check_schedule(problem, solution)
     assert 12.0 == solution.objective_value == solution.bound
+
+
+def test_budgets_are_passed_on_the_way_to_what_keeps_them() -> None:
+    """Some operators need a thousand times as much as others, so hardly any change keeps budgets that hold just so."""
+    graph, draw = placement_problems.transformer(6), random.Random(8)
+    for _node, facts in graph.nodes(data=True):
+        facts["kept_bytes"] = draw.choice([1, 3, 10, 30, 100, 300, 1000])
+    problem = placement_problems.place(
+        graph, 3, objective="latency", contiguity="free", memory=1.05, equal=False, time_budget=2.0
+    )
+    pairs = itertools.combinations([device.name for device in problem.devices], 2)
+    problem = attrs.evolve(problem, links=[Link(*pair, 300e9, 2e-6) for pair in pairs])
+
+    solution = solve_placement(problem)
+
+    assert is_legal(problem, solution.device_of)
+    check_schedule(problem, solution)
+    assert solution.objective_value < 1.005 * 0.0511727458  # the best that was ever found
 
 
 @pytest.mark.parametrize("seed", [9, 10])

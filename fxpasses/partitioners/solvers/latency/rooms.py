@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fxpasses.partitioners.solvers.compiling import inlined
-from fxpasses.partitioners.solvers.device_bytes import drop, held_bytes, hold
+from fxpasses.partitioners.solvers.device_bytes import drop, hold, over_budget
 from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms
 
-__all__ = ["fill", "fits", "give", "give_back"]
+__all__ = ["fill", "fits", "give", "give_back", "over"]
 
 
 @inlined
@@ -29,11 +29,6 @@ def _put(needs: Needs, rooms: Rooms, unit: int, device: int) -> None:
         _cross(needs, rooms, unit, home, -1)
         _cross(needs, rooms, unit, device, 1)
     rooms.home[unit] = device
-
-
-@inlined
-def _is_over(needs: Needs, rooms: Rooms, device: int) -> bool:
-    return bool(held_bytes(needs, rooms, device) > needs.memory[device])
 
 
 @inlined
@@ -62,13 +57,15 @@ def _is_acyclic(rooms: Rooms) -> bool:
 
 
 @inlined
-def fits(needs: Needs, rooms: Rooms) -> bool:
-    """Whether no device that was changed has too much, and values flow one way."""
-    if needs.is_bounded:
-        for index in range(rooms.changed[0]):
-            if _is_over(needs, rooms, rooms.was[index]) or _is_over(needs, rooms, rooms.home[rooms.moved[index]]):
-                return False
-    return not needs.flows or _is_acyclic(rooms)
+def over(needs: Needs, rooms: Rooms) -> float:
+    """By which shares of the budgets they are passed, all together."""
+    return over_budget(needs, rooms) if needs.is_bounded else 0.0
+
+
+@inlined
+def fits(needs: Needs, rooms: Rooms, most: float) -> bool:
+    """Whether budgets are passed by some shares at most, and values flow one way."""
+    return over(needs, rooms) <= most and (not needs.flows or _is_acyclic(rooms))
 
 
 @inlined
