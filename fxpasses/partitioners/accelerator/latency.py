@@ -13,11 +13,12 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.errors import CycleError, PlacementError, also_as
 from fxpasses.guards import is_guard
-from fxpasses.partitioners.costs.node_costs import measure_node
+from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.wording import listed
 
 from .kinds import is_pulled, writes_back
+from .recording import refuse_unknown, valued
 from .sizes import size_of
 from .structures import NodeLatency, Partition, PartitionLatency
 
@@ -37,19 +38,31 @@ def estimate_latencies(fx_module: GraphModule, device: Device) -> dict[Node, Nod
     """Latencies by the cost model, for who has not measured any.
 
     Args:
-        fx_module: A module whose nodes have recorded values.
+        fx_module: A module whose nodes have recorded values, or shapes as ``get_size_of_all_nodes`` records them.
         device: Its peak rates are what nodes run at.
 
     Returns:
-        Seconds of each node that computes.
+        Seconds of each node that computes, the launch included: the longer ones are those of
+        :func:`~fxpasses.partitioners.costs.node_costs.seconds_on`.
+
+    Raises:
+        MissingMetadataError: Nodes have neither (also a ``RuntimeError``).
     """
-    latencies = {}
-    for node in fx_module.graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output") and not is_guard(node):
-            cost = measure_node(node)
-            moved = cost.bytes_read + cost.bytes_written
-            latencies[node] = NodeLatency(moved / device.bandwidth, cost.flops / device.flops)
-    return latencies
+    refuse_unknown(fx_module)
+    return {
+        node: _estimated(measure_node(twin), device)
+        for node, twin in valued(fx_module).items()
+        if node.op not in ("placeholder", "get_attr", "output") and not is_guard(node)
+    }
+
+
+def _estimated(cost: NodeCost, device: Device) -> NodeLatency:
+    if not cost.flops and not cost.bytes_written:
+        return _FREE
+    moved = cost.bytes_read + cost.bytes_written
+    return NodeLatency(
+        device.overhead + moved / device.bandwidth, device.overhead + cost.flops / device.peak_flops(cost.dtype)
+    )
 
 
 def get_latency_of_one_partition(

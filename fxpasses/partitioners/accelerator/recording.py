@@ -16,6 +16,7 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, came_from, user_line
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
+from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.partitioners.tensor_sizes import tensor_bytes
 from fxpasses.seeding import seeded
 from fxpasses.values import has_value, propagate_values
@@ -31,6 +32,7 @@ __all__ = [
     "recorded",
     "refuse_unknown",
     "unknown_nodes",
+    "valued",
 ]
 
 NOTHING = object()
@@ -217,6 +219,26 @@ def _describe(tensor: torch.Tensor) -> TensorMeta:
     dense = strided and all(isinstance(size, int) for size in tensor.shape) and tensor.is_contiguous()
     memory_format = torch.contiguous_format if dense else None
     return TensorMeta(tensor.shape, tensor.dtype, tensor.requires_grad, stride, memory_format, tensor.is_quantized, {})
+
+
+def valued(fx_module: GraphModule) -> dict[Node, Node]:
+    """Each node with its copy in a graph where all have values: as long as only shapes are recorded, none has here."""
+    _, copies = copy_graph_module(fx_module)
+    for node, twin in copies.items():
+        if not has_value(node) and "tensor_meta" in node.meta:
+            twin.meta["val"] = _mapped(_as_shaped, node.meta["tensor_meta"])
+    return copies
+
+
+def _as_shaped(described: Any) -> Any:
+    """A tensor without data; there are no quantized ones, so whole numbers as wide stand for those."""
+    if isinstance(described, torch.Tensor) or not hasattr(described, "dtype"):
+        return described
+    whole = torch.int8 if described.dtype.itemsize == 1 else torch.int32
+    dtype = whole if described.is_quantized else described.dtype
+    if len(described.stride) != len(described.shape):  # it is sparse
+        return torch.empty(described.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(described.shape, described.stride, dtype=dtype, device="meta")
 
 
 def unknown_nodes(fx_module: GraphModule) -> list[Node]:

@@ -33,6 +33,8 @@ from fxpasses.partitioners.accelerator import (
     get_size_of_node,
 )
 from fxpasses.partitioners.accelerator.configurations import read_config
+from fxpasses.partitioners.costs.node_costs import cost_of, seconds_on
+from fxpasses.passes import MeasureCosts
 
 MODES = (PartitionMode.size_based, PartitionMode.cost_aware, PartitionMode.kl_based)
 
@@ -360,6 +362,35 @@ def test_where_filling_devices_fails_another_packing_is_found() -> None:
 
     torch.testing.assert_close(result.module_with_submodules(x), forward(x))
     assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+
+
+class Gated(nn.Module):
+    """Two halves of one projection in ``bfloat16``, and a recurrent layer that gives a tuple inside of a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 16).bfloat16()
+        self.remember = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.project(x.bfloat16()).chunk(2, -1)
+        found, _ = self.remember((left * right).float())
+        return found.transpose(0, 1) + x.transpose(0, 1)
+
+
+def test_latencies_are_estimated_from_shapes_as_from_values() -> None:
+    """After ``get_size_of_all_nodes`` as after ``MeasureCosts``: what the roofline says of the type, and the launch."""
+    device = Device("accelerator", None, 0, flops=1e9, bandwidth=1e12, flops_by_dtype={"bfloat16": 1e12})
+    shaped, valued = symbolic_trace(Gated()), symbolic_trace(Gated())
+    get_size_of_all_nodes(shaped, [torch.ones(3, 2, 8)])
+    MeasureCosts(example_inputs=(torch.ones(3, 2, 8),))(valued)
+
+    found = {node.name: max(latency) for node, latency in estimate_latencies(shaped, device).items()}
+
+    costs = {node.name: cost_of(node) for node in valued.graph.nodes if node.op.startswith("call")}
+    assert {name: seconds_on(cost, device) for name, cost in costs.items()} == found
+    assert found["project"] < found["remember"]
+    assert all("val" not in node.meta for node in shaped.graph.find_nodes(op="call_module", target="project"))
 
 
 def test_a_chain_of_many_nodes_needs_no_recursion() -> None:
