@@ -13,11 +13,9 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["BATCHING", "note_rows", "rows_of"]
+__all__ = ["note_rows", "rows_of"]
 
 _ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
-BATCHING = frozenset((_ENTERS, _LEAVES))
-"""What brings a value into a level, and back: other views of it."""
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
 """The batch sizes of a value by level, where it has any: who walks the graph notes them here."""
 

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
 from fxpasses.effects.operators import MAY_HAND_BACK
+from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
@@ -40,7 +41,7 @@ from fxpasses.partitioners.tensor_sizes import (
     tensor_bytes,
     tensors_in,
 )
-from fxpasses.partitioners.vmap_rows import BATCHING, rows_of
+from fxpasses.partitioners.vmap_rows import rows_of
 from fxpasses.values.recorded_values import has_value
 
 __all__ = [
@@ -121,7 +122,12 @@ def _is_view(node: Node) -> bool:
         if not is_alias and _name_of(node.target) in MAY_HAND_BACK:
             return (ran := dry_run(node)) is not None and not ran.made
         return is_alias and not makes_a_copy(node)
-    return _name_of(node.target) in BATCHING or (node.target is operator.getitem and not makes_a_copy(node))
+    if node.target is operator.getitem:
+        return not makes_a_copy(node)
+    rule = rule_for_target(node.op, node.target)
+    if rule is not None and rule(node).looks_only:
+        return True
+    return (ran := dry_run(node)) is not None and not ran.made
 
 
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
@@ -193,7 +199,7 @@ def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
     is_asked = runs_anywhere(node) and node.target is not operator.getitem
-    if is_asked or (node.op == "call_function" and _is_view(node)):
+    if is_asked or (node.op != "call_module" and _is_view(node)):
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]

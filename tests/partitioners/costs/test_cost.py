@@ -226,6 +226,43 @@ def test_what_may_be_a_view_costs_its_traffic_where_it_copies() -> None:
     assert NodeCost(output_bytes=48) == views["aten::reshape"]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.transpose(0, 1),
+        lambda x: x.reshape(2, 6),
+        lambda x: x.to(torch.float32),
+        lambda x: x.chunk(2),
+        lambda x: x.T,
+        lambda x: torch.permute(x, (1, 0)),
+        lambda x: torch.split(x, 1),
+        lambda x: x.size(0),
+        lambda x: x.shape,
+    ],
+    ids=["transpose", "reshape", "to", "chunk", "T", "permute", "split", "size", "shape"],
+)
+def test_views_and_questions_in_a_traced_graph_cost_nothing(function: Any) -> None:
+    """A method or function of torch that only looks at a tensor moves nothing and takes no time."""
+    traced = symbolic_trace(function)
+    PassManager([MeasureCosts(example_inputs=(torch.ones(3, 4),))])(traced)
+
+    costs = [COST.read(node) for node in traced.graph.nodes if node.op.startswith("call")]
+    assert [NodeCost(output_bytes=each.output_bytes) for each in costs] == costs
+    assert [0.0] == [seconds_on(each, Device("cpu")) for each in costs]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.t().reshape(12), lambda x: x.t().contiguous(), lambda x: x.clone(), lambda x: x.float()]
+)
+def test_copies_in_a_traced_graph_cost_their_traffic(function: Any) -> None:
+    """What may be a view costs something where it makes new memory."""
+    traced = symbolic_trace(function)
+    PassManager([MeasureCosts(example_inputs=(torch.ones(3, 4, dtype=torch.int32),))])(traced)
+
+    *_, copying, _output = traced.graph.nodes
+    assert (12, 48, 48) == (COST.read(copying).flops, COST.read(copying).bytes_read, COST.read(copying).bytes_written)
+
+
 def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
     """A vocabulary of 128,000 words is not read for one word, nor a cache written for one position."""
 
