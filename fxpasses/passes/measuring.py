@@ -79,6 +79,14 @@ def _known_sizes(_pass: object, _field: object, sizes: object) -> None:
         raise InputError(f"MeasureCosts counts symbolic sizes as 'hint' or as 'upper', not {sizes!r}.")
 
 
+def _one_for_each_input(_pass: object, _field: object, examples: Any) -> None:
+    if examples is not None and not isinstance(examples, (tuple, list)):
+        raise InputError(
+            f"example_inputs is a tuple with one value for each input, not a {type(examples).__name__}; of one input, "
+            "write (x,)."
+        )
+
+
 @attrs.frozen
 class MeasureCosts(PassBase):
     """Write each node's cost under :data:`~fxpasses.partitioners.COST`: operations, bytes, the type it computes in.
@@ -94,7 +102,9 @@ class MeasureCosts(PassBase):
     visit_nested: ClassVar[bool] = False  # bodies get their values with the graph that calls them
 
     sizes: Sizes = attrs.field(default="hint", validator=_known_sizes)
-    example_inputs: tuple[Any, ...] | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    example_inputs: Sequence[Any] | None = attrs.field(
+        default=None, kw_only=True, eq=False, repr=False, validator=_one_for_each_input
+    )
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Measure every node."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -226,7 +227,7 @@ class Measurements:
             InputError: It is no file of measurements.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_bytes()
         except FileNotFoundError:
             return cls()
         except OSError as error:
@@ -239,7 +240,7 @@ class Measurements:
             seconds = {where: _numbers(known, float) for where, known in found["seconds"].items()}
             workspaces = {where: _numbers(known, int) for where, known in found.get("workspaces", {}).items()}
             version = found["format"]
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise InputError(f"{path} holds what is no number: {error}. Delete it, or name another file.") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -248,6 +249,9 @@ class Measurements:
             ) from error
         if version != _FORMAT:
             raise InputError(f"{path} is in format {version!r}, and this version reads {_FORMAT}; measure again.")
+        measured: list[Mapping[str, float]] = [*seconds.values(), *workspaces.values()]
+        for known in measured:
+            _check_numbers(path, known)
         return cls(seconds, workspaces)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -261,6 +265,16 @@ class Measurements:
 
 def _numbers(known: Mapping[str, Any], kind: Callable[[Any], _T]) -> dict[str, _T]:
     return {key: kind(value) for key, value in known.items()}
+
+
+def _check_numbers(path: object, known: Mapping[str, float]) -> None:
+    """Refuse what no clock and no allocator says; files are edited by hand."""
+    for key, number in known.items():
+        if not 0 <= number < math.inf:
+            raise InputError(
+                f"{path} has {number!r} for {key!r}, but what is measured is finite and not negative; delete this "
+                "entry, and it is measured again."
+            )
 
 
 @attrs.frozen
@@ -293,6 +307,12 @@ def _only_devices(_pass: object, _field: object, devices: Sequence[object]) -> N
             raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
 
 
+def _as_path(file: str | os.PathLike[str] | None) -> str | None:
+    if file is not None and not isinstance(file, (str, os.PathLike)):
+        raise InputError(f"file is the path of a JSON file, not {file!r}.")
+    return None if file is None else os.fspath(file)
+
+
 def _runs(least: int) -> Callable[[object, attrs.Attribute[Any], Any], None]:
     def check(_pass: object, field: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -321,13 +341,18 @@ class ProfileCosts(PassBase):
     visit_nested: ClassVar[bool] = False  # a body is measured within the operator that runs it
 
     devices: tuple[Device, ...] = attrs.field(converter=_as_devices, validator=_only_devices)
-    file: str | None = None
+    file: str | None = attrs.field(default=None, converter=_as_path)
     warmup: int = attrs.field(default=2, kw_only=True, validator=_runs(0))
     repeats: int = attrs.field(default=5, kw_only=True, validator=_runs(1))
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Measure every call of the graph."""
         for device in self.devices:
+            if device.is_fake:
+                raise PlacementError(
+                    f"{device.name!r} is a fake device, and what it stands for is not here to be measured; leave it "
+                    "out, and the roofline counts for it."
+                )
             if not is_here(device.torch_device):
                 raise PlacementError(
                     f"{device.name!r} is the torch device {device.torch_device}, and this machine has none to measure "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ def test_another_way_to_count_sizes_is_refused() -> None:
         InputError, match=r"^MeasureCosts counts symbolic sizes as 'hint' or as 'upper', not 'lower'\.$"
     ):
         MeasureCosts("lower")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("examples", [torch.ones(2, 4), {"x": torch.ones(2, 4)}])
+def test_examples_are_one_for_each_input(examples: Any) -> None:
+    """The rows of a tensor are not the inputs of a graph."""
+    sentence = f"example_inputs is a tuple with one value for each input, not a {type(examples).__name__}; of one input"
+
+    with pytest.raises(InputError, match=sentence):
+        MeasureCosts(example_inputs=examples)
 
 
 def test_a_parameter_counts_however_it_is_viewed() -> None:

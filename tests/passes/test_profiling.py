@@ -13,7 +13,7 @@ from torch.export import ExportedProgram, export
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fxpasses import Device, PassManager, lower
-from fxpasses.devices import detect
+from fxpasses.devices import detect, fake_devices
 from fxpasses.errors import InfeasibleError, InputError, PassError, PlacementError
 from fxpasses.partitioners import SECONDS, WORKSPACE, seconds_of
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node, profiling
@@ -239,6 +239,7 @@ def test_a_file_keeps_kinds_of_processors_apart(tmp_path: Path, monkeypatch: pyt
         ({"warmup": -1}, "warmup is a number of runs from 0 on, not -1."),
         ({"devices": []}, "There is no device to measure on; give at least one, such as Device('cpu')."),
         ({"devices": ["cpu"]}, "Devices are fxpasses.Device objects, not str ('cpu')."),
+        ({"file": 3}, "file is the path of a JSON file, not 3."),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -247,6 +248,16 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentenc
         ProfileCosts(**{"devices": CPU, **options})
 
     assert sentence == str(caught.value)
+
+
+def test_a_fake_device_is_not_measured() -> None:
+    """It runs on the CPU, but stands for hardware that is not here; its own peak rates count."""
+    sentence = "'device0' is a fake device, and what it stands for is not here to be measured; leave it out, and the"
+
+    with pytest.raises(PassError, match=sentence) as caught:
+        ProfileCosts(fake_devices(1))(exported())
+
+    assert isinstance(caught.value, PlacementError)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -276,12 +287,24 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
             '{"format": 1,',
             "is not JSON: Expecting property name enclosed in double quotes: line 1 column 14 (char 13). Delete it, or",
         ),
+        (
+            '{"format": 1, "seconds": {"cpu": {"aten.relu": -1}}}',
+            "has -1.0 for 'aten.relu', but what is measured is finite and not negative; delete this entry, and it is "
+            "measured again.",
+        ),
+        ('{"format": 1, "seconds": {"cpu": {"aten.relu": NaN}}}', "has nan for 'aten.relu', but"),
+        ('{"format": 1, "seconds": {}, "workspaces": {"cuda": {"aten.mm": -8}}}', "has -8 for 'aten.mm', but"),
+        (
+            '{"format": 1, "seconds": {}, "workspaces": {"cuda": {"aten.mm": 1e400}}}',
+            "holds what is no number: cannot convert float infinity to integer. Delete it, or name another file.",
+        ),
+        ("\xff", "is not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte. Delete it, or"),
         ('{"format": 9, "seconds": {}}', "is in format 9, and this version reads 1; measure again."),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "other.json"
-    file.write_text(text)
+    file.write_text(text, encoding="latin-1")
 
     with pytest.raises(InputError) as failure:
         Measurements.load(file)
