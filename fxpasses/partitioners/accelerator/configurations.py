@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
+from numbers import Real
 from typing import Any
 
 from fxpasses.devices import Device
@@ -39,11 +40,13 @@ def _devices(given: Any) -> list[Device]:
     devices = list(given)
     if not devices:
         raise refused("No devices: PartitionerConfig(devices=[...]) needs at least one fxpasses.Device")
-    known: dict[int, Device] = {}
+    known: dict[Hashable, Device] = {}
     names: set[str] = set()
     for device in devices:
         if not hasattr(device, "logical_id"):
             raise refused(f"devices holds {device!r}; write fxpasses.Device(name, bytes, logical_id)", TypeError)
+        if not isinstance(device.logical_id, Hashable):
+            raise refused(f"device {device.name!r} has the logical id {device.logical_id!r}; write a number", TypeError)
         if device.logical_id in known:
             raise refused(
                 f"devices {known[device.logical_id].name!r} and {device.name!r} both have the logical id "
@@ -53,6 +56,8 @@ def _devices(given: Any) -> list[Device]:
         if device.name in names:
             raise refused(f"Two devices are called {device.name!r}; give each its own name")
         names.add(device.name)
+        if not isinstance(memory_of(device), Real):
+            raise refused(f"device {device.name!r} has {memory_of(device)!r} bytes; write a number of bytes", TypeError)
         if not memory_of(device) >= 0:
             raise refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
     return devices

@@ -7,6 +7,7 @@ its two ends are not on the same devices. Everything is a longest path in a grap
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 from torch.fx import GraphModule, Node
 
@@ -47,7 +48,12 @@ def estimate_latencies(fx_module: GraphModule, device: Device) -> dict[Node, Nod
 
     Raises:
         MissingMetadataError: Nodes have neither (also a ``RuntimeError``).
+        PlacementError: The device tells no rates (also a ``TypeError``): those of torch have none.
     """
+    if not isinstance(device, Device):
+        raise also_as(PlacementError, TypeError())(
+            f"the device is {device!r}; write an fxpasses.Device, which tells how fast it is"
+        )
     refuse_unknown(fx_module)
     return {
         node: _estimated(measure_node(twin), device)
@@ -109,24 +115,40 @@ def _overall(latency: PartitionLatency) -> float:
 
 
 def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> None:
-    """Refuse missing and negative latencies.
+    """Refuse missing and negative latencies, and what is none.
 
     Elements of tuples, views of attributes, and copies to inputs and attributes may be left out.
 
     Raises:
-        PlacementError: It names the nodes (also a ``KeyError``).
+        PlacementError: It names the nodes (also a ``KeyError``, where the type is wrong a ``TypeError``).
     """
     missing = [node for node in nodes if node not in latencies and not _may_be_free(node)]
     if missing:
         names = listed((node.name for node in missing), 5)
+        strange = next((key for key in latencies if getattr(key, "graph", None) is not missing[0].graph), None)
+        elsewhere = "" if strange is None else f"; it has {strange!r}, which is not a node of this graph"
         raise also_as(PlacementError, KeyError())(
-            f"node_to_latency_mapping has no latency for {names}; give a NodeLatency for each node that computes, "
-            "for example with estimate_latencies(module, device)",
+            f"node_to_latency_mapping has no latency for {names}{elsewhere}; give a NodeLatency for each node that "
+            "computes, for example with estimate_latencies(module, device)",
             node=missing[0],
         )
     for node in nodes:
-        if node in latencies and not min(latencies[node]) >= 0:
-            raise PlacementError(f"the latency of {node.name} is {tuple(latencies[node])}; seconds are not negative")
+        if node in latencies:
+            _check_latency(node, latencies[node])
+
+
+def _check_latency(node: Node, latency: object) -> None:
+    if not isinstance(latency, tuple) or getattr(latency, "_fields", ()) != NodeLatency._fields:
+        raise also_as(PlacementError, TypeError())(
+            f"the latency of {node.name} is {latency!r}; write NodeLatency(mem_latency_sec, computer_latency_sec)",
+            node=node,
+        )
+    if not all(isinstance(seconds, Real) for seconds in latency):
+        raise also_as(PlacementError, TypeError())(
+            f"the latency of {node.name} is {tuple(latency)}; seconds are numbers", node=node
+        )
+    if not all(seconds >= 0 for seconds in latency):
+        raise PlacementError(f"the latency of {node.name} is {tuple(latency)}; seconds are not negative")
 
 
 def _may_be_free(node: Node) -> bool:
@@ -163,10 +185,11 @@ def check_rate(transfer_rate_bytes_per_sec: float) -> None:
     """Refuse a rate at which nothing arrives.
 
     Raises:
-        PlacementError: It is not positive (also a ``ZeroDivisionError``).
+        PlacementError: It is not positive (also a ``ZeroDivisionError``), or no number (also a ``TypeError``).
     """
-    if not transfer_rate_bytes_per_sec > 0:
-        raise also_as(PlacementError, ZeroDivisionError())(
+    is_number = isinstance(transfer_rate_bytes_per_sec, Real)
+    if not is_number or not transfer_rate_bytes_per_sec > 0:
+        raise also_as(PlacementError, ZeroDivisionError() if is_number else TypeError())(
             f"transfer_rate_bytes_per_sec is {transfer_rate_bytes_per_sec!r}; give the bytes per second between devices"
         )
 
@@ -185,8 +208,14 @@ def get_latency_of_partitioned_graph(
 
     Raises:
         CycleError: Partitions wait for each other (also a ``RecursionError``).
+        PlacementError: Partitions have no latency (also a ``KeyError``).
     """
     order = run_order(partitions)
+    if missing := [str(partition) for partition in order if partition not in partition_to_latency_mapping]:
+        raise also_as(PlacementError, KeyError())(
+            f"partition_to_latency_mapping has no latency for partitions {', '.join(missing)}; "
+            "get_partition_to_latency_mapping gives those of all"
+        )
     arrived: dict[Partition, float] = {}
     last = 0.0
     for partition in order:

@@ -25,8 +25,8 @@ from .configurations import read_config
 from .kinds import writes_back
 from .latency import check_latencies, check_rate, run_order
 from .mapping import Clock
-from .recording import record_values, refuse_unknown, unknown_nodes
-from .refusing import check_complete, check_graph, check_nodes, check_room
+from .recording import check_graph, record_values, refuse_unknown, unknown_nodes
+from .refusing import check_complete, check_nodes, check_room
 from .structures import DAG, DAGNode, Partition, PartitionerConfig, PartitionMode, PartitionResult, pulled_by
 from .workload import Group, Workload
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.errors import FakeValueError, MissingMetadataError, also_as, came_from, user_line
+from fxpasses.errors import FakeValueError, MissingMetadataError, PlacementError, also_as, came_from, user_line
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.outlining.copying import copy_graph_module
@@ -25,6 +26,7 @@ from fxpasses.wording import listed
 __all__ = [
     "NOTHING",
     "TensorMeta",
+    "check_graph",
     "get_tensor_meta",
     "missing_values",
     "record_shapes",
@@ -38,6 +40,18 @@ __all__ = [
 NOTHING = object()
 LITTLE_INPUT, LITTLE_STATE = 2**16, 2**28
 """Bytes of inputs and of parameters up to which a graph runs for real more quickly than with fakes."""
+
+
+def check_graph(graph: object) -> None:
+    """Look whether there is a graph.
+
+    Raises:
+        PlacementError: It is neither a GraphModule nor an ExportedProgram (also a ``TypeError``).
+    """
+    if not isinstance(graph, (GraphModule, ExportedProgram)):
+        raise also_as(PlacementError, TypeError())(
+            f"fx_module is a {type(graph).__name__}; trace it with torch.fx.symbolic_trace or torch.export.export"
+        )
 
 
 def recorded(fx_module: GraphModule, node: Node) -> Any:

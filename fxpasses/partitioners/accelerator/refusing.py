@@ -5,9 +5,8 @@ Each error is also a ``RuntimeError``, which is what torch raises there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -21,7 +20,6 @@ from .workload import Filling, Group, Workload
 
 __all__ = [
     "check_complete",
-    "check_graph",
     "check_nodes",
     "check_room",
     "infeasible",
@@ -35,32 +33,21 @@ __all__ = [
 ]
 
 
-def check_graph(graph: object) -> None:
-    """Look whether there is a graph.
-
-    Raises:
-        PlacementError: It is neither a GraphModule nor an ExportedProgram (also a ``TypeError``).
-    """
-    if not isinstance(graph, (GraphModule, ExportedProgram)):
-        raise refused(
-            f"fx_module is a {type(graph).__name__}; trace it with torch.fx.symbolic_trace or torch.export.export",
-            TypeError,
-        )
-
-
 def check_nodes(mapping: Mapping[Node, int], graph_module: GraphModule) -> None:
     """Look at the nodes that ``aot_based`` got partitions for.
 
     Raises:
-        PlacementError: There are none, or one is not a node of this graph, or the output.
+        PlacementError: There are none, or one is not a node of this graph, or the output, or its partition is a list.
     """
     if not mapping:
         raise refused("aot_based needs node_to_partition_mapping={node: partition}; it is empty")
-    for node in mapping:
+    for node, partition in mapping.items():
         if not isinstance(node, Node) or node.graph is not graph_module.graph or node._erased:
             raise refused(f"node_to_partition_mapping names {node!r}, which is not a node of this graph", KeyError)
         if node.op == "output":
             raise refused(f"node_to_partition_mapping names {node.name}, which stays at the top level", KeyError)
+        if not isinstance(partition, Hashable):
+            raise refused(f"node_to_partition_mapping puts {node.name} into {partition!r}; write a number", TypeError)
 
 
 def check_complete(mapping: Mapping[Node, int], workload: Workload, config: PartitionerConfig) -> None:

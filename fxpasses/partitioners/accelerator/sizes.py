@@ -22,7 +22,7 @@ from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
 from .kinds import is_aten_view, is_tuple_of_views
-from .recording import NOTHING, missing_values, record_shapes, recorded, refuse_unknown
+from .recording import NOTHING, check_graph, missing_values, record_shapes, recorded, refuse_unknown
 
 __all__ = [
     "SizeBytes",
@@ -63,7 +63,9 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
     Raises:
         MissingMetadataError: Nodes have no recorded value, and there are no ``args`` (also a ``RuntimeError``).
         FakeValueError: The graph cannot run on ``args`` (also of the kind that the graph raises).
+        PlacementError: ``fx_module`` is no graph (also a ``TypeError``).
     """
+    check_graph(fx_module)
     if args is not None:
         record_shapes(fx_module, args)
     refuse_unknown(fx_module)

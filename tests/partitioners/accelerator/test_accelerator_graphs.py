@@ -671,6 +671,45 @@ PLACES = {0: [0], 1: [1]}
             PlacementError,
             r"the latency of _0 is \(-1, 1\); seconds are not negative",
         ),
+        (
+            {"mode": KL, "node_to_latency_mapping": {"l": NodeLatency(1, 1)}, "transfer_rate_bytes_per_sec": 1},
+            KeyError,
+            r"no latency for _0, _1, _2; it has 'l', which is not a node of this graph; give a NodeLatency for each",
+        ),
+        (
+            {"mode": KL, "node_to_latency_mapping": dict.fromkeys(HOMES, (1, 1)), "transfer_rate_bytes_per_sec": 1},
+            TypeError,
+            r"the latency of _0 is \(1, 1\); write NodeLatency\(mem_latency_sec, computer_latency_sec\)",
+        ),
+        (
+            {"mode": KL, "node_to_latency_mapping": dict.fromkeys(HOMES, NodeLatency("1 s", 1))},  # type: ignore[arg-type]  # a text
+            TypeError,
+            r"the latency of _0 is \('1 s', 1\); seconds are numbers",
+        ),
+        (
+            {
+                "mode": COST,
+                "node_to_latency_mapping": dict.fromkeys(HOMES, NodeLatency(1, 1)),
+                "transfer_rate_bytes_per_sec": "1 GB/s",
+            },
+            TypeError,
+            r"transfer_rate_bytes_per_sec is '1 GB/s'; give the bytes per second between devices",
+        ),
+        (
+            {"devices": [partitioner_utils.Device("a", "1 GB", 0)]},  # type: ignore[arg-type]  # a text
+            TypeError,
+            r"device 'a' has '1 GB' bytes; write a number of bytes",
+        ),
+        (
+            {"devices": [partitioner_utils.Device("a", 100, [0])]},  # type: ignore[arg-type]  # a list
+            TypeError,
+            r"device 'a' has the logical id \[0\]; write a number",
+        ),
+        (
+            {"mode": AOT, "node_to_partition_mapping": HOMES | {"_1": [0]}},
+            TypeError,
+            r"node_to_partition_mapping puts _1 into \[0\]; write a number",
+        ),
         ({"mode": AOT}, RuntimeError, r"aot_based needs node_to_partition_mapping=\{node: partition\}; it is empty"),
         (
             {"mode": AOT, "node_to_partition_mapping": {"_0": 0}, "partition_to_logical_device_mapping": PLACES},
@@ -742,11 +781,17 @@ def test_bad_configurations_are_told_in_a_sentence(
 def test_only_graphs_and_devices_are_taken() -> None:
     """A module has to be traced first, and a torch device is no description of one."""
     graph, _ = small()
+    bare: Any = partitioner_utils.Device("a", 100, 0)
+    model: Any = chain()
 
     with pytest.raises(TypeError, match="fx_module is a Sequential; trace it with"):
         partition(chain(), PartitionerConfig(devices(100)))
     with pytest.raises(TypeError, match=r"devices holds device\(type='cpu'\); write fxpasses.Device\(name, bytes, log"):
         partition(graph, PartitionerConfig([torch.device("cpu")]))
+    with pytest.raises(TypeError, match="fx_module is a Sequential; trace it with"):
+        get_size_of_all_nodes(model, [torch.rand(4)])
+    with pytest.raises(TypeError, match=r"the device is Device\(.*\); write an fxpasses.Device, which tells how fast"):
+        estimate_latencies(graph, bare)
 
 
 def test_a_configuration_is_needed() -> None:
@@ -852,6 +897,16 @@ def test_partitions_by_hand_that_wait_for_each_other_are_an_error() -> None:
         accelerator.get_latency_of_partitioned_graph([one, other], mapping, 1)
     with pytest.raises(RecursionError, match="move the nodes of a circle into one partition"):
         accelerator.get_bfs_level_partition([one, other])
+
+
+def test_partitions_without_a_latency_are_named() -> None:
+    """The message says who gives latencies."""
+    one, two = accelerator.Partition(0), accelerator.Partition(1)
+
+    with pytest.raises(KeyError, match="no latency for partitions 0, 1; get_partition_to_latency_mapping") as caught:
+        accelerator.get_latency_of_partitioned_graph([one, two], {}, 1.0)
+
+    assert isinstance(caught.value, PlacementError)
 
 
 def test_partitions_on_unknown_devices_and_without_devices_are_errors() -> None:
