@@ -69,6 +69,16 @@ def _bilinear(inputs: Sequence[Any], output: Any) -> int:
     return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[2])[1:])
 
 
+def _trilinear(inputs: Sequence[Any], _output: Any) -> int:
+    """Three tensors get the dimensions they lack; where all have their places, they are multiplied and added up."""
+    shapes = [list(shape_of(each)) for each in inputs[:3]]
+    for shape, lacking in zip(shapes, inputs[3:6], strict=True):
+        for dim in sorted(lacking):
+            shape.insert(dim, 1)
+    space: list[int] = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    return 2 * math.prod(space)
+
+
 def _convolution(inputs: Sequence[Any], output: Any) -> int:
     """Each output element gathers ``weight[0].numel()`` products (Dumoulin & Visin, arXiv:1603.07285)."""
     return 2 * math.prod(shape_of(output)) * math.prod(shape_of(inputs[1])[1:])
@@ -153,6 +163,7 @@ COUNTERS: Mapping[str, Counter] = {
     "conv_tbc": _time_first_convolution,
     "convolution_backward": _convolution_backward,
     "bilinear": _bilinear,
+    "_trilinear": _trilinear,
     "linalg_vecdot": _products_of_rows,
     "flex_attention_backward": _scored_attention_backward,
     "mkldnn_rnn_layer": _recurrent_layer,

@@ -106,11 +106,12 @@ def flops_of_call(function: Any, *args: Any) -> int:
             ),
         ),
         (RECURRENT, lstm, (torch.ones(6, 2, 16), *nn.LSTM(16, 32).parameters())),
+        (2 * 3 * 4 * 5 * 6, F.bilinear, (torch.ones(3, 4), torch.ones(3, 5), torch.ones(6, 4, 5))),
     ],
-    ids=["addbmm", "float8", "experts", "lstm"],
+    ids=["addbmm", "float8", "experts", "lstm", "bilinear"],
 )
 def test_less_common_products_are_counted_as_products(flops: int, function: Any, args: tuple[Any, ...]) -> None:
-    """Sums over a batch, narrow types, groups of experts, and recurrent layers as one operator."""
+    """Sums over a batch, narrow types, groups of experts, recurrent layers as one operator, and bilinear forms."""
     assert flops == flops_of_call(function, *args)
 
 
@@ -287,6 +288,19 @@ def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
     assert 24 == costs["aten::embedding_bag.padding_idx"].flops
     assert costs["aten::embedding_bag.padding_idx"].bytes_read < 2 * rows
     assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
+
+
+def test_a_part_that_is_set_in_a_traced_graph_costs_its_rows() -> None:
+    """``cache[:, 3:4] = rows`` writes one position of 100."""
+    graph = Graph()
+    cache, rows = graph.placeholder("cache"), graph.placeholder("rows")
+    filling = graph.call_function(operator.setitem, (cache, (slice(None), slice(3, 4)), rows))
+    graph.output(cache)
+    traced = GraphModule(nn.Module(), graph)
+    PassManager([MeasureCosts(example_inputs=(torch.zeros(2, 100, 8), torch.ones(2, 1, 8)))])(traced)
+
+    cost = COST.read(filling)
+    assert (16, 64, 64) == (cost.flops, cost.bytes_read, cost.bytes_written)
 
 
 @pytest.mark.parametrize(
