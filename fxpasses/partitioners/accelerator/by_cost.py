@@ -2,7 +2,8 @@
 
 A pair may be joined when their levels differ by one at most, or one reads from the other. Of pairs that are equally
 good the last is joined, and pairs that change nothing are joined as well: fewer partitions of equal speed are better.
-The steps are those of torch's ``cost_aware_partition``, so the latency is never above torch's.
+The steps are those of torch's ``cost_aware_partition``: where bytes and atoms are those that torch sees, so is what
+comes of them.
 """
 
 from __future__ import annotations

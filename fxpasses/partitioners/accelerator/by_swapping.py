@@ -58,7 +58,8 @@ def improved(workload: Workload, clock: Clock, groups: list[Group]) -> list[Grou
         starts += [search.sweep(start, atoms[::-1]), search.lenient(start, swaps_first=False)]
     ends = [search.to_the_end(each, 1) for place, each in enumerate(starts) if place == 0 or each is not start]
     best = min(ends, key=operator.itemgetter(0))
-    _, groups, device_of = search.to_the_end(best, max(LEAST_DEPTH, DEEP // len(atoms)))
+    found = search.to_the_end(best, max(LEAST_DEPTH, DEEP // len(atoms)))
+    _, groups, device_of = search.on_faster_devices(found)
     clock.place(groups, device_of)
     return groups
 
@@ -116,6 +117,31 @@ class _Search:
                     better = swap[0] <= move[0] if swaps_first else swap[0] < move[0]
                     placed = swap if better else move
         return placed
+
+    def on_faster_devices(self, placed: Placed) -> Placed:
+        """Each group on another device, while that is faster: the fullest one may be far from what a group reads."""
+        while (found := self._faster_device(placed)) is not None:
+            placed = found
+        return placed
+
+    def _faster_device(self, placed: Placed) -> Placed | None:
+        seconds, groups, device_of = placed
+        for number, device in itertools.product(range(len(groups)), range(len(self.clock.memory))):
+            if device == device_of[number]:
+                continue
+            self.trials -= 1
+            if self.trials < 0:
+                return None
+            homes = [*device_of[:number], device, *device_of[number + 1 :]]
+            tried = self.clock.seconds(groups, homes)
+            if tried < seconds and all(self._holds(groups, homes, each) for each in (device, device_of[number])):
+                return tried, groups, homes
+        return None
+
+    def _holds(self, groups: Sequence[Group], homes: Sequence[int], device: int) -> bool:
+        """Whether a device has room for all its groups; what one reads of another there is not sent."""
+        there = [atom for group, home in zip(groups, homes, strict=True) if home == device for atom in group.atoms]
+        return self._group(there).used <= self.clock.memory[device]
 
     def _round(self, placed: Placed, depth: int) -> Placed | None:
         """What is faster: the first gain, or what a few steps with losses on the way lead to.

@@ -96,9 +96,10 @@ def critical_path(
     longest = _NOTHING
     inside = set(members)
     for node in nodes:
-        before = max(
-            (reached[used] for used in node.all_input_nodes if used in reached), key=_overall, default=_NOTHING
-        )
+        before = _NOTHING
+        for used in node.all_input_nodes:
+            if used in reached and reached[used].overall_latency_sec > before.overall_latency_sec:
+                before = reached[used]
         own = latencies.get(node, _FREE)
         here = reached[node] = PartitionLatency(
             before.mem_latency_sec + own.mem_latency_sec,
@@ -108,10 +109,6 @@ def critical_path(
         if here.overall_latency_sec > longest.overall_latency_sec and inside.isdisjoint(node.users):
             longest = here
     return longest
-
-
-def _overall(latency: PartitionLatency) -> float:
-    return latency.overall_latency_sec
 
 
 def check_latencies(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> None:
