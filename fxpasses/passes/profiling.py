@@ -33,7 +33,7 @@ from fxpasses.partitioners.vmap_rows import note_rows, rows_of
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.recurrent_weights import compact_operands
 from fxpasses.seeding import seeded
-from fxpasses.values.evaluation import open_autocasts
+from fxpasses.values.evaluation import open_autocasts, weights_listed_as_before
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]
 
@@ -184,6 +184,8 @@ def _run_alone(node: Node, device: torch.device, measure: Callable[[Callable[[],
     with torch.no_grad(), seeded(), contextlib.ExitStack() as regions:
         for _device, *given in open_autocasts(node):
             regions.enter_context(torch.autocast(device.type, *given))
+        if (module := _module_of(node)) is not None:
+            regions.enter_context(weights_listed_as_before(module))
         try:
             return measure(_call(node, device), device)
         except Exception as error:  # what an operator raises on inputs that are made up is its own choice

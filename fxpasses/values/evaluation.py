@@ -27,6 +27,7 @@ __all__ = [
     "open_autocasts",
     "own_symbols",
     "try_compute",
+    "weights_listed_as_before",
 ]
 
 UNKNOWN: Any = object()
@@ -210,7 +211,7 @@ def bind_symbols(node: Node, value: Any, shape_env: ShapeEnv | None, bindings: A
 
 
 @contextlib.contextmanager
-def _weights_listed_as_before(module: torch.nn.Module) -> Iterator[None]:
+def weights_listed_as_before(module: torch.nn.Module) -> Iterator[None]:
     """Recurrent layers list their weights a second time, and ``functional_call`` leaves its own in these lists."""
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.RNNBase)]
     names = ("_flat_weights", "_flat_weight_refs")
@@ -266,7 +267,7 @@ class Evaluation:
         """Run a module with fakes for its tensors, or a BatchNorm would count this as a batch."""
         state = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
         fakes = {name: fake_of(tensor, self.mode, node) for name, tensor in state.items()}
-        with _weights_listed_as_before(module):
+        with weights_listed_as_before(module):
             return torch.func.functional_call(module, fakes, args, kwargs)
 
     def _callable_bodies(self, arg: Any) -> Any:

@@ -178,6 +178,19 @@ def test_measuring_changes_neither_the_state_of_the_model_nor_the_random_numbers
     assert SECONDS.read(calls(module)["norm"])["cpu"] > 0
 
 
+def test_a_recurrent_layer_lists_its_own_weights_again() -> None:
+    """It has them twice; the copies that it ran with would stay in the second list."""
+    module = symbolic_trace(nn.Sequential(nn.LSTM(4, 4)))
+    MeasureCosts(example_inputs=(torch.randn(3, 2, 4),))(module)
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    layer = module.get_submodule("0")
+    assert isinstance(layer, nn.LSTM)
+    assert all(one is other for one, other in zip(layer.parameters(), layer._flat_weights, strict=True))
+    assert not result.records[0].modified
+
+
 def test_types_without_random_numbers_are_measured() -> None:
     """Numbers of one byte: they cannot be drawn, and any will do."""
 
