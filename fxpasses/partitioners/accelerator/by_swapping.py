@@ -2,7 +2,8 @@
 
 Source: Kernighan and Lin, "An efficient heuristic procedure for partitioning graphs", Bell System Technical Journal
 49(2), 1970. Each step takes the move or swap that gains most or loses least, of all that keep the partitions free of
-cycles and inside the memory of the devices; a round ends with the first step that is faster than all before.
+cycles and inside the memory of the devices; a round ends with the first step that is faster than all before. In the
+end partitions go to other devices, while that is faster.
 """
 
 from __future__ import annotations

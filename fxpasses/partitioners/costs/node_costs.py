@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
+from fxpasses.effects.calls import PLAIN
 from fxpasses.effects.operators import MAY_HAND_BACK
 from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
@@ -124,10 +125,25 @@ def _is_view(node: Node) -> bool:
         return is_alias and not makes_a_copy(node)
     if node.target is operator.getitem:
         return not makes_a_copy(node)
+    if node.op == "call_module":
+        return _hands_back(node)
     rule = rule_for_target(node.op, node.target)
-    if rule is not None and rule(node).looks_only:
+    effects = PLAIN if rule is None else rule(node)
+    is_off = "dropout" in _name_of(node.target) and effects.is_pure
+    if effects.looks_only or (is_off and any(effects.aliases)):
         return True
     return (ran := dry_run(node)) is not None and not ran.made
+
+
+def _hands_back(node: Node) -> bool:
+    """Whether a called module gives what it takes: a dropout that is off, an identity, a shape that needs no copy."""
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return not module.training
+    if isinstance(module, torch.nn.Flatten):
+        return all(tensor.is_contiguous() for used in node.all_input_nodes for tensor in tensors_in(value_of(used)))
+    return isinstance(module, (torch.nn.Identity, torch.nn.Unflatten))
 
 
 def _higher_order_cost(node: Node, inputs: Sequence[Any], sizes: Sizes) -> NodeCost:
@@ -199,7 +215,7 @@ def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
     if node.op in ("placeholder", "get_attr", "output"):
         return NodeCost(output_bytes=written if node.op != "output" else 0)
     is_asked = runs_anywhere(node) and node.target is not operator.getitem
-    if is_asked or (node.op != "call_module" and _is_view(node)):
+    if is_asked or _is_view(node):
         return NodeCost(output_bytes=written)
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]

@@ -239,12 +239,19 @@ def test_what_may_be_a_view_costs_its_traffic_where_it_copies() -> None:
         lambda x: torch.split(x, 1),
         lambda x: x.size(0),
         lambda x: x.shape,
+        lambda x: F.dropout(x, 0.5, training=False),
+        nn.Dropout(0.5).eval(),
+        nn.Identity(),
+        nn.Flatten(0),
     ],
-    ids=["transpose", "reshape", "to", "chunk", "T", "permute", "split", "size", "shape"],
+    ids=[
+        *("transpose", "reshape", "to", "chunk", "T", "permute", "split", "size", "shape", "dropout"),
+        *("Dropout", "Identity", "Flatten"),
+    ],
 )
 def test_views_and_questions_in_a_traced_graph_cost_nothing(function: Any) -> None:
-    """A method or function of torch that only looks at a tensor moves nothing and takes no time."""
-    traced = symbolic_trace(function)
+    """A method, function or module of torch that only looks at a tensor moves nothing and takes no time."""
+    traced = symbolic_trace(nn.Sequential(function) if isinstance(function, nn.Module) else function)
     PassManager([MeasureCosts(example_inputs=(torch.ones(3, 4),))])(traced)
 
     costs = [COST.read(node) for node in traced.graph.nodes if node.op.startswith("call")]
@@ -253,12 +260,22 @@ def test_views_and_questions_in_a_traced_graph_cost_nothing(function: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: x.t().reshape(12), lambda x: x.t().contiguous(), lambda x: x.clone(), lambda x: x.float()]
+    ("function", "x"),
+    [
+        (lambda x: x.t().reshape(12), torch.ones(3, 4)),
+        (lambda x: x.t().contiguous(), torch.ones(3, 4)),
+        (lambda x: x.clone(), torch.ones(3, 4)),
+        (lambda x: x.float(), torch.ones(3, 4, dtype=torch.int32)),
+        (lambda x: F.dropout(x, 0.5), torch.ones(3, 4)),
+        (nn.Dropout(0.5), torch.ones(3, 4)),
+        (nn.Flatten(0), torch.ones(4, 3).t()),
+    ],
+    ids=["reshape", "contiguous", "clone", "float", "dropout", "Dropout", "Flatten"],
 )
-def test_copies_in_a_traced_graph_cost_their_traffic(function: Any) -> None:
+def test_copies_in_a_traced_graph_cost_their_traffic(function: Any, x: Tensor) -> None:
     """What may be a view costs something where it makes new memory."""
-    traced = symbolic_trace(function)
-    PassManager([MeasureCosts(example_inputs=(torch.ones(3, 4, dtype=torch.int32),))])(traced)
+    traced = symbolic_trace(nn.Sequential(function) if isinstance(function, nn.Module) else function)
+    PassManager([MeasureCosts(example_inputs=(x,))])(traced)
 
     *_, copying, _output = traced.graph.nodes
     assert (12, 48, 48) == (COST.read(copying).flops, COST.read(copying).bytes_read, COST.read(copying).bytes_written)
