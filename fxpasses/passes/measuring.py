@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import InputError
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, require_value
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
@@ -40,7 +41,7 @@ def _constant_bytes(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
     return {
         storage: storage_bytes(tensor)
         for node in held
-        for tensor in tensors_in(node.meta.get("val"))
+        for tensor in tensors_in(value_of(node))
         for storage in effects.storages(node)
     }
 

@@ -27,12 +27,14 @@ from torch.utils import _pytree as pytree
 from fxpasses.devices import Device, is_here
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, cost_of, require_value
 from fxpasses.partitioners.tensor_sizes import concrete_value
 from fxpasses.partitioners.vmap_rows import note_rows, rows_of
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.recurrent_weights import compact_operands
 from fxpasses.seeding import seeded
+from fxpasses.values import has_value
 from fxpasses.values.evaluation import open_autocasts, weights_listed_as_before
 
 __all__ = ["Measurements", "ProfileCosts", "profile_node"]
@@ -61,9 +63,9 @@ def _arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     owner = node.graph.owning_module
 
     def known(used: Node) -> Any:
-        if "val" not in used.meta and used.op == "get_attr" and owner is not None:
+        if not has_value(used) and used.op == "get_attr" and owner is not None:
             return owner.get_submodule(str(used.target))
-        return concrete_value(used.meta.get("val"))
+        return concrete_value(value_of(used))
 
     taken = torch.fx.node.map_arg((tuple(node.args), dict(node.kwargs)), known)
     args, kwargs = concrete_value(taken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-from fxpasses import PassManager, parse_pipeline, pipeline_text
+from fxpasses import Device, PassManager, parse_pipeline, pipeline_text
 from fxpasses.errors import FakeValueError, InputError, MissingMetadataError, PassError
-from fxpasses.partitioners import COST, NodeCost, cost_of
-from fxpasses.passes import MeasureCosts, measure_graph
+from fxpasses.partitioners import COST, SECONDS, NodeCost, cost_of
+from fxpasses.passes import MeasureCosts, ProfileCosts, measure_graph
 from fxpasses.programs import load, save
 from fxpasses.values import propagate_values
 
@@ -58,6 +59,29 @@ def test_symbolic_sizes_count_at_the_example_or_at_their_bound() -> None:
 
     assert 64 * 2 * 8 * 16 == COST.read(named(program.graph_module, "linear")).flops
     assert 2 * 2 * 8 * 16 == measure_graph(program.graph_module)[named(program.graph_module, "linear")].flops
+
+
+def test_graphs_of_dynamo_are_measured() -> None:
+    """They keep values under another key, and none for markers of regions."""
+    graphs: list[GraphModule] = []
+
+    def keep(graph_module: GraphModule, _inputs: Sequence[Tensor]) -> GraphModule:
+        graphs.append(graph_module)
+        return graph_module
+
+    class Cast(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return x @ x
+
+    torch._dynamo.reset()
+    torch.compile(Cast(), backend=keep)(torch.ones(4, 4))
+    (module,) = graphs
+    PassManager([MeasureCosts(), ProfileCosts(Device("cpu"), repeats=1)])(module)
+
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert [0, 2 * 4 * 4 * 4, 0] == [COST.read(node).flops for node in calls]
+    assert [False, True, False] == [SECONDS.read(node)["cpu"] > 0 for node in calls]
 
 
 def test_another_way_to_count_sizes_is_refused() -> None:

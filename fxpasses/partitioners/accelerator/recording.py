@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fxpasses.errors import FakeValueError, MissingMetadataError, PlacementError
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.outlining.copying import copy_graph_module
+from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.tensor_sizes import tensor_bytes
 from fxpasses.seeding import seeded
 from fxpasses.values import has_value, propagate_values
@@ -66,6 +68,8 @@ def recorded(fx_module: GraphModule, node: Node) -> Any:
         return recorded(fx_module, node.args[0])  # type: ignore[arg-type]  # a node
     if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
         return None  # torch records nothing for an assertion in a program that was decomposed
+    if node.target is operator.setitem or switches_regions(node):
+        return None  # nor dynamo for what gives nothing
     return NOTHING
 
 

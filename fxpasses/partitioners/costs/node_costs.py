@@ -320,7 +320,7 @@ def require_value(node: Node) -> None:
     Raises:
         MissingMetadataError: It has no recorded value; the message names the pass that records them.
     """
-    if has_value(node) or node.op in ("get_attr", "output") or not node.users:
+    if has_value(node) or node.op in ("get_attr", "output") or not node.users or switches_regions(node):
         return
     where = came_from(node)
     raise MissingMetadataError(

@@ -16,6 +16,7 @@ from torch.fx import Node
 from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
 from fxpasses.guards import is_guard
+from fxpasses.metadata import value_of
 from fxpasses.partitioners.grouping.levels import number_by_first, strong_units
 from fxpasses.partitioners.support import CALLS
 
@@ -260,7 +261,7 @@ def runs_anywhere(node: Node) -> bool:
         return is_guard(node)
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.partition("::")[2] in _ASKS_FOR_A_SHAPE
-    is_number = isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    is_number = isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
     return is_getitem(node) or (is_number and not isinstance(node.target, torch._ops.HigherOrderOperator))
 
 

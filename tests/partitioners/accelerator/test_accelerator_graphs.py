@@ -323,6 +323,30 @@ def test_dynamo_graphs_are_placed() -> None:
     assert [[0], [1], [2]] == [each.logical_device_ids for each in results[0][0].partitions]
 
 
+def test_what_gives_nothing_has_no_bytes_in_graphs_of_dynamo() -> None:
+    """Dynamo records no value for what sets a part of a tensor, and for markers of regions."""
+
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            product = x @ weight
+        filled = product.clone()
+        filled[0] = 1
+        return filled.relu()
+
+    results = []
+
+    def backend(graph_module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        results.append(partition(graph_module, PartitionerConfig(devices(450, 450))))
+        return results[-1][1].module_with_submodules
+
+    x, weight = torch.rand(4, 8), torch.rand(8, 8)
+    torch._dynamo.reset()
+    out = torch.compile(forward, backend=backend)(x, weight)
+
+    torch.testing.assert_close(out, forward(x, weight))
+    assert 2 == len(results[0][0].partitions)
+
+
 def test_a_partitioner_can_be_used_again() -> None:
     """The second call starts anew, and gives the same; the source keeps its nodes as they were."""
     graph = export(chain(), (torch.rand(2, 16),)).module()
