@@ -11,6 +11,7 @@ import importlib
 import json
 import operator
 import warnings
+from collections import namedtuple
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -78,11 +79,9 @@ def structure_to_json(spec: pytree.TreeSpec) -> dict[str, Any]:
     if spec.type in _PLAIN:
         keys = {"keys": _plain_context(spec)} if spec.type is dict else {}
         return {"kind": _PLAIN[spec.type], **keys, "items": items}
-    kind = spec.type
-    if kind.__name__ == "namedtuple" or issubclass(kind, tuple):
-        kind = spec.context if isinstance(spec.context, type) else kind
-        fields = list(getattr(kind, "_fields", ()))
-        return {"kind": "namedtuple", "class": _path(kind), "fields": fields, "items": items}
+    if spec.type is namedtuple:  # what pytree calls all of them
+        kind = spec.context
+        return {"kind": "namedtuple", "class": _path(kind), "fields": list(kind._fields), "items": items}
     return {
         "kind": "class",
         "class": _path(spec.type),

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -63,6 +64,13 @@ class Counting(nn.Module):
         self.plain.add_(3)
         counted: Tensor = self.second(self.first(x + self.same)) * self.hidden + self.plain
         return counted
+
+
+class Sorted(nn.Module):
+    """Gives back what ``torch.max`` and ``torch.sort`` do: tuples with names."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        return x + 1, {"highest": torch.max(x, 1), "sorted": torch.sort(x)}
 
 
 def _counting() -> LoweredModule:
@@ -197,6 +205,17 @@ def test_a_new_process_without_the_models_source_gets_fields_by_name(tmp_path: P
 
     assert "" == done.stderr
     assert "Record" == done.stdout.strip()
+
+
+def test_tuples_of_torch_keep_their_names(tmp_path: Path) -> None:
+    x = torch.randn(3, 8)
+    lowered = lower(Sorted(), (x,), devices=cpu_pair())
+    save(lowered, tmp_path / "out")
+
+    for again in (load(tmp_path / "out"), pickle.loads(pickle.dumps(lowered))):
+        _, answer = again(x)
+        assert torch.equal(x.max(1).indices, answer["highest"].indices)
+        assert type(torch.sort(x)) is type(answer["sorted"])
 
 
 def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
