@@ -206,17 +206,23 @@ class LoweredModule(GraphModule):
         Each is listed once, under the model's own name; without ``remove_duplicate`` under all of its names here, of
         which each part that uses it has one.
         """
-        named = list(super().named_parameters("", recurse, remove_duplicate))
-        places, names = _places(self.program), self.qualified_names
-        named.sort(key=lambda each: places.get(names.get(each[0], each[0]), len(places)))
-        yield from _behind(prefix, self._own_named(named) if remove_duplicate else named)
+        named = super().named_parameters("", recurse, remove_duplicate)
+        yield from _behind(prefix, self._as_in_model(named, remove_duplicate))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Buffers, under the model's own names as parameters are."""
-        named = list(super().named_buffers("", recurse, remove_duplicate))
-        yield from _behind(prefix, self._own_named(named) if remove_duplicate else named)
+        """Buffers, under the model's own names and in its order as parameters are."""
+        named = super().named_buffers("", recurse, remove_duplicate)
+        yield from _behind(prefix, self._as_in_model(named, remove_duplicate))
+
+    def _as_in_model(
+        self, named: Iterable[tuple[str, _Tensor]], remove_duplicate: bool
+    ) -> Iterable[tuple[str, _Tensor]]:
+        """In the model's own order, and where each is listed once under its own names."""
+        places, names = _places(self.program), self.qualified_names
+        ordered = sorted(named, key=lambda each: places.get(names.get(each[0], each[0]), len(places)))
+        return self._own_named(ordered) if remove_duplicate else ordered
 
     def _own_named(self, named: Iterable[tuple[str, _Tensor]]) -> list[tuple[str, _Tensor]]:
         """Under the model's own names; what somebody put in the place of one in a single part keeps its name here."""
@@ -387,9 +393,10 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
 
 
 def _places(program: ExportedProgram) -> dict[str, int]:
-    """The place of each parameter in the model's own order, by name; of tied ones that of the first."""
+    """The place of each parameter and buffer in the model's own order, by name; of tied ones that of the first."""
+    tensors, signature = {**program.constants, **program.state_dict}, program.graph_signature
     first: dict[int, int] = {}
-    return {name: first.setdefault(id(tensor), len(first)) for name, tensor in program.state_dict.items()}
+    return {name: first.setdefault(id(tensors[name]), len(first)) for name in signature.parameters + signature.buffers}
 
 
 def _keep_persistence(source: GraphModule, target: GraphModule) -> None:

@@ -115,6 +115,30 @@ def test_around_a_lowered_model_each_module_and_parameter_is_what_it_was() -> No
         assert torch.equal(torch.compile(module, backend="eager")(X), lowered(X))
 
 
+class Statistics(nn.Module):
+    """Buffers of all kinds: those of a norm, one that checkpoints leave out, one that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(8), persistent=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("scale", torch.ones(8))
+        self.register_buffer("unread", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x * self.scale) + self.shift
+
+
+def test_buffers_are_in_the_models_own_order() -> None:
+    """Averages that take buffers along, and whoever goes through the buffers of both models, pair them by place."""
+    model = Statistics()
+    lowered = lower(model, (X,), devices=cpu_pair(), device_map={"norm": "left", "": "right"})
+    loaded = torch.load(saved(lowered), weights_only=False)
+
+    for module, prefix in ((lowered, ""), (loaded, ""), (nn.Sequential(lowered), "0.")):
+        assert [prefix + name for name, _ in model.named_buffers()] == [name for name, _ in module.named_buffers()]
+
+
 def test_a_parameter_that_is_replaced_or_added_is_listed() -> None:
     _model, lowered = pair()
     name = next(name for name, _ in lowered.named_parameters())
