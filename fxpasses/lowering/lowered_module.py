@@ -30,6 +30,7 @@ from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
 from fxpasses.programs.input_contract import InputContract
 from fxpasses.report.summary import Summary
+from fxpasses.values.vmap_levels import close_levels, open_levels
 from fxpasses.wording import listed
 
 __all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
@@ -109,10 +110,17 @@ class LoweredModule(GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by its direct code when nobody looks, by the code of its graph otherwise."""
-        if torch.compiler.is_compiling() or not self._is_undisturbed() or not nobody_looks():
+        if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
-        result = self._direct(self, self._inputs.leaves_of(args, kwargs))
-        return super().__call__(*args, **kwargs) if result is OTHERWISE else result
+        levels = open_levels()
+        try:
+            result = OTHERWISE
+            if self._is_undisturbed() and nobody_looks():
+                result = self._direct(self, self._inputs.leaves_of(args, kwargs))
+            return super().__call__(*args, **kwargs) if result is OTHERWISE else result
+        except BaseException:
+            close_levels(levels)
+            raise
 
     def _is_undisturbed(self) -> bool:
         """Whether calling it does nothing but check its inputs and run its graph."""

@@ -222,6 +222,27 @@ def test_a_copy_is_trained_alone() -> None:
     assert losses == trained(lowered, torch.optim.SGD(lowered.parameters(), lr=0.1), 2)
 
 
+class Batched(nn.Module):
+    """Looks rows up in a table, one by one for torch.vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.vmap(lambda row: self.head(self.table(row)))(ids)
+
+
+def test_a_run_that_fails_inside_of_vmap_leaves_no_level_open() -> None:
+    """torch refused each backward() from then on."""
+    lowered = in_two(Batched(), torch.tensor([[0, 1], [2, 3]]))
+
+    with pytest.raises(IndexError, match="out of range"):
+        lowered(torch.tensor([[0, 1], [2, 5]]))
+
+    assert 0 == torch._C._functorch.get_dynamic_layer_stack_depth()
+
+
 def pickled(lowered: LoweredModule) -> LoweredModule:
     again = pickle.loads(pickle.dumps(lowered))
     assert isinstance(again, LoweredModule)

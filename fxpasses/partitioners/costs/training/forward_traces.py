@@ -18,6 +18,7 @@ from fxpasses.devices import is_here
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.values.vmap_levels import close_levels, open_levels
 
 __all__ = ["ForwardTrace", "example_of", "storage_key"]
 
@@ -53,7 +54,7 @@ class ForwardTrace(Interpreter):
         self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
         self.device: torch.device | None = None  # where the value of the current node was recorded
         self.autocasts: list[torch.autocast] = []  # the regions that markers have opened
-        self.levels = torch._C._functorch.get_dynamic_layer_stack_depth()  # those of ``torch.vmap`` around all
+        self.levels = open_levels()  # those of ``torch.vmap`` around all
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note what it made and what autograd saved."""
@@ -169,8 +170,7 @@ class ForwardTrace(Interpreter):
         """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
         while self.autocasts:
             self.autocasts.pop().__exit__(None, None, None)
-        while torch._C._functorch.get_dynamic_layer_stack_depth() > self.levels:
-            torch._C._functorch._vmap_decrement_nesting()
+        close_levels(self.levels)
 
     def fetch_attr(self, target: str) -> Any:
         """A parameter or a buffer without data, each a leaf of its own."""

@@ -1,0 +1,22 @@
+"""Levels of ``torch.vmap``: an exported graph opens and closes them by operators, and leaves them open where it fails.
+
+As long as one is open, torch takes all that runs for a part of a transform, and refuses ``backward()``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["close_levels", "open_levels"]
+
+
+def open_levels() -> int:
+    """How many levels are open."""
+    depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
+    return depth
+
+
+def close_levels(kept: int) -> None:
+    """Close those above the first ``kept``."""
+    while open_levels() > kept:
+        torch._C._functorch._vmap_decrement_nesting()
