@@ -356,6 +356,7 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             lambda: place(Mlp(), ARGS, devices=TWO, time_budget=-1),
             "The time budget is a number of seconds, not -1.",
         ),
+        (lambda: place(Mlp(), ARGS, devices=TWO, time_budget=10**400), "The time budget is a number of seconds, not 1"),
         (lambda: place(Mlp(), ARGS, devices=TWO, seed="x"), "The seed is a whole number from 0 on, not 'x'."),  # type: ignore[arg-type]
         (
             lambda: place(Mlp(), ARGS, plan="plan.json"),  # type: ignore[arg-type]

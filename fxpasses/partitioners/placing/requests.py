@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ Contiguity = Literal["pipeline", "convex", "free"]
 
 
 def _seconds(_wish: Any, _field: Any, budget: float) -> None:
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < np.inf:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget <= sys.float_info.max:
         raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")
 
 

@@ -8,8 +8,8 @@ they share once, and the largest number of bytes that is alive while one of them
 
 from __future__ import annotations
 
-import math
 import numbers
+import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -131,7 +131,7 @@ class PlacementProblem:
         _check_choice("contiguity", self.contiguity, CONTIGUITIES)
         _check_choice("explain", self.explain, EXPLAIN)
         budget, seed = self.time_budget, self.seed
-        if not _is_number(budget, numbers.Real) or not 0 <= budget < math.inf:
+        if not _is_number(budget, numbers.Real) or not 0 <= budget <= sys.float_info.max:
             raise PlacementError(f"The time budget is a number of seconds, not {budget!r}.")
         if not _is_number(seed, numbers.Integral) or seed < 0:
             raise PlacementError(f"The seed is a whole number from 0 on, not {seed!r}.")

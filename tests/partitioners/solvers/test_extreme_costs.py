@@ -163,6 +163,11 @@ def test_parts_of_bytes_count_as_whole_ones(objective: str, contiguity: str) -> 
             "All bytes together must be 2**53 at most, or their sums are not exact; node 1 has kept_bytes=1e+19.",
         ),
         (
+            {"kept_bytes": 1e308, "shared_bytes": {"w": 1e308, "v": 1e308}},
+            "All bytes together must be 2**53 at most, or their sums are not exact; the shared key 'w' has a "
+            "size=1e+308.",
+        ),
+        (
             {"shared_bytes": {"w": 2**60}},
             "All bytes together must be 2**53 at most, or their sums are not exact; the shared key 'w' has a "
             "size=1.15292e+18.",

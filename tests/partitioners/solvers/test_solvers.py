@@ -357,6 +357,7 @@ def test_what_is_not_proven_is_explained_only_where_all_is() -> None:
         ({"explain": "no"}, "There is no explain 'no'; there is always, proven, never."),
         ({"time_budget": -1}, "The time budget is a number of seconds, not -1."),
         ({"time_budget": "1"}, "The time budget is a number of seconds, not '1'."),
+        ({"time_budget": 10**400}, f"The time budget is a number of seconds, not {10**400}."),
         ({"seed": -1}, "The seed is a whole number from 0 on, not -1."),
         ({"seed": 1.5}, "The seed is a whole number from 0 on, not 1.5."),
         ({"colocate": ["n0"]}, "`colocate` is a list of groups, and 'n0' is a text; write [['n0', ...]]."),

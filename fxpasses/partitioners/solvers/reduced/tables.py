@@ -176,7 +176,9 @@ def _bytes_of(problem: PlacementProblem, key: str) -> Ints:
 def _whole(sizes: Floats, name: Callable[[int], str]) -> Ints:
     """Bytes, rounded up; ``name`` says which number is the largest."""
     whole = np.ceil(sizes)
-    if whole.sum() > MOST_BYTES:
+    with np.errstate(over="ignore"):
+        total = whole.sum()
+    if total > MOST_BYTES:
         row = int(np.argmax(sizes))
         raise PlacementError(
             f"All bytes together must be 2**53 at most, or their sums are not exact; {name(row)}={sizes[row]:g}."
