@@ -28,6 +28,7 @@ from fxpasses.programs.lost_backwards import telling_lost_backwards
 from fxpasses.programs.replaced_buffers import writing_replaced
 from fxpasses.programs.stale_buffers import refuse_stale_buffers
 from fxpasses.programs.unseen_state import unchanged
+from fxpasses.values.vmap_levels import close_levels, open_levels
 
 __all__ = ["capture", "load_program", "own_line"]
 
@@ -165,6 +166,7 @@ def _refuse_symbols(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
+    levels = open_levels()
     try:
         with (
             unchanged(model),
@@ -175,6 +177,7 @@ def _export(
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # whatever the user's forward raises comes out of export
+        close_levels(levels)
         line = own_line(error)
         raise CaptureError(
             f"torch.export cannot capture {type(model).__name__}: {_told(error)}"
@@ -182,9 +185,22 @@ def _export(
             + ", or hand over a program that is exported already.",
             reason=_first_line(error),
         ) from error
+    _refuse_lost_inputs(model, program)
     refuse_stale_buffers(model, program, replaced)
     give_plain_outputs(program)
     return program
+
+
+def _refuse_lost_inputs(model: torch.nn.Module, program: ExportedProgram) -> None:
+    """Torch makes a constant without data of what ``torch.func.grad`` and ``jacrev`` hand to a function, in silence."""
+    for value in program.constants.values():
+        if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise CaptureError(
+                "torch.export cannot capture torch.func.grad, vjp or jacrev, and the forward of "
+                f"{type(model).__name__} calls one: it forgets what the function is given. Write it with "
+                "torch.autograd.grad inside of torch.enable_grad(), or with torch.func.jvp.",
+                reason="a transform of torch.func takes a value that is not captured",
+            )
 
 
 def _told(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Levels of ``torch.vmap``: an exported graph opens and closes them by operators, and leaves them open where it fails.
+"""Levels of ``torch.vmap`` and of derivatives: graphs open and close them by operators, and leave them open on failing.
 
 As long as one is open, torch takes all that runs for a part of a transform, and refuses ``backward()``.
 """
@@ -19,4 +19,5 @@ def open_levels() -> int:
 def close_levels(kept: int) -> None:
     """Close those above the first ``kept``."""
     while open_levels() > kept:
-        torch._C._functorch._vmap_decrement_nesting()
+        kind = torch._C._functorch.peek_interpreter_stack().key()
+        getattr(torch._C._functorch, f"_{kind.name.lower()}_decrement_nesting")()

@@ -434,6 +434,38 @@ def test_a_size_among_the_inputs_says_how_to_compile_without_one() -> None:
     assert str(caught.value).endswith("write torch.compile(..., dynamic=False), and each size gets a graph of its own.")
 
 
+class Slopes(nn.Module):
+    """Derives inside of its forward: of everything, or row by row."""
+
+    def __init__(self, *, by_row: bool = False) -> None:
+        super().__init__()
+        slope = torch.func.grad(lambda x: x.sin().sum())
+        self.slope = torch.vmap(slope) if by_row else slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.slope(x)
+
+
+def test_a_derivative_that_torch_forgets_the_input_of_is_refused() -> None:
+    """What was captured gave tensors without data."""
+    with pytest.raises(CaptureError) as caught:
+        lower(Slopes(), (torch.randn(2, 3),), devices=[Device("only")])
+
+    assert (
+        "torch.export cannot capture torch.func.grad, vjp or jacrev, and the forward of Slopes calls one: it forgets "
+        "what the function is given. Write it with torch.autograd.grad inside of torch.enable_grad(), or with "
+        "torch.func.jvp." == str(caught.value)
+    )
+
+
+def test_a_capture_that_fails_inside_of_vmap_leaves_no_level_open() -> None:
+    """torch refused each backward() from then on."""
+    with pytest.raises(CaptureError):
+        lower(Slopes(by_row=True), (torch.randn(2, 3),), devices=[Device("only")], strict=True)
+
+    assert 0 == torch._C._functorch.get_dynamic_layer_stack_depth()
+
+
 def test_results_of_a_traced_model_are_plain_lists_and_dicts() -> None:
     """A graph of torch.fx keeps its results frozen; the model and the traced module give what can be written to."""
     model = KeywordsAndDicts().eval()
