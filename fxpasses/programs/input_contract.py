@@ -377,6 +377,8 @@ def _in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
     Raises:
         TypeError: it has another structure.
     """
+    if type(value) is torch.Size and spec.type is tuple:  # which torch captures it as
+        value = tuple(value)
     own = pytree.tree_structure(value, is_leaf=lambda each: each is not value)
     keys = list(spec.context or ()) if spec.type is dict else []
     if type(value) is dict and spec.type is dict and value.keys() == {*keys}:

@@ -175,6 +175,22 @@ def test_a_size_that_follows_from_another_is_checked() -> None:
         ours(torch.zeros(3), torch.zeros(7))
 
 
+def test_a_shape_may_be_an_input() -> None:
+    """Torch captures it as a tuple; the very examples were refused."""
+
+    class Reshaped(nn.Module):
+        def forward(self, x: Tensor, shapes: dict[str, Any]) -> Tensor:
+            return x.reshape(shapes["wide"])
+
+    x, shape = torch.randn(4, 3), torch.Size([2, 6])
+    model = lowered(Reshaped(), x, {"wide": shape})
+
+    for given in (shape, (2, 6)):
+        assert torch.equal(x.reshape(2, 6), model(x, {"wide": given}))
+    with pytest.raises(InputError, match=r"^Leaf 0 of the input 'shapes' is 12, but the model was captured for 2"):
+        model(x, {"wide": torch.Size([12, 1])})
+
+
 def test_dicts_may_have_their_keys_in_another_order() -> None:
     class Two(nn.Module):
         def forward(self, given: dict[str, Any]) -> Tensor:
