@@ -30,6 +30,7 @@ from fxpasses.programs.calling_convention import keep_conditions
 __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
 
 _PLAIN = {tuple: "tuple", list: "list", dict: "dict"}
+_TUPLE = "tuple of"
 
 
 class Record(dict[str, Any]):
@@ -97,12 +98,26 @@ def _path(kind: type) -> str:
 
 def _plain_context(spec: pytree.TreeSpec) -> Any:
     try:
-        return json.loads(json.dumps(spec.context))
+        return json.loads(json.dumps(_tuples_told(spec.context)))
     except TypeError:
         raise InputError(
             f"The structure of {spec.type.__name__} cannot be saved: its pytree context ({spec.context!r}) is not "
             "plain data; return a dict, a tuple or a dataclass instead."
         ) from None
+
+
+def _tuples_told(context: Any) -> Any:
+    """A context in which tuples, which JSON makes lists of, are known again: a dict may have them as keys."""
+    if isinstance(context, tuple):
+        return {_TUPLE: [_tuples_told(each) for each in context]}
+    return [_tuples_told(each) for each in context] if isinstance(context, list) else context
+
+
+def _context(plain: Any) -> Any:
+    """A context as it was."""
+    if isinstance(plain, dict) and plain.keys() == {_TUPLE}:
+        return tuple(_context(each) for each in plain[_TUPLE])
+    return [_context(each) for each in plain] if isinstance(plain, list) else plain
 
 
 def _field_names(spec: pytree.TreeSpec) -> list[str]:
@@ -122,14 +137,14 @@ def structure_from_json(data: Mapping[str, Any]) -> pytree.TreeSpec:
         return pytree.treespec_leaf()
     items = [structure_from_json(item) for item in data["items"]]
     if kind == "dict":
-        return pytree.TreeSpec(dict, data["keys"], items)
+        return pytree.TreeSpec(dict, _context(data["keys"]), items)
     if kind in ("tuple", "list"):
         return pytree.TreeSpec(tuple if kind == "tuple" else list, None, items)
     found = _import(data["class"])
     if kind == "namedtuple" and found is not None:
         return pytree.tree_structure(found(*range(len(items)))) if all(map(_leaf, items)) else _named(found, items)
     if found is not None and found in pytree.SUPPORTED_NODES:
-        return pytree.TreeSpec(found, data["context"], items)
+        return pytree.TreeSpec(found, _context(data["context"]), items)
     _register_record()
     return pytree.TreeSpec(Record, data["fields"], items)
 

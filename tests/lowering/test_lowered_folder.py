@@ -218,6 +218,24 @@ def test_tuples_of_torch_keep_their_names(tmp_path: Path) -> None:
         assert type(torch.sort(x)) is type(answer["sorted"])
 
 
+class Keyed(nn.Module):
+    """Takes and gives back dicts by layer and place."""
+
+    def forward(self, given: dict[tuple[int, str], Tensor]) -> dict[tuple[Any, ...], Tensor]:
+        return {(key, (1, 2)): value + 1 for key, value in given.items()}
+
+
+def test_tuples_stay_keys(tmp_path: Path) -> None:
+    given = {(0, "a"): torch.ones(2), (1, "b"): torch.zeros(2)}
+    lowered = lower(Keyed(), (given,), devices=cpu_pair())
+    save(lowered, tmp_path / "out")
+
+    for again in (load(tmp_path / "out"), pickle.loads(pickle.dumps(lowered))):
+        answer = again(given)
+        assert [((0, "a"), (1, 2)), ((1, "b"), (1, 2))] == list(answer)
+        assert torch.equal(torch.full((2,), 2.0), answer[(0, "a"), (1, 2)])
+
+
 def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
     x = torch.randn(2, 64)
     for _ in range(2):
