@@ -205,10 +205,11 @@ def stateful(program: ExportedProgram) -> GraphModule:
     open_regions(graph_module, is_worth_cutting)
     effects = analyze_effects(graph_module)
     written = effects.written_storages
-    _own_buffers(
-        graph_module,
-        [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
-    )
+    with torch.inference_mode(False):  # what is made inside of one cannot be written to outside
+        _own_buffers(
+            graph_module,
+            [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
+        )
     note_rows(graph_module)
     for node in graph_module.graph.nodes:
         if is_compute(node) and has_value(node) and not COST.has(node):

@@ -69,6 +69,19 @@ def test_training_on_two_devices_follows_the_model() -> None:
         assert torch.equal(value, lowered.state_dict()[name])
 
 
+def test_a_model_that_is_lowered_in_inference_mode_can_be_trained() -> None:
+    """What was moved to a device, or copied because it is written to, could only be used in that mode."""
+    reference = Training().train()
+    model = copy.deepcopy(reference)
+    devices = [Device("left"), Device("right", torch_device="cpu:1")]  # main memory, and yet another torch device
+    with torch.inference_mode():
+        lowered = lower(model, (torch.randn(6, 8),), devices=devices, device_map={"second": "right", "": "left"})
+
+    expected, actual = (trained(each, torch.optim.SGD(each.parameters(), 0.1), 3) for each in (reference, lowered))
+
+    assert all(map(torch.equal, expected, actual))
+
+
 def test_a_checkpoint_goes_through_a_file_into_the_model_and_back() -> None:
     """``torch.save`` of the state, loaded without pickles of code."""
     model = Training().train()

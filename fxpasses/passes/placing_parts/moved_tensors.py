@@ -55,13 +55,14 @@ class MovedTensors:
             return tensor
         key = (id(tensor), str(target))
         if key not in self._tensors:
-            there = self._copy(tensor, target)
             self._kept.append(tensor)
-            self._tensors[key] = (
-                torch.nn.Parameter(there, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, torch.nn.Parameter)
-                else there.requires_grad_(tensor.requires_grad)
-            )
+            with torch.inference_mode(False):  # what is made inside of one cannot be trained
+                there = self._copy(tensor, target)
+                self._tensors[key] = (
+                    torch.nn.Parameter(there, requires_grad=tensor.requires_grad)
+                    if isinstance(tensor, torch.nn.Parameter)
+                    else there.requires_grad_(tensor.requires_grad)
+                )
         return self._tensors[key]
 
     def places(self, tensor: torch.Tensor, places: Iterable[str]) -> list[str]:
