@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from fxpasses.effects import analyze_effects
+from fxpasses.programs.unseen_state import unchanged
 from fxpasses.report.summary import CheckRow
 from fxpasses.seeding import seeded
 
@@ -26,7 +28,7 @@ def compare_with_model(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> CheckRow:
-    """Run both on the same inputs and compare every output tensor, and what they leave in buffers.
+    """Run both on the same inputs and compare every output tensor, and what they leave in buffers and parameters.
 
     Neither the model nor the lowered module is left changed: state that a run writes to is put back.
 
@@ -40,9 +42,10 @@ def compare_with_model(
     if args is None and kwargs is None:
         args, kwargs = program.example_inputs or ((), {})
     reference = model if isinstance(model, torch.nn.Module) else program.module(check_guards=False)
+    written = _written_parameters(program)
     with torch.no_grad():
-        expected, state = _run(reference, args or (), kwargs or {})
-        actual, own_state = _run(lowered, args or (), kwargs or {}, _buffer_names(lowered, program))
+        expected, state = _run(reference, args or (), kwargs or {}, written)
+        actual, own_state = _run(lowered, args or (), kwargs or {}, written, _buffer_names(lowered, program))
     if len(expected) != len(actual):
         return CheckRow(False, False, len(actual), math.inf, "the same number of tensors")
     pairs = list(zip(expected, actual, strict=True))
@@ -56,6 +59,13 @@ def compare_with_model(
     return CheckRow(ok, exact, len(actual), difference, f"{tolerance:g} relative", stale)
 
 
+def _written_parameters(program: ExportedProgram) -> list[str]:
+    """The names of parameters that a run writes to, as an embedding with ``max_norm`` does."""
+    effects, names = analyze_effects(program.graph_module), program.graph_signature.inputs_to_parameters
+    inputs = [node for node in program.graph.find_nodes(op="placeholder") if node.name in names]
+    return [names[node.name] for node in inputs if not effects.written_storages.isdisjoint(effects.storages(node))]
+
+
 def _buffer_names(lowered: torch.nn.Module, program: ExportedProgram) -> dict[str, str]:
     """Names in the model by those in the lowered module; without other names of what its parts hold."""
     names: Mapping[str, str] = getattr(lowered, "qualified_names", {})
@@ -66,22 +76,30 @@ def _buffer_names(lowered: torch.nn.Module, program: ExportedProgram) -> dict[st
 
 
 def _run(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], names: Mapping[str, str] | None = None
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    written: Sequence[str],
+    names: Mapping[str, str] | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """What a run gives, and what it leaves in buffers: all, or those whose names in the model are given."""
-    with _state_kept(module), seeded():
+    """What a run gives, and what it leaves in parameters that it writes to and in buffers.
+
+    These are all, or those whose names in the model are given.
+    """
+    parameters = {name: module.get_parameter(name) for name in written}
+    with unchanged(module), _state_kept(module, parameters.values()), seeded():
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(args), dict(kwargs)))
         results = _tensors(module(*args, **kwargs))
         left = dict(module.named_buffers(remove_duplicate=False))
         named = left if names is None else {names[here]: each for here, each in left.items() if here in names}
-        return results, {name: each.detach().cpu().clone() for name, each in named.items()}
+        return results, {name: each.detach().cpu().clone() for name, each in {**named, **parameters}.items()}
 
 
 @contextlib.contextmanager
-def _state_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put back buffers that a run writes to or replaces; parameters are not written in a forward pass."""
+def _state_kept(module: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Put back buffers that a run writes to or replaces, and some parameters."""
     tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *parameters)]
     try:
         yield
     finally:
@@ -89,8 +107,8 @@ def _state_kept(module: torch.nn.Module) -> Iterator[None]:
             table.clear()
             table.update(before)
         with torch.no_grad():
-            for buffer, content in kept:
-                buffer.copy_(content)
+            for tensor, content in kept:
+                tensor.copy_(content)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -56,6 +56,35 @@ def test_comparing_leaves_a_model_that_replaces_a_buffer_as_it_was() -> None:
     assert 0.0 == before.sum().item() == lowered.state_dict()["0.mean"].sum().item()
 
 
+class Counted(nn.Module):
+    """Writes to a tensor that is no buffer, to one in a list, and to the rows of its table that are too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8, max_norm=0.5)
+        self.runs, self.sums = torch.zeros(8), [torch.zeros(8)]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.runs.add_(1)
+        self.sums[0].add_(self.runs)
+        return self.table(ids) + self.sums[0]
+
+
+@pytest.mark.parametrize("torch_device", ["cpu", "cpu:1"])
+def test_comparing_puts_back_whatever_a_run_writes_to(torch_device: str) -> None:
+    model = Counted()
+    before = model.table.weight.detach().clone()
+
+    lowered = lower(model, (torch.arange(3),), devices=[Device("a", torch_device=torch_device)], check=True)
+
+    assert lowered.report.check is not None
+    assert lowered.report.check.exact
+    assert torch.equal(before, model.table.weight)
+    assert torch.equal(before, lowered.table.weight)
+    assert 0.0 == model.runs.sum() == model.sums[0].sum()
+    assert torch.equal(model(torch.arange(3)), lowered(torch.arange(3)))
+
+
 class Gives(nn.Module):
     """Some tensors, whatever goes in."""
 
