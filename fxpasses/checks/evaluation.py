@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.seeding import seeded
 
@@ -84,7 +85,7 @@ def evaluate(
     recorder = _Recorder(module, values)
     with contextlib.ExitStack() as stack:
         stack.enter_context(seeded())
-        stack.enter_context(_buffers_kept(module))
+        stack.enter_context(_state_kept(module))
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
         outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
         found = _gradients(subject, outputs, flat) if gradients else {}
@@ -126,6 +127,7 @@ def flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[
 def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     given = iter(pytree.tree_leaves((args, kwargs)))
     flat = []
+    written = _written_inputs(program)
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             try:
@@ -134,23 +136,32 @@ def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any])
                 raise InputError(f"the program takes an input {spec.arg.name!r} that was not given") from None
             continue
         kept: Any = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        flat.append(kept.clone() if spec.kind is InputKind.BUFFER else kept)
+        is_own = isinstance(kept, torch.Tensor) and (spec.kind is InputKind.BUFFER or spec.arg.name in written)
+        flat.append(kept.detach().clone().requires_grad_(kept.requires_grad) if is_own else kept)
     return flat
 
 
+def _written_inputs(program: ExportedProgram) -> set[str]:
+    """Names of the inputs that a run writes to: constants, and parameters as an embedding with ``max_norm`` does."""
+    effects = analyze_effects(program.graph_module)
+    inputs = program.graph.find_nodes(op="placeholder")
+    return {node.name for node in inputs if not effects.written_storages.isdisjoint(effects.storages(node))}
+
+
 @contextlib.contextmanager
-def _buffers_kept(module: GraphModule) -> Iterator[None]:
-    """Buffers that the run writes to are put back, without a word to autograd."""
-    kept = [(buffer, buffer._version, buffer.detach().clone()) for buffer in module.buffers() if not buffer.is_meta]
+def _state_kept(module: GraphModule) -> Iterator[None]:
+    """Buffers, and what else the run writes to, are put back, without a word to autograd."""
+    state = {id(each): each for each in (*module.buffers(), *analyze_effects(module).written_tensors())}
+    kept = [(each, each._version, each.detach().clone()) for each in state.values() if not each.is_meta]
     try:
         yield
     finally:
-        for buffer, version, copied in kept:
-            if buffer._version != version or not torch.equal(buffer, copied):  # batch norm writes without counting
-                with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
-                    buffer.copy_(copied)
+        for tensor, version, copied in kept:
+            if tensor._version != version or not torch.equal(tensor, copied):  # batch norm writes without counting
+                with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(copied)
                     # the counter itself goes back too, so that nobody takes this for a change of the module
-                torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> dict[str, torch.Tensor]:

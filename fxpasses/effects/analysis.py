@@ -265,6 +265,11 @@ class EffectAnalysis:
         """The real tensors of the graph (parameters, buffers, constants), by storage."""
         return self._placed.storages.real_tensors()
 
+    def written_tensors(self) -> list[torch.Tensor]:
+        """The real tensors of the graph that any node writes."""
+        state, written = self.real_tensors(), self.written_storages
+        return [tensor for storage, tensors in state.items() if storage in written for tensor in tensors]
+
     def may_alias(self, a: Node, b: Node) -> bool:
         """Whether a write to one may be seen in the other."""
         return not set(self.storages(a)).isdisjoint(self.storages(b))

@@ -203,13 +203,8 @@ def stateful(program: ExportedProgram) -> GraphModule:
     graph_module._forward_pre_hooks.clear()
     graph_module._forward_pre_hooks_with_kwargs.clear()
     open_regions(graph_module, is_worth_cutting)
-    effects = analyze_effects(graph_module)
-    written = effects.written_storages
     with torch.inference_mode(False):  # what is made inside of one cannot be written to outside
-        _own_buffers(
-            graph_module,
-            [tensor for storage, held in effects.real_tensors().items() if storage in written for tensor in held],
-        )
+        _own_buffers(graph_module, analyze_effects(graph_module).written_tensors())
     note_rows(graph_module)
     for node in graph_module.graph.nodes:
         if is_compute(node) and has_value(node) and not COST.has(node):

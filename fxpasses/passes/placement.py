@@ -125,9 +125,7 @@ class PlaceOnDevices(PassBase):
 
 def _written_state(graph_module: GraphModule) -> set[tuple[str, int]]:
     """The memory of parameters and buffers that any node changes in place."""
-    effects = analyze_effects(graph_module)
-    state = effects.real_tensors()
-    return {storage_key(each) for storage in effects.written_storages for each in state.get(storage, ())}
+    return {storage_key(each) for each in analyze_effects(graph_module).written_tensors()}
 
 
 def _held_once(part: torch.nn.Module, written: Set[tuple[str, int]]) -> Iterator[tuple[str, str, object]]:

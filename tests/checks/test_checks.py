@@ -451,6 +451,32 @@ def test_complaint_15_the_first_wrong_pass_and_node_are_named():
     assert "more than 2e-05" in str(caught.value)
 
 
+class Renormalizing(torch.nn.Module):
+    """Writes to the rows of its table that are too long, and to a tensor that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 8, max_norm=0.5)
+        self.runs = torch.zeros(8)
+
+    def forward(self, ids):
+        self.runs.add_(1)
+        return self.table(ids) + self.runs
+
+
+@pytest.mark.parametrize("of", [lambda program: program, lambda program: program.module()])
+def test_parameters_and_constants_that_a_run_writes_to_are_put_back(of):
+    """The second run had what the first one left, and was told to differ."""
+    model = Renormalizing()
+    subject = of(torch.export.export(model, (torch.arange(3),)))
+    table, runs = model.table.weight.detach().clone(), model.runs.clone()
+
+    PassManager([], checks=[same_outputs((torch.arange(3),))])(subject)
+
+    assert torch.equal(table, model.table.weight)
+    assert torch.equal(runs, model.runs)
+
+
 def test_same_outputs_reaches_programs_and_puts_state_and_randomness_back():
     model, x = Buffered(), torch.randn(3, 4)
     program = exported(model, x)
