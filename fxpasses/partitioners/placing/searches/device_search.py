@@ -125,6 +125,7 @@ def _found(
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
+        answers.sort(key=lambda each: each.value)
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
         near = near_placement(figures, request, first, starts, bound)
         answers += [] if near is None else [near]

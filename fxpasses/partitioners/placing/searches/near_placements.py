@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
-from fxpasses.partitioners.placing.device_runs import Runs, runs_of
+from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
@@ -28,7 +28,7 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["near_placement"]
 
-SECONDS_A_NODE = 2e-4
+SECONDS_A_NODE = 8e-5
 """About what it takes to follow one placement: what trials are counted in."""
 LEAST_SECONDS = 0.5
 
@@ -42,7 +42,7 @@ def near_placement(
         figures: The measured graph.
         request: What the caller asks for.
         problem: What it is as a problem of free placements.
-        starts: Placements; each is changed as long as that helps.
+        starts: Placements, the most promising first; as many as there is time for are changed as long as that helps.
         bound: No free placement is below it.
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
@@ -55,9 +55,9 @@ def near_placement(
         return known
     found = [] if known is None else [known]
     nearby = _Nearby.of(figures, request, tables, units)
-    for start in starts if trials >= len(starts) * len(nearby.units) * len(nearby.names) else ():
-        home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
-        best = nearby.best(home, trials // len(starts))
+    starts = starts[: trials // (len(nearby.units) * len(nearby.names))]
+    for start in starts:
+        best = nearby.best(start, trials // len(starts))
         if not best.over:
             found.append(Found.of(figures, request, "free", best.runs, bound))
     return min(found, key=lambda each: each.value, default=None)
@@ -98,36 +98,56 @@ class _Nearby:
                 found.append((nodes, may))
         return cls(figures, request, names, tuple(found))
 
-    def best(self, start: Mapping[Node, str], trials: int) -> _Trial:
-        """Take the first change that helps, and go on from there, until none does."""
-        best = self._tried(start)
+    def best(self, start: Runs, trials: int) -> _Trial:
+        """Take the first change that helps, and go on from there, until none does.
+
+        Latency may ask for parts that are cut where one has to wait; then operators keep their turns in the start.
+        """
+        home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
+        best, turns = self._tried(home, None), None
+        if self.request.objective == "latency":
+            turns = _turns(start)
+            best, turns = min((best, None), (self._tried(home, turns), turns), key=lambda each: each[0].rank)
+        first = 0
         while True:
-            for home in self._changes(best.home):
+            for number, home in self._changes(best.home, first):
                 if trials <= 0:
                     return best
                 trials -= 1
-                if (trial := self._tried(home)).rank < best.rank:
-                    best = trial
+                if (trial := self._tried(home, turns)).rank < best.rank:
+                    best, first = trial, number
                     break
             else:
                 return best
 
-    def _changes(self, home: Mapping[Node, str]) -> Iterator[dict[Node, str]]:
-        """One unit on another device; then two of different devices, each in the other's place."""
-        for nodes, may in self.units:
+    def _changes(self, home: Mapping[Node, str], first: int) -> Iterator[tuple[int, dict[Node, str]]]:
+        """One unit on another device; then two of different devices, each in the other's place.
+
+        Units come in turn from the first one on; each change is told with the number of its unit.
+        """
+        turn = [(first + step) % len(self.units) for step in range(len(self.units))]
+        for number in turn:
+            nodes, may = self.units[number]
             for name in may:
                 if name != home[nodes[0]]:
-                    yield {**home, **dict.fromkeys(nodes, name)}
-        for (one, may_one), (other, may_other) in itertools.combinations(self.units, 2):
+                    yield number, {**home, **dict.fromkeys(nodes, name)}
+        for number, partner in itertools.combinations(turn, 2):
+            (one, may_one), (other, may_other) = self.units[number], self.units[partner]
             here, there = home[one[0]], home[other[0]]
             if here != there and there in may_one and here in may_other:
-                yield {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
+                yield number, {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
 
-    def _tried(self, home: Mapping[Node, str]) -> _Trial:
-        request = self.request
-        runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
+    def _tried(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> _Trial:
+        request, cut = self.request, runs_of if turns is None else runs_by_schedule
+        runs = cut(self.figures.graph_module, home, self.figures.dependencies, turns)
         over = sum(check_budgets(self.figures, request.topology, runs, request.training).over.values())
         if over:
             return _Trial(home, runs, over, math.inf)
         value = objective_value(self.figures, request.topology, request.objective, runs, request.training)
         return _Trial(home, runs, 0, value)
+
+
+def _turns(runs: Runs) -> dict[Node, float]:
+    """The place of the part of each operator among all parts."""
+    place = {str(part): float(number) for number, part in enumerate(runs.assignment.order)}
+    return {node: place[str(part)] for node, part in runs.assignment.partition_of.items()}

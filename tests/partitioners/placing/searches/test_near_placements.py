@@ -1,0 +1,60 @@
+"""Placements that changes of another one lead to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses import Device, Link, Topology
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import runs_by_schedule, runs_of
+from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.searches.near_placements import near_placement
+
+
+class Ladder(nn.Module):
+    """Two chains of products; each step of the right one also takes what the left one made."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(steps))
+        self.right = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(steps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = right = x
+        for one, other in zip(self.left, self.right, strict=True):
+            left, right = one(left), other(right) + left
+        result: Tensor = left + right
+        return result
+
+
+@pytest.mark.parametrize("time_budget", [0.5, 2.0])
+def test_parts_that_wait_for_each_other_stay_cut_where_they_wait(time_budget: float) -> None:
+    """As one part on each device the chains would run one after the other."""
+    graph = torch.export.export(Ladder(8), (torch.randn(64, 64),)).module(check_guards=False)
+    figures = GraphFigures.of(graph)
+    devices = [Device(name, flops=1e9, bandwidth=1e9, overhead=1e-6) for name in ("a", "b")]
+    topology = Topology.of(devices, [Link("a", "b", 1e9, 1e-6)])
+    request = Request(topology, "latency", time_budget=time_budget)
+    home = {node: "a" if is_left(node) else "b" for node in figures.nodes}
+    turns = {node: float(place) for place, node in enumerate(figures.nodes)}
+    cut = runs_by_schedule(graph, home, figures.dependencies, turns)
+    one = figures.nodes[12]
+    astray = runs_by_schedule(graph, {**home, one: "b" if home[one] == "a" else "a"}, figures.dependencies, turns)
+    problem = request.problem(figures, "free", figures.needs)
+
+    found = near_placement(figures, request, problem, [astray], 0.0)
+
+    assert found is not None
+    assert found.value <= Found.of(figures, request, "free", cut, 0.0).value
+    assert found.value < 0.8 * Found.of(figures, request, "free", runs_of(graph, home), 0.0).value
+    assert len(found.runs.device_of) > 2
+
+
+def is_left(node: Node) -> bool:
+    """Whether an operator is in the left chain."""
+    path = [path for path, _kind in node.meta["nn_module_stack"].values()]
+    return "left" in path[-1]
