@@ -26,6 +26,8 @@ def bytes_moved(node: Node, name: str, operands: Sequence[torch.Tensor], written
     if node.op == "call_module":
         state = state_bytes(node)
         return sum(sizes) + (min(state, written) if _is_table(node) else state), written
+    if name.startswith("new_") or name.endswith("_like"):  # only the shape of what they are like counts
+        return 0, written
     if name in (*LOOKUPS, *BAGS) and sizes:
         table = max(sizes)
         looked_up = written if name in LOOKUPS else rows_looked_up(operands)[1]

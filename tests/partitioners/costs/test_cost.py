@@ -307,6 +307,18 @@ def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
     assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
 
 
+def test_what_is_made_like_another_reads_nothing_of_it() -> None:
+    """Only its shape counts."""
+
+    class Made(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return torch.zeros_like(x), torch.rand_like(x), torch.full_like(x, 2.0), x.new_ones(2, 4)
+
+    costs = costs_by_name(torch.export.export(Made(), (torch.randn(4, 4),)).graph_module)
+
+    assert [(0, 64), (0, 64), (0, 64), (0, 32)] == [(cost.bytes_read, cost.bytes_written) for cost in costs.values()]
+
+
 def test_a_part_that_is_set_in_a_traced_graph_costs_its_rows() -> None:
     """``cache[:, 3:4] = rows`` writes one position of 100."""
     graph = Graph()

@@ -35,8 +35,8 @@ def seconds_of(llama: tuple[nn.Module, dict[str, Any]]) -> float:
     """The shortest time of one sample on a slow and a fast device that hold it together, just so."""
     model, kwargs = llama
     devices = [
-        Device("slow", 388_555, flops=1e9, bandwidth=5e8, overhead=1e-6),
-        Device("fast", 388_833, flops=4e9, bandwidth=2e9, overhead=2e-6),
+        Device("slow", 388_491, flops=1e9, bandwidth=5e8, overhead=1e-6),
+        Device("fast", 388_769, flops=4e9, bandwidth=2e9, overhead=2e-6),
     ]
     links = [Link("slow", "fast", 2e8, 5e-6)]
     found = place(
