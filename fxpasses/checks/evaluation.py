@@ -127,7 +127,8 @@ def flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[
 def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     given = iter(pytree.tree_leaves((args, kwargs)))
     flat = []
-    written = _written_inputs(program)
+    # constants, and parameters as an embedding with ``max_norm`` writes them
+    written = {node.name for node in analyze_effects(program.graph_module).written_inputs()}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             try:
@@ -139,13 +140,6 @@ def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any])
         is_own = isinstance(kept, torch.Tensor) and (spec.kind is InputKind.BUFFER or spec.arg.name in written)
         flat.append(kept.detach().clone().requires_grad_(kept.requires_grad) if is_own else kept)
     return flat
-
-
-def _written_inputs(program: ExportedProgram) -> set[str]:
-    """Names of the inputs that a run writes to: constants, and parameters as an embedding with ``max_norm`` does."""
-    effects = analyze_effects(program.graph_module)
-    inputs = program.graph.find_nodes(op="placeholder")
-    return {node.name for node in inputs if not effects.written_storages.isdisjoint(effects.storages(node))}
 
 
 @contextlib.contextmanager

@@ -270,6 +270,11 @@ class EffectAnalysis:
         state, written = self.real_tensors(), self.written_storages
         return [tensor for storage, tensors in state.items() if storage in written for tensor in tensors]
 
+    def written_inputs(self) -> list[Node]:
+        """The inputs of the graph that any node writes."""
+        inputs = (node for node in self.nodes if node.op == "placeholder")
+        return [node for node in inputs if not self.written_storages.isdisjoint(self.storages(node))]
+
     def may_alias(self, a: Node, b: Node) -> bool:
         """Whether a write to one may be seen in the other."""
         return not set(self.storages(a)).isdisjoint(self.storages(b))

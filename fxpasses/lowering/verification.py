@@ -61,9 +61,11 @@ def compare_with_model(
 
 def _written_parameters(program: ExportedProgram) -> list[str]:
     """The names of parameters that a run writes to, as an embedding with ``max_norm`` does."""
-    effects, names = analyze_effects(program.graph_module), program.graph_signature.inputs_to_parameters
-    inputs = [node for node in program.graph.find_nodes(op="placeholder") if node.name in names]
-    return [names[node.name] for node in inputs if not effects.written_storages.isdisjoint(effects.storages(node))]
+    names, written = (
+        program.graph_signature.inputs_to_parameters,
+        analyze_effects(program.graph_module).written_inputs(),
+    )
+    return [names[node.name] for node in written if node.name in names]
 
 
 def _buffer_names(lowered: torch.nn.Module, program: ExportedProgram) -> dict[str, str]:

@@ -33,10 +33,10 @@ class WrittenInputs:
     @classmethod
     def of(cls, memory: SharedMemory) -> WrittenInputs | None:
         """Read off the top level of a placed graph; None where no input is written to. Linear in nodes."""
-        effects = memory.effects
-        inputs = [node for node in effects.nodes if node.op == "placeholder"]
+        changed = set(memory.effects.written_inputs())
+        inputs = [node for node in memory.effects.nodes if node.op == "placeholder"]
         used = {at: node for at, node in enumerate(inputs) if node.users and tensors_in(node.meta.get("val"))}
-        written = [at for at, node in used.items() if not effects.written_storages.isdisjoint(effects.storages(node))]
+        written = [at for at, node in used.items() if node in changed]
         return cls({at: node.name for at, node in used.items()}, written) if written else None
 
     def check(self, leaves: Sequence[Any]) -> None:

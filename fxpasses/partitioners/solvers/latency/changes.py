@@ -1,4 +1,4 @@
-"""Changes of a schedule, compiled: drawn, and made if they keep the budgets, or do not pass them by too much.
+"""Changes of a schedule, compiled: drawn, and made if they keep the budgets, or pass them by no more than they may.
 
 A change moves a node, a path or what lies around a node to another device, swaps two, or puts a node elsewhere in the
 order of its device. Most start at a node that delays the end.
@@ -213,13 +213,13 @@ def _partner(state: Timeline, random: Random, among: Ints, device: int) -> int:
 
 @inlined
 def _give_all(
-    network: Network, state: Timeline, needs: Needs, rooms: Rooms, count: int, target: int, other: int, most: float
+    network: Network, state: Timeline, needs: Needs, rooms: Rooms, count: int, target: int, other: int
 ) -> bool:
     """The first node that was found goes to a device, the others to another; whether there are any and they fit."""
     for index in range(count):
         give(needs, rooms, network.unit_of[state.found[index]], target if index == 0 else other)
     state.sizes[WORK] += TRY * rooms.changed[0]
-    if fits(needs, rooms, most):
+    if fits(needs, rooms):
         return rooms.changed[0] > 0
     give_back(needs, rooms)
     return False
@@ -227,15 +227,7 @@ def _give_all(
 
 @inlined
 def _send(
-    network: Network,
-    state: Timeline,
-    needs: Needs,
-    rooms: Rooms,
-    random: Random,
-    among: Ints,
-    node: int,
-    kind: float,
-    most: float,
+    network: Network, state: Timeline, needs: Needs, rooms: Rooms, random: Random, among: Ints, node: int, kind: float
 ) -> bool:
     """Nodes go to other devices: one, several, or two that swap. False when there is none or a budget is broken."""
     own = state.home[node]
@@ -250,10 +242,10 @@ def _send(
         return False
     if ONE <= kind < RUN:
         count = _set(network, state, random, node, needs.flows)
-    is_made = _give_all(network, state, needs, rooms, count, target, other, most)
+    is_made = _give_all(network, state, needs, rooms, count, target, other)
     if not is_made and kind < ONE and not needs.banned[network.unit_of[node], target]:  # one from there comes here
         state.found[1], kind = _partner(state, random, among, target), SWAP
-        is_made = state.found[1] >= 0 and _give_all(network, state, needs, rooms, 2, target, own, most)
+        is_made = state.found[1] >= 0 and _give_all(network, state, needs, rooms, 2, target, own)
     if not is_made:
         return False
     for index in range(rooms.changed[0]):
@@ -267,14 +259,7 @@ def _send(
 
 @inlined
 def change(
-    network: Network,
-    state: Timeline,
-    needs: Needs,
-    rooms: Rooms,
-    random: Random,
-    among: Ints,
-    critical: int,
-    most: float,
+    network: Network, state: Timeline, needs: Needs, rooms: Rooms, random: Random, among: Ints, critical: int
 ) -> bool:
     """Make a change; False when there is none to make or when it breaks a budget.
 
@@ -286,7 +271,6 @@ def change(
         random: For what is drawn.
         among: Where changes begin.
         critical: How many nodes delay the end; they are on the path of the schedule.
-        most: The shares by which budgets may be passed.
     """
     state.sizes[STAMP] += 1
     if chance(random) < CRITICAL and critical > 0:
@@ -295,7 +279,7 @@ def change(
         node = among[below(random, len(among))]
     kind = chance(random)
     if kind < SWAP and len(state.filled) > 1:
-        return _send(network, state, needs, rooms, random, among, node, kind, most)
+        return _send(network, state, needs, rooms, random, among, node, kind)
     if network.seconds[node, state.home[node]] == 0.0:
         return False
     key = _shift(network, state, random, node)

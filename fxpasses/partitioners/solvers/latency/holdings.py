@@ -45,6 +45,7 @@ class Rooms(NamedTuple):
     moved: Ints  # the units of a change, and where they were
     was: Ints
     changed: Ints  # (1,): how many these are
+    most: Floats  # (1,): the shares by which a change may pass the budgets
     is_left: NDArray[np.bool_]  # (k,): devices that are not in an order yet
 
 
@@ -86,6 +87,7 @@ def rooms_of(needs: Needs, home: Ints) -> Rooms:
         moved=_zeros(units),
         was=_zeros(units),
         changed=_zeros(1),
+        most=np.zeros(1),
         is_left=np.zeros(kinds, dtype=np.bool_),
     )
 

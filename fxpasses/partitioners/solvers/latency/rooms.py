@@ -63,9 +63,9 @@ def over(needs: Needs, rooms: Rooms) -> float:
 
 
 @inlined
-def fits(needs: Needs, rooms: Rooms, most: float) -> bool:
-    """Whether budgets are passed by some shares at most, and values flow one way."""
-    return over(needs, rooms) <= most and (not needs.flows or _is_acyclic(rooms))
+def fits(needs: Needs, rooms: Rooms) -> bool:
+    """Whether budgets are passed by no more than is allowed, and values flow one way."""
+    return over(needs, rooms) <= rooms.most[0] and (not needs.flows or _is_acyclic(rooms))
 
 
 @inlined

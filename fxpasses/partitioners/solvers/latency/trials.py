@@ -81,8 +81,9 @@ def anneal(
             if passed == 0.0 and state.figures[MAKESPAN] < best:
                 best = _write(state, rooms, best_home, best_key)
         trials += 1
-        most = math.inf if needs.is_bounded and (passed > 0.0 or chance(random) < PASSING) else 0.0
-        if not change(network, state, needs, rooms, random, among, critical, most):
+        may_pass = needs.is_bounded and (passed > 0.0 or chance(random) < PASSING)
+        rooms.most[0] = math.inf if may_pass else 0.0
+        if not change(network, state, needs, rooms, random, among, critical):
             continue
         passes = over(needs, rooms)
         limit = state.figures[MAKESPAN] - temperature * math.log(1.0 - chance(random)) - price * (passes - passed)
