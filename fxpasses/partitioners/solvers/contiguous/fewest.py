@@ -42,20 +42,37 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
         return device_of, order, bound
     most = int(SETS * (0.5 + problem.time_budget) / (units.size * len(order)))
     sets = list(itertools.islice(distinct_sets(tables, units, len(order)), max(1, min(most, MOST_SETS))))
-    seconds = problem.time_budget / len(sets)
-    similar = attrs.evolve(problem, objective="throughput", explain="never", time_budget=seconds)
-    best = evaluate(tables, device_of).rank("devices")
+    similar = attrs.evolve(problem, objective="throughput", explain="never", time_budget=problem.time_budget / len(sets))
+    best = _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
     for chosen in sets:
-        own_tables, own = _restricted(tables, units, chosen)
-        if not np.isfinite(own.seconds).any(axis=1).all():
-            continue
-        try:
-            found, found_order, _bound = solve_pipeline(similar, own_tables, own)
-        except PlacementError:
-            continue
-        if (rank := evaluate(tables, found).rank("devices")) < best:
-            best, device_of, order = rank, found, found_order
-    return device_of, order, bound
+        best = min(best, _on(chosen, attrs.evolve(similar, effort=0.0), tables, units) or best, key=_rank)
+    best = min(best, _on(best.order, similar, tables, units) or best, key=_rank)
+    return best.device_of, best.order, bound
+
+
+@attrs.frozen(eq=False)
+class _Balanced:
+    """A pipeline on the fewest devices."""
+
+    rank: tuple[float, ...]
+    device_of: Ints
+    order: tuple[int, ...]
+
+
+def _rank(found: _Balanced) -> tuple[float, ...]:
+    return found.rank
+
+
+def _on(chosen: tuple[int, ...], problem: PlacementProblem, tables: CostTables, units: Units) -> _Balanced | None:
+    """A pipeline on some devices of a small largest load, if they have room for one."""
+    own_tables, own = _restricted(tables, units, chosen)
+    if not np.isfinite(own.seconds).any(axis=1).all():
+        return None
+    try:
+        device_of, order, _bound = solve_pipeline(problem, own_tables, own)
+    except PlacementError:
+        return None
+    return _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
 
 
 def _restricted(tables: CostTables, units: Units, chosen: tuple[int, ...]) -> tuple[CostTables, Units]:
