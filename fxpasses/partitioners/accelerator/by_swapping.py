@@ -20,7 +20,7 @@ from .workload import Group, Workload
 
 __all__ = ["improved", "partition_by_swapping"]
 
-MOST_STEPS = 2_000_000
+MOST_STEPS = 500_000
 """Trials in all, times the atoms that each looks at."""
 
 LEAST_DEPTH = 3
@@ -236,29 +236,32 @@ class _Quotient:
     def __init__(self, workload: Workload, home: Sequence[int], size: int) -> None:
         self.workload = workload
         self.home = home
-        self.everything = (1 << size) - 1
-        self.count: dict[tuple[int, int], int] = {}
+        self.size = size
+        self.count = [0] * (size * size)
+        """The edges from one group to another, at source times ``size`` plus target."""
         for atom, before in enumerate(workload.before):
             for other in before:
-                edge = home[other], home[atom]
-                self.count[edge] = self.count.get(edge, 0) + 1
+                self.count[home[other] * size + home[atom]] += 1
         self.behind = [0] * size
         """For each group a bit for each other that waits for it."""
-        for source, target in self.count:
-            if source != target:
-                self.behind[source] |= 1 << target
+        for edge, count in enumerate(self.count):
+            self._see(self.behind, edge, count)
 
     def stays_acyclic(self, to: Mapping[int, int]) -> bool:
         """Whether no group waits for itself, through others, once some atoms have moved."""
-        behind = self.behind.copy()
-        for (source, target), change in self._changes(to).items():
-            if source == target:
-                continue
-            if self.count.get((source, target), 0) + change > 0:
-                behind[source] |= 1 << target
-            else:
-                behind[source] &= ~(1 << target)
-        left = self.everything
+        gone, come = self._changes(to)
+        count, behind = self.count, self.behind.copy()
+        for edge in gone:
+            count[edge] -= 1
+        for edge in come:
+            count[edge] += 1
+        for edge in {*gone, *come}:
+            self._see(behind, edge, count[edge])
+        for edge in gone:
+            count[edge] += 1
+        for edge in come:
+            count[edge] -= 1
+        left = (1 << self.size) - 1
         while left:
             last = left
             for number, others in enumerate(behind):
@@ -268,15 +271,24 @@ class _Quotient:
                 return False
         return True
 
-    def _changes(self, to: Mapping[int, int]) -> dict[tuple[int, int], int]:
-        home, changes = self.home, dict[tuple[int, int], int]()
+    def _see(self, behind: list[int], edge: int, count: int) -> None:
+        source, target = divmod(edge, self.size)
+        if source != target and count > 0:
+            behind[source] |= 1 << target
+        else:
+            behind[source] &= ~(1 << target)
+
+    def _changes(self, to: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """The edges between groups that go when atoms move, and those that come, one for each edge of an atom."""
+        home, size = self.home, self.size
+        gone, come = list[int](), list[int]()
         for atom, target in to.items():
-            edges = [(other, home[atom], target, True) for other in self.workload.before[atom]]
-            edges += [(other, home[atom], target, False) for other in self.workload.behind[atom] if other not in to]
-            for other, was, becomes, comes_before in edges:
-                here = to.get(other, home[other])
-                old = (home[other], was) if comes_before else (was, home[other])
-                new = (here, becomes) if comes_before else (becomes, here)
-                changes[old] = changes.get(old, 0) - 1
-                changes[new] = changes.get(new, 0) + 1
-        return changes
+            was = home[atom]
+            for other in self.workload.before[atom]:
+                gone.append(home[other] * size + was)
+                come.append(to.get(other, home[other]) * size + target)
+            for other in self.workload.behind[atom]:
+                if other not in to:  # else it is one of those before
+                    gone.append(was * size + home[other])
+                    come.append(target * size + home[other])
+        return gone, come

@@ -91,6 +91,7 @@ class Clock:
         self.memory = [memory_of(device) for device in devices]
         self.latencies = latencies
         self.rate = rate
+        self._tasks = workload.tasks(latencies)
 
     def of(self, workload: Workload) -> Clock:
         """The same clock for the same graph with other atoms."""
@@ -145,7 +146,7 @@ class Clock:
                     arrived += (size + shared) / self.rate
                 if arrived > start:
                     start = arrived
-            done[number] = start + group.seconds(self.latencies)
+            done[number] = start + group.seconds(self._tasks)
             if done[number] > longest:
                 longest = done[number]
         return longest

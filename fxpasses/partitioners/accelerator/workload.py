@@ -15,11 +15,13 @@ from fxpasses.guards import is_guard
 
 from .atoms import find_atoms
 from .kinds import constant_views
-from .latency import critical_path
 from .sizes import SizeBytes, measure
 from .structures import NodeLatency, Partition
 
 __all__ = ["Filling", "Group", "Workload"]
+
+Task = tuple[Node, list[Node], float]
+"""A node, those it reads that run somewhere, and its seconds."""
 
 
 class Workload:
@@ -127,6 +129,17 @@ class Workload:
                 before[atoms[target]][atoms[source]] = None
         return [list(found) for found in before]
 
+    def tasks(self, latencies: Mapping[Node, NodeLatency]) -> list[list[Task]]:
+        """What each atom runs, in order: views of attributes that it uses, and its nodes."""
+        return [
+            [self._task(node, latencies) for node in sorted([*(self.views & pulled.keys()), *members])]
+            for pulled, members in zip(self.pulled, self.atoms, strict=True)
+        ]
+
+    def _task(self, node: Node, latencies: Mapping[Node, NodeLatency]) -> Task:
+        inputs = [used for used in node.all_input_nodes if used in self.atom_of or used in self.views]
+        return node, inputs, max(latencies.get(node, (0.0,)))
+
     def total_bytes(self) -> int:
         """Bytes of all results and all state, tied tensors once."""
         items: dict[Hashable, int] = {}
@@ -197,9 +210,13 @@ class Group:
         self.values: dict[Node, int] = {}
         self.before: dict[int, None] = {}
         for atom in self.atoms:
-            self.before.update((other, None) for other in workload.before[atom] if other not in members)
             self.pulled.update(workload.pulled[atom])
             self.items.update(workload.items[atom])
+            if members.issuperset(workload.before[atom]):
+                continue  # what it reads it waits for
+            for other in workload.before[atom]:
+                if other not in members:
+                    self.before[other] = None
             for home, size in workload.reads[atom].items():
                 if home not in members:
                     self.reads[home] = self.reads.get(home, 0) + size
@@ -215,12 +232,18 @@ class Group:
         """The nodes of its atoms."""
         return [node for atom in self.atoms for node in self.workload.atoms[atom]]
 
-    def seconds(self, latencies: Mapping[Node, NodeLatency]) -> float:
-        """Seconds of its critical path; computed once."""
+    def seconds(self, tasks: Sequence[Sequence[Task]]) -> float:
+        """Seconds of its critical path, from the tasks of each atom; computed once."""
         if self._seconds is None:
-            views = [node for node in self.pulled if node in self.workload.views]
-            nodes = sorted([*views, *self.nodes()])
-            self._seconds = critical_path(nodes, nodes, latencies).overall_latency_sec
+            done: dict[Node, float] = {}
+            for atom in self.atoms:
+                for node, inputs, own in tasks[atom]:
+                    start = 0.0
+                    for used in inputs:
+                        if used in done and done[used] > start:
+                            start = done[used]
+                    done[node] = start + own
+            self._seconds = max(done.values(), default=0.0)
         return self._seconds
 
     def partition(self, number: int) -> Partition:

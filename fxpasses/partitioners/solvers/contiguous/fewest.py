@@ -42,7 +42,9 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
         return device_of, order, bound
     most = int(SETS * (0.5 + problem.time_budget) / (units.size * len(order)))
     sets = list(itertools.islice(distinct_sets(tables, units, len(order)), max(1, min(most, MOST_SETS))))
-    similar = attrs.evolve(problem, objective="throughput", explain="never", time_budget=problem.time_budget / len(sets))
+    similar = attrs.evolve(
+        problem, objective="throughput", explain="never", time_budget=problem.time_budget / len(sets)
+    )
     best = _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
     for chosen in sets:
         best = min(best, _on(chosen, attrs.evolve(similar, effort=0.0), tables, units) or best, key=_rank)
