@@ -10,7 +10,7 @@ was over. Along the graph's own order bytes are known for all runs, and the best
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 import numpy as np
@@ -25,7 +25,7 @@ from fxpasses.partitioners.placing.graph_problems import homes_of
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
-from fxpasses.partitioners.placing.searches.near_placements import near_placement
+from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.searches.tight_budgets import with_less, with_room_to_spare
 from fxpasses.partitioners.placing.state_nodes import StateNode
@@ -33,14 +33,26 @@ from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, s
 
 __all__ = ["search"]
 
-ROUNDS_MORE = 3
-"""How often another problem is put when the best cut of the graph's own order is known, or that there is none."""
-
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
 
+SHORTER = (0.5, 0.0)
+"""Seconds of shorter searches for the latency of a free placement, after longer ones."""
+
 SMALL = 200
-"""Nodes up to which the latency of a free placement is also looked for in no time."""
+"""Nodes up to which it is also looked for in no time."""
+
+ATTEMPT, FAR = 5.0, 1_000_003
+"""Seconds of a search for it that begins anew, and how far its seed is from that of the one before."""
+
+QUESTIONS, MORE_QUESTIONS = (1 / 2, 1 / 6, 1 / 24), (1 / 4, 1 / 8, 1 / 8, 1 / 16, 1 / 16, 1 / 16)
+"""What questions get of the seconds of the first, while answers pass budgets: in short searches and in others."""
+
+SHORT = 1.0
+"""Seconds of searches that take longer than they are told: each step gets what makes it worth it."""
+
+WITH_CHANGES, WITH_QUESTIONS = 2.0, 4.0
+"""The seconds of others, over those of the first question: with changes of its answer, and with all that follows."""
 
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
@@ -75,32 +87,66 @@ def search(
         PlacementError: none was found that does.
     """
     cuts = cuts or KnownCuts(figures, request)
-    found = _found(figures, request, contiguity, solve, fallbacks=fallbacks, cuts=cuts)
-    if found.is_best or not request.time_budget or (request.objective, contiguity) != ("latency", "free"):
-        return found
-    return _or_at_once(cuts, found, solve)
+    answers, bound = list[Found](), 0.0
+    asked = iter([request])
+    if (request.objective, contiguity) == ("latency", "free"):
+        asked = _again_and_again(request, _has_room(cuts, request, solve), len(figures.nodes))
+    for each in asked:
+        answers += (several := _searched(cuts, each, contiguity, solve)).answers
+        bound = max(bound, several.bound)
+        if any(found.is_best for found in answers):
+            break
+    if not answers and fallbacks:
+        spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
+        spare = spare or _by_another(figures, request, contiguity, bound)
+        answers += [] if spare is None else [spare]
+    if not answers:
+        raise none_found(figures, request, contiguity)
+    return min(answers, key=lambda each: each.value).as_kind(contiguity, bound)
 
 
-def _or_at_once(cuts: KnownCuts, found: Found, solve: Solver) -> Found:
-    """What is found for the latency of a small graph, or what no time finds, if that is quicker.
+def _has_room(cuts: KnownCuts, request: Request, solve: Solver) -> bool:
+    """Whether budgets hold where only what operators need in any case is counted, as a short search says."""
+    if request.time_budget <= SHORT:
+        return False
+    short = attrs.evolve(request, time_budget=0.0, effort=0.0, explain="never").problem(
+        cuts.figures, "free", cuts.figures.needs
+    )
+    solution = _if_any(short, solve)
+    return solution is not None and _Checked.of(cuts.figures, request, solution, 0.0).fits
 
-    Solvers start each operator as soon as it can, and parts start as wholes: with more time they may find what is
-    slower then.
+
+def _again_and_again(request: Request, has_room: bool, nodes: int) -> Iterator[Request]:
+    """Searches for a free placement of a small latency.
+
+    Where budgets are tight, what is found hangs on where a search begins, so there are as many as there is time for.
+    The last ones take little time: solvers start each operator as soon as it can, and parts start as wholes, so with
+    more time they may find what is slower then.
     """
-    figures, request = cuts.figures, attrs.evolve(cuts.request, time_budget=0.0, explain="never")
-    if len(figures.nodes) > SMALL:
-        return found
-    try:
-        at_once = _found(figures, request, "free", solve, fallbacks=False, cuts=cuts)
-    except PlacementError:
-        return found
-    return min(found, at_once.as_kind("free", found.bound), key=lambda each: each.value)
+    times = 1 if has_room else max(1, int(request.time_budget / ATTEMPT))
+    seconds = request.time_budget
+    if seconds > SHORT:
+        seconds = max(SHORT, seconds / (times * (WITH_CHANGES if has_room else WITH_QUESTIONS)))
+    yield attrs.evolve(request, time_budget=seconds)
+    again = attrs.evolve(request, effort=LITTLE_EFFORT, explain="never")
+    for number in range(1, times):
+        yield attrs.evolve(again, time_budget=seconds, seed=request.seed + number * FAR)
+    for shorter in SHORTER:
+        if shorter < seconds and (shorter or nodes <= SMALL):
+            yield attrs.evolve(again, time_budget=shorter)
 
 
-def _found(
-    figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver, *, fallbacks: bool, cuts: KnownCuts
-) -> Found:
+@attrs.frozen(eq=False)
+class _Several:
+    """Placements that keep the budgets, and what none is below."""
+
+    answers: list[Found]
+    bound: float
+
+
+def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver) -> _Several:
     """What one search finds."""
+    figures = cuts.figures
     first = request.problem(figures, contiguity, figures.needs)
     try:
         solution = _answer(first, solve)
@@ -109,33 +155,25 @@ def _found(
     bound = 0.0 if solution is None else solution.bound
     checked = None if solution is None else _Checked.of(figures, request, solution, first.program_effort)
     if checked is not None and checked.fits and request.objective != "memory":
-        found = _finished(figures, checked, contiguity, bound, solve)
-        if (request.objective, contiguity) != ("latency", "free") or found.is_best:
-            return found
-        near = near_placement(figures, request, first, [found.runs], bound)  # as parts run, not operators
-        return found if near is None else min(found, near, key=lambda each: each.value)
+        answers = [_finished(figures, checked, contiguity, bound, solve)]
+        if (request.objective, contiguity) == ("latency", "free") and not answers[0].is_best:
+            answers += near_placements(figures, request, first, [answers[0].runs], bound)  # as parts run, not operators
+        return _Several(answers, bound)
     known = cuts.best
     if known is not None and contiguity == "pipeline":
         if known.missing_bytes:
             raise refused(figures, request, contiguity, known.missing_bytes)
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
-            return known.found.as_kind(contiguity, bound)
+            return _Several([known.found.as_kind(contiguity, bound)], bound)
     answers = _answers(cuts, contiguity, bound, checked, solve)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
         answers.sort(key=lambda each: each.value)
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
-        near = near_placement(figures, request, first, starts, bound)
-        answers += [] if near is None else [near]
-    if not answers and fallbacks:
-        spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
-        spare = spare or _by_another(figures, request, contiguity, bound)
-        answers += [] if spare is None else [spare]
-    if not answers:
-        raise none_found(figures, request, contiguity)
-    return min(answers, key=lambda each: each.value)
+        answers += near_placements(figures, request, first, starts, bound)
+    return _Several(answers, bound)
 
 
 def _answers(
@@ -194,10 +232,10 @@ def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | Non
 
 def _solved_again(figures: GraphFigures, checked: _Checked, again: Again) -> _Checked | None:
     """The first answer that keeps the budgets to other problems, each in less time; or None."""
-    effort = LITTLE_EFFORT * checked.effort
-    request = attrs.evolve(checked.request, effort=effort, explain="never")
-    for round_ in range(ROUNDS_MORE):
-        request = attrs.evolve(request, time_budget=request.time_budget / (2 + round_))
+    effort = 0.0 if checked.request.objective == "latency" else LITTLE_EFFORT * checked.effort
+    first = checked.request.time_budget
+    for share in QUESTIONS if first < SHORT else MORE_QUESTIONS:
+        request = attrs.evolve(checked.request, time_budget=share * first, effort=effort, explain="never")
         solution = again(request, checked.seen)
         if solution is None:
             return None

@@ -26,17 +26,17 @@ from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
-__all__ = ["near_placement"]
+__all__ = ["near_placements"]
 
-SECONDS_A_NODE = 8e-5
+SECONDS_A_NODE = 2e-5
 """About what it takes to follow one placement: what trials are counted in."""
 LEAST_SECONDS = 0.5
 
 
-def near_placement(
+def near_placements(
     figures: GraphFigures, request: Request, problem: PlacementProblem, starts: Sequence[Runs], bound: float
-) -> Found | None:
-    """The best free placement that changes of some lead to, if one keeps the budgets; None for larger graphs, too.
+) -> list[Found]:
+    """Free placements that changes of some lead to, where they keep the budgets; none for larger graphs.
 
     Args:
         figures: The measured graph.
@@ -47,20 +47,21 @@ def near_placement(
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
     if trials < len(starts):
-        return None
+        return []
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
     known, is_all = best_of_all(figures, request, tables, units, trials, bound)
-    if is_all:
-        return known
     found = [] if known is None else [known]
+    if is_all:
+        return found
     nearby = _Nearby.of(figures, request, tables, units)
-    starts = starts[: trials // (len(nearby.units) * len(nearby.names))]
+    units_of_start = len(nearby.units) * len(nearby.names)
+    starts = starts[: max(trials // units_of_start, int(2 * trials >= len(nearby.units)))]
     for start in starts:
         best = nearby.best(start, trials // len(starts))
         if not best.over:
             found.append(Found.of(figures, request, "free", best.runs, bound))
-    return min(found, key=lambda each: each.value, default=None)
+    return found
 
 
 @attrs.frozen(eq=False)

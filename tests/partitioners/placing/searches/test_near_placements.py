@@ -12,7 +12,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.near_placements import near_placement
+from fxpasses.partitioners.placing.searches.near_placements import near_placements
 
 
 class Ladder(nn.Module):
@@ -46,9 +46,8 @@ def test_parts_that_wait_for_each_other_stay_cut_where_they_wait(time_budget: fl
     astray = runs_by_schedule(graph, {**home, one: "b" if home[one] == "a" else "a"}, figures.dependencies, turns)
     problem = request.problem(figures, "free", figures.needs)
 
-    found = near_placement(figures, request, problem, [astray], 0.0)
+    [found] = near_placements(figures, request, problem, [astray], 0.0)
 
-    assert found is not None
     assert found.value <= Found.of(figures, request, "free", cut, 0.0).value
     assert found.value < 0.8 * Found.of(figures, request, "free", runs_of(graph, home), 0.0).value
     assert len(found.runs.device_of) > 2

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import nn
 
 from fxpasses import Device, Link, place
+from fxpasses.devices import Topology
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches import device_search
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 transformers = pytest.importorskip("transformers")
 
@@ -69,3 +74,33 @@ def test_a_tight_budget_does_not_leave_the_cut_of_the_graphs_own_order(
     monkeypatch.setattr(device_search, "_solved_again", lambda *_args: None)
     assert seconds < 0.85 * seconds_of(llama)
     assert any(answer is not None for answer in answers)
+
+
+@pytest.mark.parametrize(("room", "starts"), [(1.0, 3), (10.0, 1)])
+def test_a_search_divides_its_seconds_among_its_questions(
+    llama: tuple[nn.Module, dict[str, Any]], room: float, starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``time_budget=20`` a search took half a minute; now it begins anew where budgets are tight."""
+    model, kwargs = llama
+    graph = torch.export.export(model, (), kwargs).module(check_guards=False)
+    figures = GraphFigures.of(graph)
+    devices = [
+        Device("slow", int(room * 388_747), flops=1e9, bandwidth=5e8, overhead=1e-6),
+        Device("fast", int(room * 389_025), flops=4e9, bandwidth=2e9, overhead=2e-6),
+    ]
+    topology = Topology.of(devices, [Link("slow", "fast", 2e8, 5e-6)])
+    request = Request(topology, "latency", time_budget=16.0)
+    asked: list[PlacementProblem] = []
+    monkeypatch.setattr(device_search, "near_placements", lambda *_args: [])  # it has seconds of its own
+
+    def at_once(problem: PlacementProblem) -> PlacementSolution:
+        asked.append(problem)
+        return solve_placement(attrs.evolve(problem, time_budget=0.0, effort=0.0))
+
+    found = device_search.search(figures, request, "free", at_once, fallbacks=False)
+
+    least = max(problem.time_budget for problem in asked) / 2
+    long = [problem for problem in asked if problem.time_budget > least]
+    assert sum(problem.time_budget for problem in asked) <= 16.0
+    assert len({problem.seed for problem in long}) == len(long) == starts
+    assert found.value >= found.bound > 0
