@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.partitioners.costs.kernels.higher_order_steps import HIGHER_ORDER_STEPS
+from fxpasses.partitioners.costs.kernels.trilinear_steps import trilinear_by_steps
 
 __all__ = ["in_steps", "is_composite"]
 
@@ -66,6 +67,7 @@ _IN_STEPS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
             aten.linalg_pinv.atol_rtol_tensor._op_dk, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
         ),
         aten._fft_c2r.default: _last_one_apart,
+        aten._trilinear.default: trilinear_by_steps,
     }
 )
 """Operators that run by others, though dispatchers see them whole."""

@@ -39,7 +39,7 @@ from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
-from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensor_bytes, tensors_in
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
@@ -183,27 +183,6 @@ def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
     return max(bytes_as(each, each.dtype) for each in args[:2])
 
 
-def _products_of_three_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """A product of two operands, of the slices along one dimension, and that with the third, added up slice by slice.
-
-    ``args`` are three operands, for each the dimensions that it lacks, those that are summed up, and the one with the
-    slices.
-    """
-    operands, lacking, summed = args[:3], args[3:6], args[6]
-    along = args[7] if len(args) > 7 else 1
-    shapes: list[list[int]] = [list(map(concrete_size, each.shape)) for each in operands]
-    for shape, places in zip(shapes, lacking, strict=True):
-        for place in places:
-            shape.insert(place, 1)
-    first = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
-    kept = [
-        size for place, size in enumerate(first) if place != along and not (place in summed and place in lacking[2])
-    ]
-    slices = 1 if along in summed else max(1, *(shape[along] for shape in shapes))
-    count: int = math.prod(kept) + concrete_size(result.numel()) // slices
-    return count * result.element_size()
-
-
 def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
     """What one product needs: they are added one after the other."""
     return product_scratch_bytes((args[1][0], args[2][0]), result) if concrete_size(args[1].shape[0]) else 0
@@ -339,15 +318,25 @@ def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Both operands with two columns more, where a product of matrices gives the distances."""
+    """Both operands with two columns more, where a product of matrices gives the distances, and what that needs."""
     left: Tensor = args[0]
     right: Tensor = args[1]
     is_euclidean, mode = (args[2] == 2, args[3]) if len(args) > 3 else (True, 1)
     many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
     if not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
         return dense_copies(args, result, places=(0, 1))
-    rows = sum(math.prod(map(concrete_size, each.shape[:-1])) for each in (left, right))
-    return rows * (concrete_size(left.shape[-1]) + 2) * left.element_size()
+    first, second = [_wider(each) for each in (left, right)]
+    turned = second.mT
+    if turned.dim() > 2 and turned.shape[0] == 1:  # as ``matmul`` has a batch of one
+        width = concrete_size(turned.shape[1])
+        turned = turned.as_strided(turned.shape, (width, 1, width))
+    return tensor_bytes(first) + tensor_bytes(second) + product_scratch_bytes((first, turned), result)
+
+
+def _wider(points: Tensor) -> Tensor:
+    """Points, of one batch or of none, with the square of their length and a one."""
+    *batch, count, width = map(concrete_size, points.shape)
+    return points.new_empty([*[math.prod(batch)] * bool(batch), count, width + 2])
 
 
 def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -417,7 +406,6 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **SCATTERED,
         **PICKED,
         aten.dist.default: _distance_of_all_bytes,
-        aten._trilinear.default: _products_of_three_bytes,
         aten.addbmm.default: _added_products_bytes,
         aten.histc.default: _bins_bytes,
         **dict.fromkeys((aten.normal.Tensor_float, aten.normal_functional.default), _drawn_around_bytes),

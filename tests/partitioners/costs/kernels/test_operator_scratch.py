@@ -299,6 +299,34 @@ def test_a_bilinear_layer_has_products_of_two_operands_slice_by_slice(rows: tupl
     assert_each_operator_is_near(backward_too(lambda x: layer(x, right), torch.randn(*rows, 32)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", [(64,), (1,)])
+def test_a_bilinear_layer_copies_what_is_no_matrix_to_multiply(rows: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of strided operands up to a third was missing, and of one feature half."""
+    for made in (16, 1):
+        weight = torch.randn(made, 100, 8, dtype=dtype, requires_grad=True)
+        for right in layouts((*rows, 8), dtype):
+            for left in layouts((*rows, 100), dtype):
+                right.requires_grad_()
+                run = lambda x, right=right, weight=weight: F.bilinear(x, right, weight)
+                assert_each_operator_is_near(backward_too(run, left))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(300, 64), (1, 300, 64), (1, 30, 400), (3, 1, 300, 64)], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_distances_by_a_product_need_what_that_needs(threads: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of a batch of one a third was missing in half precision: blocks of the product, and a copy of an operand."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for x in layouts(shape, dtype):
+            others = torch.randn(*shape[:-2], shape[-2] + 20, shape[-1]).to(dtype)
+            assert_each_operator_is_near(partial(torch.cdist, x, others), more=1.6)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="no instructions for float16")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("width", "hidden"), [(64, 64), (128, 256), (1024, 128), (100, 70), (16, 16)])
