@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxpasses.partitioners.costs.kernels.convolution_shapes import ALIGNMENT, LARGEST_VECTOR, Convolution, has_tiles
+from fxpasses.partitioners.costs.kernels.convolution_shapes import (
+    ALIGNMENT,
+    LARGEST_VECTOR,
+    Convolution,
+    has_tiles,
+    may_use_tiles,
+)
 
 __all__ = ["convolution_backward_scratch_bytes", "convolution_scratch_bytes"]
 
@@ -114,7 +120,12 @@ def _forward(shapes: Convolution) -> int:
     own, block = shapes.result_bytes, shapes.block
     if _prefers_order(shapes):
         weight = shapes.weight_in_order(shapes.made, shapes.channels)
-        return max(shapes.tables() + shapes.source_bytes + weight + own, 3 * own)
+        in_order = shapes.tables() + shapes.more_tables() + shapes.source_bytes + weight + own
+        in_blocks = 0
+        if shapes.is_depthwise:  # which has another kernel, where places lie apart
+            laid_out = shapes.in_blocks(shapes.source, block) + shapes.in_blocks(shapes.result, block)
+            in_blocks = laid_out + max(weight + shapes.bias_in_blocks(block), own)
+        return max(in_order, in_blocks, 3 * own)
     if not block:
         return shapes.in_columns(own)
     if shapes.is_depthwise and shapes.is_volumes:
@@ -133,14 +144,22 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     """
     own = shapes.source_bytes
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
-    if _is_unusual(shapes):
+    is_apart = _is_spread_apart(shapes)
+    if _spreads_tiles(shapes):
+        return max(shapes.spread_tiles() + shapes.result_bytes + own + before_bias, 3 * own)
+    if _is_unusual(shapes) and not is_apart:
         return shapes.in_columns(own, before_bias=before_bias)
-    is_apart = has_tiles(shapes.dtype) and shapes.is_depthwise and shapes.is_strided
+    if shapes.is_depthwise and shapes.dtype is torch.float16 and not shapes.is_strided:
+        in_blocks = shapes.in_blocks(shapes.result, block := shapes.block) + shapes.in_blocks(shapes.source, block)
+        in_blocks += before_bias + max(shapes.weight_in_blocks(block), own)
+    else:
+        in_blocks = 0
     if _spreads(shapes) or _prefers_order(shapes) or is_apart:
-        weight = shapes.weight_in_order(shapes.channels, shapes.made)
-        spread = shapes.tables(is_spread=shapes.is_strided)
+        weight = _spread_weight(shapes)
+        spread = _spread_tables(shapes, is_added=has_bias)
         added = _added(shapes, has_bias=has_bias and (shapes.is_uneven or shapes.is_half))
-        return max(spread + added + shapes.result_bytes + weight + own, 3 * own)
+        more = shapes.more_tables() if shapes.dtype is torch.float16 else 0
+        return max(spread + more + added + shapes.result_bytes + weight + own, in_blocks, 3 * own)
     if not (block := shapes.block):
         is_wide = shapes.is_half or shapes.made > shapes.vector // 2
         spread = _spread_groups(shapes, own) if shapes.is_strided and is_wide else 0
@@ -155,6 +174,20 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     if shapes.is_half and shapes.is_depthwise and shapes.is_strided:
         while_made = max(while_made, _spread_groups(shapes, own))
     return max(while_made, source + own)
+
+
+def _spread_weight(shapes: Convolution) -> int:
+    """The weight of what is spread; of one channel a group, in pairs, in bfloat16."""
+    if _is_spread_apart(shapes):
+        return shapes.groups * 2 * shapes.vector * shapes.kernel_bytes
+    return shapes.weight_in_order(shapes.channels, shapes.made)
+
+
+def _spread_tables(shapes: Convolution, *, is_added: bool = False) -> int:
+    """Tables of a kernel that spreads; without a stride it is one the other way round."""
+    if _has_tiles(shapes) and not shapes.is_strided:
+        return max(each.tables() for each in (shapes, shapes.other_way_round()))
+    return shapes.tables(is_spread=shapes.is_strided, is_added=is_added)
 
 
 def _added(shapes: Convolution, *, has_bias: bool) -> int:
@@ -175,19 +208,21 @@ def _weights(shapes: Convolution, bias: int) -> int:
     if not is_image and _is_few(shapes):
         block = shapes.vector // 2
     unfolded = 0
-    if _unfolds_for_weight(shapes, block) and (not _has_tiles(shapes) or _is_unusual(shapes)):
+    if _unfolds_for_weight(shapes, block):
         unfolded = shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
-        if shapes.is_depthwise or not (shapes.is_dilated and block):  # else oneDNN may have one that does
+        # else oneDNN may have one that does
+        if shapes.is_depthwise or _has_tiles(shapes) or not (shapes.is_dilated and block):
             return unfolded
+    if _has_tiles(shapes):
+        while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + shapes.picked() + bias
+        while_made += shapes.bias_in_blocks(shapes.vector)
+        return shapes.weight_in_tiles() + max(while_made, shapes.weight_bytes + 2 * bias)
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
     if shapes.is_half and shapes.is_depthwise and bias:
         while_made += shapes.made * torch.float32.itemsize
-    if _has_tiles(shapes):
-        weight = shapes.weight_in_tiles()
-        while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + bias
-    elif not shapes.is_pointwise:
+    if not shapes.is_pointwise:
         while_made += _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
@@ -198,25 +233,42 @@ def _weights(shapes: Convolution, bias: int) -> int:
 
 
 def _forward_in_order(shapes: Convolution) -> int:
-    tables = shapes.tables() if shapes.fills(shapes.channels) or _has_tiles(shapes) else 0
+    if shapes.is_depthwise and shapes.is_volumes and {*shapes.dilation} != {1} and shapes.dtype is not torch.float16:
+        return max(shapes.weight_of_channels(is_filled=True), shapes.in_columns(0, is_last=True))
+    has_tables = shapes.fills(shapes.channels) or _has_tiles(shapes) or shapes.dtype is torch.float16
+    has_tables = has_tables or (shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise)
+    tables = shapes.tables() if has_tables else 0
     return shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
 
 
 def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     own = shapes.source_bytes
-    if _is_unusual(shapes) and not shapes.is_depthwise:
-        before_bias = _added(shapes, has_bias=has_bias) + shapes.weight_bytes + ALIGNMENT if has_bias else 0
-        return shapes.in_columns(own, before_bias=before_bias) - own
-    if shapes.is_depthwise and shapes.is_volumes:
-        return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
+    if _spreads_tiles(shapes):
+        return shapes.spread_tiles() + _added(shapes, has_bias=has_bias) + ALIGNMENT
+    if shapes.is_dilated and shapes.is_strided:
+        before_bias = _added(shapes, has_bias=has_bias) + (ALIGNMENT if has_bias else 0)
+        return shapes.weight_bytes + shapes.in_columns(own, before_bias=before_bias, is_last=True) - own
+    if shapes.is_depthwise and ({*shapes.dilation} != {1} or shapes.is_volumes) and not shapes.is_strided:
+        added = _added(shapes, has_bias=has_bias)
+        return shapes.weight_of_channels(is_filled=True) + (added + ALIGNMENT if has_bias else 0)
     if _is_spread_apart(shapes):
+        added = _added(shapes, has_bias=has_bias) + ALIGNMENT
+        return _spread_weight(shapes) + shapes.tables(is_spread=True, is_added=has_bias) + added
+    if shapes.is_depthwise and shapes.is_volumes:
         return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
     weight = shapes.weight_in_order(shapes.channels, shapes.made)
     if shapes.fills(shapes.made):
-        added = _added(shapes, has_bias=has_bias and shapes.is_strided and (shapes.is_uneven or shapes.is_half))
-        return weight + added + shapes.tables(is_spread=shapes.is_strided)
+        is_apart = shapes.is_strided and (shapes.is_uneven or shapes.is_half)
+        is_apart = is_apart or (shapes.dtype is torch.bfloat16 and shapes.groups > 1 and not _has_tiles(shapes))
+        added = _added(shapes, has_bias=has_bias and is_apart)
+        more = shapes.more_tables() if shapes.dtype is torch.float16 else 0
+        return weight + added + _spread_tables(shapes) + more
     is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
-    spread = shapes.tables(is_spread=True) if (shapes.is_strided and is_wide) or _has_tiles(shapes) else 0
+    has_tables = (shapes.is_strided and is_wide) or _has_tiles(shapes)
+    spread = _spread_tables(shapes) if has_tables else 0
+    is_small = shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise
+    if (shapes.is_half or is_small) and not has_tables:
+        spread = shapes.tables() + shapes.more_tables()
     return weight + spread + (_added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0)
 
 
@@ -230,11 +282,14 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
     if _is_as_given(shapes):
         return 3 * shapes.weight_bytes + 2 * bias
     is_lacking = shapes.is_depthwise and shapes.is_small and shapes.vector != LARGEST_VECTOR
-    is_spread = _is_spread_apart(shapes)
-    if (_is_unusual(shapes) and not is_spread) or (shapes.is_dilated and shapes.is_volumes) or is_lacking:
-        return 2 * shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
+    unfolds = shapes.is_dilated and (shapes.is_strided or (shapes.is_volumes and shapes.is_padded))
+    if shapes.vector != LARGEST_VECTOR:
+        unfolds = unfolds or (shapes.is_dilated and shapes.groups > 1) or (shapes.is_depthwise and shapes.is_volumes)
+    if unfolds or is_lacking:
+        sums = shapes.sums_of_columns(is_last=True)
+        return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     if shapes.is_depthwise:
-        has_own = not (shapes.is_small or shapes.is_volumes or shapes.is_dilated)
+        has_own = _has_own_kernel(shapes)
         weight = shapes.weight_of_channels(is_filled=max(shapes.kernel) > _SMALL_KERNEL or not has_own)
     else:
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
@@ -266,6 +321,8 @@ def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
     """What torch's own kernels have: columns of one sample or of all, for one group after the other."""
     is_single = chosen in _ONE_BY_ONE
     ones = shapes.result[1] * shapes.element if is_single else 0
+    if chosen == _BACKENDS.SlowTranspose3d:
+        ones = math.prod(shapes.source[2:]) * shapes.element
     made = shapes.source_bytes if settings[3] else shapes.result_bytes
     put_together = made if shapes.groups > 1 else 0
     if put_together and settings[3]:  # a part of what is read, and what is made of it
@@ -297,16 +354,25 @@ def _is_unusual(shapes: Convolution) -> bool:
 
 
 def _is_spread_apart(shapes: Convolution) -> bool:
-    """Whether there is a kernel for channels last all the same: each group has whole blocks of channels."""
-    return shapes.is_depthwise and shapes.is_dilated and not shapes.is_strided and not shapes.is_volumes
+    """Whether one channel a group is spread, in bfloat16."""
+    is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR
+    return is_known and shapes.is_depthwise and shapes.is_strided and not shapes.is_dilated
+
+
+def _spreads_tiles(shapes: Convolution) -> bool:
+    """Whether a strided and dilated kernel has tiles: of images, where channels of groups fill vectors."""
+    fills = shapes.groups == 1 or shapes.channels % shapes.vector == shapes.made % shapes.vector == 0
+    return _has_tiles(shapes) and shapes.is_strided and shapes.is_dilated and not shapes.is_volumes and fills
 
 
 def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
     """Whether the same is true of the gradient of the weight."""
+    if _has_tiles(shapes):
+        return shapes.is_dilated and (shapes.is_strided or (shapes.is_volumes and shapes.is_padded))
     if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
         return True
     if shapes.is_depthwise:
-        return max(shapes.kernel) > _SMALL_KERNEL or shapes.is_small
+        return max(shapes.kernel) > _SMALL_KERNEL or not _has_own_kernel(shapes)
     if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
         return True
     if block > _LEAST_BLOCK:
@@ -327,9 +393,15 @@ def _has_tiles(shapes: Convolution) -> bool:
     return has_tiles(shapes.dtype) and not shapes.is_depthwise
 
 
+def _has_own_kernel(shapes: Convolution) -> bool:
+    """Whether one channel a group of images may be a special case: where no place is left out between two kernels."""
+    is_apart = {*shapes.dilation} != {1} or any(s > k for s, k in zip(shapes.stride, shapes.kernel, strict=True))
+    return not (shapes.is_small or shapes.is_volumes or is_apart)
+
+
 def _is_as_given(shapes: Convolution) -> bool:
     """Whether the gradient of the weight is made by a kernel that takes any layout: there is no other for the type."""
-    return shapes.dtype is torch.float16 and not torch.cpu._is_amx_tile_supported()
+    return shapes.dtype is torch.float16 and not may_use_tiles()
 
 
 def _sums_in_floats(shapes: Convolution, weight: int) -> int:
@@ -337,7 +409,9 @@ def _sums_in_floats(shapes: Convolution, weight: int) -> int:
     if shapes.dtype is not torch.bfloat16:
         return 0
     is_small = shapes.is_depthwise and max(shapes.kernel) <= _SMALL_KERNEL
-    sums = torch.get_num_threads() * weight * torch.float32.itemsize // shapes.element
+    is_small = is_small and _has_own_kernel(shapes)
+    threads = torch.get_num_threads() if is_small else shapes.threads_of_sums()
+    sums = threads * (weight * torch.float32.itemsize // shapes.element + ALIGNMENT * 4)
     return sums + (0 if is_small else shapes.turned_samples())
 
 

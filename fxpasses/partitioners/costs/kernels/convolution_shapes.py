@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "has_tiles", "round_up"]
+__all__ = ["ALIGNMENT", "LARGEST_VECTOR", "Convolution", "has_tiles", "may_use_tiles", "round_up"]
 
 ALIGNMENT = 128
 _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
@@ -38,6 +39,12 @@ _TILE_PAIRS, _TILE_ROWS, _FEW_CHANNELS = 32, 16, 4
 _MOST_UNROLLED = 5_500_000
 """The most bytes of a row of what kernels see that a thread unrolls."""
 _FLOAT = 4
+_MOST_OF_VOLUMES = 3_500_000
+"""The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
+_SPREAD_ROWS = 18
+"""So many rows are spread at once."""
+_OF_ROWS, _OF_PLACE = 24_600, 64
+"""Bytes of tables of a strided kernel of one channel a group, and for each place in a row that it reads."""
 
 
 @attrs.frozen
@@ -52,7 +59,7 @@ class Convolution:
         dtype: Of what it reads and makes.
         stride: By places.
         is_padded: Whether it sees places around the source.
-        is_dilated: Whether the places that it sees lie apart.
+        dilation: How far apart the places lie that it sees, by places.
     """
 
     source: tuple[int, ...]
@@ -62,7 +69,7 @@ class Convolution:
     dtype: torch.dtype
     stride: tuple[int, ...]
     is_padded: bool
-    is_dilated: bool
+    dilation: tuple[int, ...]
 
     @classmethod
     def of(cls, given: Tensor, weight: Tensor, settings: Sequence[Any], result: Tensor) -> Convolution:
@@ -78,8 +85,12 @@ class Convolution:
             dtype=given.dtype,
             stride=_numbers(stride) if len(stride) == len(kernel) else _numbers(stride) * len(kernel),
             is_padded={*_numbers(padding)} != {0},
-            is_dilated={*_numbers(dilation)} != {1} and {*kernel} != {1},
+            dilation=_numbers(dilation) if len(dilation) == len(kernel) else _numbers(dilation) * len(kernel),
         )
+
+    def other_way_round(self) -> Convolution:
+        """One that reads what this one makes, with the same kernel."""
+        return attrs.evolve(self, source=self.result, result=self.source)
 
     @property
     def channels(self) -> int:
@@ -110,6 +121,11 @@ class Convolution:
     def is_strided(self) -> bool:
         """Whether it leaves out places."""
         return {*self.stride} != {1}
+
+    @property
+    def is_dilated(self) -> bool:
+        """Whether the places that it sees lie apart."""
+        return {*self.dilation} != {1} and {*self.kernel} != {1}
 
     @property
     def is_pointwise(self) -> bool:
@@ -164,15 +180,27 @@ class Convolution:
         """What each place of the kernel sees at each place of a sample, in one group."""
         return self.channels * self.kernel_bytes * math.prod(self.result[2:])
 
-    def in_columns(self, made: int, *, before_bias: int = 0) -> int:
-        """Where each thread has the columns of one group and one slice, and what is made is then laid out."""
-        columns = self._columns_of_slice * (2 if self.is_half else 1)  # floats
-        return max(torch.get_num_threads() * columns + before_bias + _SUMS * ALIGNMENT, made) + made
+    def in_columns(self, made: int, *, before_bias: int = 0, is_last: bool = False) -> int:
+        """Where each thread has the columns of one group, and what is made may be laid out then.
 
-    def sums_of_columns(self) -> int:
-        """Where each thread has columns, and gradients of the weight."""
-        sums = _SUMS * self.weight_bytes * (2 if self.is_half else 1)  # floats
-        return self._unfolding_threads * (sums + self._columns_of_slice + _SUMS * ALIGNMENT)
+        Of channels that come last all places are seen at once, else one slice. Half precision is added up as floats,
+        and groups whose channels lie apart, too; what is no number that BLAS knows is computed without columns.
+        """
+        if self.dtype is torch.float16:
+            return made + max(before_bias + (0 if is_last else self.result_bytes), 0 if is_last else 2 * made)
+        numbers = (self.column_bytes if is_last else self._columns_of_slice) // self.element
+        if self.is_half or (is_last and self.groups > 1):
+            numbers += self.channels * math.prod(self.source[2:])
+        while_made = torch.get_num_threads() * numbers * max(_FLOAT, self.element) + before_bias + _SUMS * ALIGNMENT
+        return (while_made if is_last else max(while_made, made)) + made
+
+    def sums_of_columns(self, *, is_last: bool = False) -> int:
+        """Where each thread has columns, and gradients of the weight; of channels that come last a sample is turned."""
+        threads = self._unfolding_threads
+        copies = 2 * (2 * threads + 2) if self.is_half else threads * _SUMS  # floats, and those of all together
+        sums = copies * self.weight_bytes
+        turned = self.channels * math.prod(self.source[2:]) * self.element if is_last else 0
+        return sums + threads * (self._columns_of_slice + turned + _SUMS * ALIGNMENT)
 
     @property
     def _unfolding_threads(self) -> int:
@@ -229,19 +257,42 @@ class Convolution:
         """Whether so many in each group are enough for a kernel that knows channels last."""
         return not self.is_depthwise and (self.groups == 1 or channels >= self.vector)
 
-    def tables(self, *, is_spread: bool = False) -> int:
-        """What a kernel that knows channels last has of its own; a strided one spreads a sample, with a border."""
+    def tables(self, *, is_spread: bool = False, is_added: bool = False) -> int:
+        """What a kernel that knows channels last has of its own; a strided one spreads a sample, with a border.
+
+        ``is_added`` says that a bias is added to what it makes, which are floats then.
+        """
         threads = torch.get_num_threads()
         if has_tiles(self.dtype) and not self.is_depthwise:
             return self._tile_tables()
         if not is_spread:
             return (threads + 1) * (_PAGE + ALIGNMENT)
+        if self.is_depthwise or (self.is_uneven and len(self.kernel) == 1):
+            return threads * self._spread_rows(2 if is_added and self.is_half else 1)
         places = math.prod(
             size + -(-(kernel - 1) // stride)
             for size, kernel, stride in zip(self.result[2:], self.kernel, self.stride, strict=True)
         )
         uneven = (_UNEVEN_HALF if self.is_half else _UNEVEN) if self.is_uneven else 0
         return threads * (_STRIDING + uneven + places * self.result[1] * self.element)
+
+    def _spread_rows(self, sums: int) -> int:
+        """What each thread of a strided kernel has, in blocks of pages: what it reads, with a border, and of rows sums.
+
+        The latter where what is made is no multiple of the stride.
+        """
+        wide, steps, kernel = self.source[-1], self.stride[-1], self.kernel[-1]
+        sizes = zip(self.result[2:], self.source[2:], self.kernel, self.stride, strict=True)
+        read = math.prod(made + (width - 1) // step + (1 if size % step else 0) for made, size, width, step in sizes)
+        blocks = round_up(read * self.result[1], _PAGE)
+        tables = _OF_ROWS + _OF_PLACE * self.result[-1] + (2 * _PAGE if self.is_volumes else 0)
+        if self.is_uneven:
+            rows = wide * steps + self.result[-1] + (kernel - 1) * steps
+            depth = self.kernel[-2] if len(self.kernel) > 1 else 1
+            blocks += sums * round_up(self.result[1] * depth * rows + _PAGE, _PAGE)
+            blocks += 0 if self.dtype is torch.bfloat16 else blocks // 8
+            tables += (3 if self.is_volumes else 1) * _PAGE
+        return tables + blocks * self.element
 
     def _tile_tables(self) -> int:
         """Rows of what is read that each thread of a processor with AMX copies: with a border, whole tiles of channels.
@@ -259,14 +310,19 @@ class Convolution:
             rows, times, least, weights = self.source[2], max(1.25, steps / 2), 96, 0.5
         elif steps == 1:
             rows, times, least, weights = self._rows_for(1024), 4.0, 64, 0.0
-        elif steps != max(self.kernel):
+        elif steps != max(self.kernel) and not self.is_dilated:
             rows, times, least, weights = self._rows_for(256), 4.0, 96, 0.0
+        elif self.is_dilated:
+            rows, times, least, weights = self.source[2], 3.5, 96, 0.0
         else:  # patches
             rows, times, least, weights = self._rows_for(128), 6.0, 24, 1.0
-        border = max(self.kernel) - 1 if self.is_padded else 0
+        border = (max(self.kernel) - 1) * max(self.dilation) if self.is_padded else 0
         across = math.prod(size + border for size in self.source[3:])
         channels = self.groups * round_up(self.channels, _TILE_PAIRS) * self.element
         of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
+        if self.is_volumes and steps > 1:
+            copied = int(1.1 * steps**2 * (rows + border) * across * channels)
+            of_thread = max(of_thread, min(least * 1024 + copied, _MOST_OF_VOLUMES))
         if self._is_along_one_dimension:
             seen = min(max(self.kernel), _TILE_PAIRS // 2) * steps * self.result[-1]
             of_thread = min(of_thread, 64 * 1024 + 10 * self.groups * self.channels * seen)
@@ -305,7 +361,18 @@ class Convolution:
         result = round_up(self.made, self.vector) * math.prod(self.result[2:])
         is_patches = self.channels <= _FEW_CHANNELS and self.stride == self.kernel
         sums = (1 if is_patches else 2) * self.weight_in_tiles()
+        if self.is_volumes:  # places that a strided kernel leaves out
+            left_out = round_up(self.channels, _TILE_PAIRS) * math.prod(self.source[2:]) * self.groups
+            sums += 7 * (max(self.stride) - 1) * left_out * self.element // 2
         return torch.get_num_threads() * (sums + 3 * self.groups * (source + result) * self.element + 96 * 1024)
+
+    def spread_tiles(self) -> int:
+        """Rows of what is read that a strided and dilated kernel spreads for tiles, and its weight."""
+        pairs, steps = _TILE_PAIRS, (max(self.kernel) - 1) * max(self.dilation)
+        rows = -(-self.made // pairs) * 2 * pairs * (self.source[-1] + steps)
+        rows *= 1 if len(self.kernel) == 1 else _SPREAD_ROWS
+        channels = round_up(self.channels, self.vector) * round_up(self.made, pairs)
+        return torch.get_num_threads() * (rows + _TURNING) + _PAGE + self.groups * channels * self.kernel_bytes
 
     def _rows_for(self, places: int) -> int:
         """The rows of what is read that so many places of the result need."""
@@ -346,12 +413,23 @@ class Convolution:
         return torch.get_num_threads() * of_thread + _PAGE * 2 + ALIGNMENT * self.result[1]
 
     def turned_samples(self) -> int:
-        """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16."""
-        border = self.kernel[-1] - 1 + 2 * (self.stride[-1] - 1)
-        source = round_up(self.channels, self.vector) * math.prod(self.source[2:-1]) * (self.source[-1] + border)
-        result = round_up(self.made, self.vector) * math.prod(self.result[2:])
+        """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16.
+
+        Pairs of places are made. Groups are shared among threads.
+        """
+        across, steps = round_up(self.result[-1], 2), self.stride[-1]
+        seen = (across - 1) * steps + (self.kernel[-1] - 1) * self.dilation[-1] + 1
+        rows = self.source[-1] + (self.kernel[-1] - 1) * self.dilation[-1] + 2 * (steps - 1)
+        wide = round_up(max(seen, rows), 2 * steps) + (2 * steps if self.result[-1] % 2 and steps > 1 else 0)
+        source = round_up(self.channels, self.vector) * math.prod(self.source[2:-1]) * wide
+        result = round_up(self.made, self.vector) * math.prod(self.result[2:-1]) * across
         tables = _TURNING + round_up(self.result[1], self.vector) * _FLOAT
-        return torch.get_num_threads() * self.groups * (source + result) * self.element + tables
+        return self.threads_of_sums() * self.groups * (source + result) * self.element + tables
+
+    def threads_of_sums(self) -> int:
+        """How many threads have sums of the gradient of the whole weight: one, where each has groups of its own."""
+        threads = torch.get_num_threads()
+        return 1 if self.is_depthwise and self.groups >= threads * self.vector else threads
 
     def bias_in_blocks(self, block: int) -> int:
         """The bias, as floats, in whole blocks; nothing where it is so."""
@@ -362,7 +440,14 @@ class Convolution:
 
 def has_tiles(dtype: torch.dtype) -> bool:
     """Whether this processor multiplies tiles of a type."""
-    return dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    return dtype is torch.bfloat16 and may_use_tiles()
+
+
+def may_use_tiles() -> bool:
+    """Whether this processor has tiles, and oneDNN is not told by the environment to do without."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
+    is_allowed = limit.upper() in ("ALL", "DEFAULT") or "AMX" in limit.upper()
+    return is_allowed and torch.cpu._is_amx_tile_supported()
 
 
 def round_up(count: int, block: int) -> int:
