@@ -52,6 +52,11 @@ def _last_one_apart(given: Tensor, dims: Sequence[int], normalization: int, size
     return made
 
 
+def _times_power_of_two(given: Tensor, exponent: Tensor) -> Tensor:
+    made: Tensor = aten.mul.Tensor(given, aten.pow.Tensor_Tensor(given.new_empty(()), exponent))
+    return made
+
+
 def in_steps(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
     """What does the same by calling others, where a dispatcher sees an operator whole; None for a kernel."""
     if isinstance(func, torch._ops.HigherOrderOperator):
@@ -68,6 +73,7 @@ _IN_STEPS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         ),
         aten._fft_c2r.default: _last_one_apart,
         aten._trilinear.default: trilinear_by_steps,
+        aten.ldexp.Tensor: _times_power_of_two,
     }
 )
 """Operators that run by others, though dispatchers see them whole."""

@@ -29,6 +29,8 @@ __all__ = [
 
 _ROLLED_ALONG, _TRAINING = 3, 4
 """So many operands ``roll`` has with dimensions; which operand says that a model is trained."""
+_MATRIX = 2
+"""Dimensions of one."""
 aten = torch.ops.aten
 
 
@@ -88,10 +90,17 @@ def lie_together(given: Tensor, along: Sequence[int]) -> bool:
 
 
 def _triangle(args: Sequence[Any], _result: Any) -> int:
-    """Matrices of which neither rows nor columns are dense."""
+    """Matrices of which one does not follow the other, however each of them lies."""
     given: Tensor = args[0]
-    is_dense = given.is_contiguous() or 1 in (concrete_size(given.stride(-1)), concrete_size(given.stride(-2)))
-    return 0 if is_dense else tensor_bytes(given)
+    if given.is_contiguous() or given.dim() <= _MATRIX:
+        return 0
+    sizes, strides = (list(map(concrete_size, each)) for each in (given.shape, given.stride()))
+    follows = sizes[-1] * sizes[-2]
+    for place in range(given.dim() - _MATRIX - 1, -1, -1):
+        if strides[place] != follows:
+            return tensor_bytes(given)
+        follows *= sizes[place]
+    return 0
 
 
 def _picked_rows(args: Sequence[Any], result: Tensor) -> int:
