@@ -31,6 +31,8 @@ _MANY = 640
 """Of so many rows on the right operand is laid out as a whole, as far as it fits."""
 _LARGEST = 2048 * 1024
 """Bytes of the right operand that fit into a cache with all the rest."""
+_PADDED = 26
+"""Rows that are padded at once where many products do not fill their last tile."""
 _DEEP, _DEEPER = 600, 960
 """From so many products on, sums of many rows, or of all, are kept between blocks."""
 _TILE, _TILE_ROWS = 1024, 16
@@ -76,7 +78,8 @@ class TileProduct:
         if not self.left_by_columns:
             is_moved = self.depth % _PAIRS != 0 or (self.depth % _ALIKE == 0 and self._takes_few_columns())
             most = _MANY if self.depth % _PAIRS == 0 else _ROWS
-            return min(self.rows, most) * 2 * _PAIRS * _ELEMENT if is_moved else 0
+            moved = min(self.rows, most) * 2 * _PAIRS * _ELEMENT if is_moved else 0
+            return moved + (_PADDED * self.depth * _ELEMENT if self._is_deep_and_uneven(_ROWS) else 0)
         block = next((block for most, block in _ROW_BLOCKS if self.rows <= most), _ROWS)
         rows = min(round_up(self.rows, block), _ROWS)
         has_rest = self.depth % _PAIRS != 0 if self.depth > _PAIRS else self.depth % 2 != 0
@@ -85,6 +88,10 @@ class TileProduct:
             rest += 3 * min(rows, _COLUMNS) * _PAIRS
         together = self._padded if self.columns == 1 else min(self._padded, _LEFT_DEPTH)
         return (rows * together + rest) * _ELEMENT
+
+    def _is_deep_and_uneven(self, least: int) -> bool:
+        """Whether a last tile is not full, of so many products."""
+        return self.depth % _PAIRS != 0 and self.depth >= least and 1 not in (self.rows, self.columns)
 
     def _right(self) -> int:
         if 1 in (self.rows, self.columns):
@@ -130,4 +137,6 @@ class TileProduct:
         sums = max(min(round_up(self.rows, _PAIRS), _ROWS) * min(columns, _COLUMNS), min(self.rows, _MANY) * _PAIRS)
         if self.depth >= _LEFT_DEPTH and self.right_by_columns and not self.count:
             sums = max(self.rows - _ALIKE, min(self.rows, _ROWS)) * min(columns, _ALIKE)
+        if self._is_deep_and_uneven(_LEFT_DEPTH):
+            sums = max(sums, round_up(min(self.rows, _MANY), _PAIRS) * min(columns, _ALIKE))
         return sums * _FLOAT

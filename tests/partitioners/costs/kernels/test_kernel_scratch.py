@@ -575,6 +575,22 @@ def test_a_linear_layer_in_bfloat16_is_never_predicted_too_small(rows: int, widt
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("layout", ["by rows", "strided", "slice"])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(32, 500, 128), (64, 1000, 200), (64, 300, 1100), (256, 2100, 256), (500, 2100, 256)]
+)
+def test_many_products_that_fill_no_whole_tiles_are_padded(rows: int, depth: int, columns: int, layout: str) -> None:
+    """A seventh was missing: rows that are padded, and sums of all columns."""
+    left, right = LAYOUTS[layout](torch.randn(rows, depth).bfloat16()), torch.randn(depth, columns).bfloat16()
+    for first, second in ((left, right), (left, right.repeat(1, 2)[:, :columns]), (left[None], right[None])):
+        func = aten.bmm.default if first.dim() > left.dim() else aten.mm.default
+
+        real = beside_its_result(lambda func=func, first=first, second=second: func(first, second))
+        assert real <= scratch_bytes(func, (first, second), func(first, second)) + 512
+
+
+@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("queries", "keys", "width"), [(191, 191, 16), (200, 600, 33), (767, 513, 65), (65, 65, 64)])
