@@ -171,7 +171,8 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     while_made = before_bias + result + shapes.weight_in_blocks(block) + source
     if has_bias and shapes.is_strided and shapes.groups > 1:
         while_made = max(while_made, 3 * own)
-    if shapes.is_half and shapes.is_depthwise and shapes.is_strided:
+    is_uneven_row = shapes.is_uneven and len(shapes.kernel) == 1
+    if shapes.is_strided and ((shapes.is_half and shapes.is_depthwise) or is_uneven_row):
         while_made = max(while_made, _spread_groups(shapes, own))
     return max(while_made, source + own)
 

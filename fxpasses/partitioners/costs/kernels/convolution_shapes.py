@@ -289,7 +289,8 @@ class Convolution:
         if self.is_uneven:
             rows = wide * steps + self.result[-1] + (kernel - 1) * steps
             depth = self.kernel[-2] if len(self.kernel) > 1 else 1
-            blocks += sums * round_up(self.result[1] * depth * rows + _PAGE, _PAGE)
+            channels = max(self.source[1], self.result[1])
+            blocks += sums * round_up(channels * depth * rows + _PAGE, _PAGE)
             blocks += 0 if self.dtype is torch.bfloat16 else blocks // 8
             tables += (3 if self.is_volumes else 1) * _PAGE
         return tables + blocks * self.element
@@ -420,7 +421,8 @@ class Convolution:
         across, steps = round_up(self.result[-1], 2), self.stride[-1]
         seen = (across - 1) * steps + (self.kernel[-1] - 1) * self.dilation[-1] + 1
         rows = self.source[-1] + (self.kernel[-1] - 1) * self.dilation[-1] + 2 * (steps - 1)
-        wide = round_up(max(seen, rows), 2 * steps) + (2 * steps if self.result[-1] % 2 and steps > 1 else 0)
+        wide = round_up(max(seen, rows), 2 * steps)
+        wide += 2 * steps if self.is_volumes or (self.result[-1] % 2 and steps > 1) else 0
         source = round_up(self.channels, self.vector) * math.prod(self.source[2:-1]) * wide
         result = round_up(self.made, self.vector) * math.prod(self.result[2:-1]) * across
         tables = _TURNING + round_up(self.result[1], self.vector) * _FLOAT
