@@ -127,14 +127,18 @@ def _forward(shapes: Convolution) -> int:
             in_blocks = laid_out + max(weight + shapes.bias_in_blocks(block), own)
         return max(in_order, in_blocks, 3 * own)
     if not block:
-        return shapes.in_columns(own)
+        block = shapes.vector // 2
+        made = shapes.weight_in_blocks(block, keeps_channels=True) + shapes.in_blocks(shapes.result, block)
+        return max(shapes.in_columns(own), made if shapes.made % block == 0 else 0)
     if shapes.is_depthwise and shapes.is_volumes:
         return max(shapes.source_bytes + shapes.weight_of_channels(is_filled=False) + own, 3 * own)
     is_image = _is_few(shapes)
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + weight + result + shapes.bias_in_blocks(block) + shapes.picked() + shapes.sample_in_floats()
-    return max(while_made, result + own)
+    unfolded = shapes.in_columns(own) if shapes.reaches_beyond else 0
+    rows = shapes.source_bytes + shapes.weight_bytes + shapes.in_rows() + own if shapes.is_one_row else 0
+    return max(while_made, result + own, unfolded, rows)
 
 
 def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
@@ -159,10 +163,14 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
         spread = _spread_tables(shapes, is_added=has_bias)
         added = _added(shapes, has_bias=has_bias and (shapes.is_uneven or shapes.is_half))
         more = shapes.more_tables() if shapes.dtype is torch.float16 else 0
+        if shapes.is_volumes and shapes.source[1] == shapes.result[1] == 1:
+            block = shapes.vector
+            in_blocks = shapes.in_blocks(shapes.source, block) + shapes.in_blocks(shapes.result, block)
+            in_blocks += shapes.weight_in_blocks(block)
         return max(spread + more + added + shapes.result_bytes + weight + own, in_blocks, 3 * own)
     if not (block := shapes.block):
         is_wide = shapes.is_half or shapes.made > shapes.vector // 2
-        spread = _spread_groups(shapes, own) if shapes.is_strided and is_wide else 0
+        spread = max(_spread_groups(shapes, own), 3 * own) if shapes.is_strided and is_wide else 0
         return max(spread, shapes.in_columns(own, before_bias=before_bias))
     result, source = shapes.in_blocks(shapes.result, block), shapes.in_blocks(shapes.source, block)
     before_bias = source + ALIGNMENT if has_bias else 0
@@ -171,9 +179,12 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     while_made = before_bias + result + shapes.weight_in_blocks(block) + source
     if has_bias and shapes.is_strided and shapes.groups > 1:
         while_made = max(while_made, 3 * own)
+    if shapes.reaches_beyond:
+        while_made = max(while_made, shapes.in_columns(own, before_bias=own + ALIGNMENT if has_bias else 0))
     is_uneven_row = shapes.is_uneven and len(shapes.kernel) == 1
-    if shapes.is_strided and ((shapes.is_half and shapes.is_depthwise) or is_uneven_row):
-        while_made = max(while_made, _spread_groups(shapes, own))
+    is_wide = shapes.groups > 1 and shapes.made > shapes.vector // 2
+    if shapes.is_strided and ((shapes.is_half and shapes.is_depthwise) or is_uneven_row or is_wide):
+        while_made = max(while_made, _spread_groups(shapes, own), 3 * own)
     return max(while_made, source + own)
 
 
@@ -212,7 +223,8 @@ def _weights(shapes: Convolution, bias: int) -> int:
     if _unfolds_for_weight(shapes, block):
         unfolded = shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
-        if shapes.is_depthwise or _has_tiles(shapes) or not (shapes.is_dilated and block):
+        may_be_in_blocks = shapes.is_dilated or shapes.is_volumes
+        if shapes.is_depthwise or _has_tiles(shapes) or not (block and may_be_in_blocks):
             return unfolded
     if _has_tiles(shapes):
         while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + shapes.picked() + bias
@@ -224,7 +236,8 @@ def _weights(shapes: Convolution, bias: int) -> int:
     if shapes.is_half and shapes.is_depthwise and bias:
         while_made += shapes.made * torch.float32.itemsize
     if not shapes.is_pointwise:
-        while_made += _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
+        while_made += _sums_in_floats(shapes, weight)
+    while_made += shapes.sums_of_threads(weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
 
@@ -239,7 +252,9 @@ def _forward_in_order(shapes: Convolution) -> int:
     has_tables = shapes.fills(shapes.channels) or _has_tiles(shapes) or shapes.dtype is torch.float16
     has_tables = has_tables or (shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise)
     tables = shapes.tables() if has_tables else 0
-    return shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
+    in_order = shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
+    unfolded = shapes.weight_bytes + shapes.in_columns(0, is_last=True) if shapes.reaches_beyond else 0
+    return max(in_order, unfolded, shapes.weight_bytes + shapes.in_rows() if shapes.is_one_row else 0)
 
 
 def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
@@ -256,21 +271,27 @@ def _data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
         added = _added(shapes, has_bias=has_bias) + ALIGNMENT
         return _spread_weight(shapes) + shapes.tables(is_spread=True, is_added=has_bias) + added
     if shapes.is_depthwise and shapes.is_volumes:
-        return shapes.weight_of_channels(is_filled=True) + (own + ALIGNMENT if has_bias else 0)
+        before_bias = own + ALIGNMENT if has_bias else 0
+        unfolded = shapes.in_columns(own, before_bias=before_bias, is_last=True) - own
+        return max(shapes.weight_of_channels(is_filled=True) + before_bias, unfolded)
     weight = shapes.weight_in_order(shapes.channels, shapes.made)
     if shapes.fills(shapes.made):
         is_apart = shapes.is_strided and (shapes.is_uneven or shapes.is_half)
         is_apart = is_apart or (shapes.dtype is torch.bfloat16 and shapes.groups > 1 and not _has_tiles(shapes))
         added = _added(shapes, has_bias=has_bias and is_apart)
         more = shapes.more_tables() if shapes.dtype is torch.float16 else 0
-        return weight + added + _spread_tables(shapes) + more
+        return weight + added + _spread_tables(shapes, is_added=has_bias) + more
     is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
     has_tables = (shapes.is_strided and is_wide) or _has_tiles(shapes)
     spread = _spread_tables(shapes) if has_tables else 0
     is_small = shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise
     if (shapes.is_half or is_small) and not has_tables:
         spread = shapes.tables() + shapes.more_tables()
-    return weight + spread + (_added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0)
+    before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
+    unfolded = 0
+    if not shapes.is_depthwise and not shapes.block:
+        unfolded = shapes.weight_bytes + shapes.in_columns(own, before_bias=before_bias, is_last=True) - own
+    return max(unfolded, weight + spread + before_bias)
 
 
 def _weights_in_order(shapes: Convolution, bias: int) -> int:
@@ -289,16 +310,21 @@ def _weights_in_order(shapes: Convolution, bias: int) -> int:
     if unfolds or is_lacking:
         sums = shapes.sums_of_columns(is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
+    unfolded = 0
+    if shapes.reaches_beyond or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
+        unfolded = 2 * shapes.weight_bytes + shapes.sums_of_columns(is_last=True) + bias
     if shapes.is_depthwise:
         has_own = _has_own_kernel(shapes)
-        weight = shapes.weight_of_channels(is_filled=max(shapes.kernel) > _SMALL_KERNEL or not has_own)
+        is_filled = max(shapes.kernel) > _SMALL_KERNEL or not has_own
+        weight = shapes.weight_of_channels(is_filled=is_filled)
     else:
+        is_filled = False
         weight = shapes.weight_in_blocks(vector, keeps_channels=_is_few(shapes))
     sums = _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
     if _has_tiles(shapes):
         weight, sums = shapes.weight_in_tiles(), shapes.sums_in_tiles()
-    while_made = shapes.bias_in_blocks(vector) + shapes.picked() + bias + sums
-    return weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias)
+    while_made = shapes.bias_in_blocks(vector, is_filled=is_filled) + shapes.picked() + bias + sums
+    return max(unfolded, weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -326,14 +352,18 @@ def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
         ones = math.prod(shapes.source[2:]) * shapes.element
     made = shapes.source_bytes if settings[3] else shapes.result_bytes
     put_together = made if shapes.groups > 1 else 0
-    if put_together and settings[3]:  # a part of what is read, and what is made of it
+    if shapes.groups > 1 and settings[3]:  # a part of what is read, and what is made of it
         put_together += made + shapes.result_bytes // shapes.groups
-    return (1 if is_single else shapes.result[0]) * shapes.column_bytes + put_together + ones
+    columns = (1 if is_single else shapes.result[0]) * shapes.column_bytes + put_together + ones
+    if chosen == _BACKENDS.SlowTranspose3d and shapes.groups == 1:  # what is made has at first the size of what is read
+        return max(shapes.result_bytes, columns + max(0, shapes.result_bytes - made))
+    return columns
 
 
 def _part_bytes(shapes: Convolution, *operands: Tensor) -> int:
-    """What one group reads of several samples, dense."""
-    is_copied = shapes.groups > 1 and shapes.source[0] > 1
+    """What one group reads of several samples, or of channels that come last, dense."""
+    is_apart = shapes.source[0] > 1 or not all(each.is_contiguous() for each in operands)
+    is_copied = shapes.groups > 1 and is_apart
     return sum(map(_bytes, operands)) // shapes.groups if is_copied else 0
 
 
@@ -376,9 +406,11 @@ def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
         return max(shapes.kernel) > _SMALL_KERNEL or not _has_own_kernel(shapes)
     if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
         return True
+    if shapes.reaches_beyond:
+        return True
     if block > _LEAST_BLOCK:
         return False
-    return block < _LEAST_BLOCK or shapes.is_dilated or shapes.is_small or (shapes.is_volumes and shapes.is_strided)
+    return block < _LEAST_BLOCK or shapes.is_dilated or shapes.is_small or shapes.is_volumes
 
 
 def _prefers_order(shapes: Convolution) -> bool:
@@ -397,7 +429,7 @@ def _has_tiles(shapes: Convolution) -> bool:
 def _has_own_kernel(shapes: Convolution) -> bool:
     """Whether one channel a group of images may be a special case: where no place is left out between two kernels."""
     is_apart = {*shapes.dilation} != {1} or any(s > k for s, k in zip(shapes.stride, shapes.kernel, strict=True))
-    return not (shapes.is_small or shapes.is_volumes or is_apart)
+    return shapes.starts_inside and not (shapes.is_volumes or is_apart)
 
 
 def _is_as_given(shapes: Convolution) -> bool:
@@ -431,7 +463,7 @@ def _unfolding_copies(chosen: Any, given: Tensor, weight: Tensor, *gradients: Te
     """Torch's own kernels want channels first, but for those of images."""
     if not _has_channels_last(given, weight):
         return _copies(given, weight, given, weight, *gradients)
-    if chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d):
+    if chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d, _BACKENDS.SlowDilated2d):
         return _copies(given, weight, given, weight, *gradients)
     return sum(_bytes(each) for each in (given, weight, *gradients) if not each.is_contiguous())
 

@@ -30,8 +30,8 @@ _SUMS = 4
 """How many gradients of a weight each thread has where the input is unfolded."""
 _PLACES_OF_THREAD = 512
 """From so many places for each thread on, they share what is unfolded."""
-_BARRIERS = 21_000
-"""Bytes with which threads that sum up apart wait for each other."""
+_BARRIERS, _FAR_MORE = 21_000, 8
+"""Bytes with which threads that sum up apart wait for each other; they do from so many times as many places on."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
 """Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
 _TILE_PAIRS, _TILE_ROWS, _FEW_CHANNELS = 32, 16, 4
@@ -39,6 +39,8 @@ _TILE_PAIRS, _TILE_ROWS, _FEW_CHANNELS = 32, 16, 4
 _MOST_UNROLLED = 5_500_000
 """The most bytes of a row of what kernels see that a thread unrolls."""
 _FLOAT = 4
+_SHORT, _LONG, _COLUMNS, _TABLES = 512, 1024, 64, 1152
+"""Rows and columns of a block of a matrix, and tables of what multiplies it."""
 _MOST_OF_VOLUMES = 3_500_000
 """The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
 _SPREAD_ROWS = 18
@@ -58,7 +60,7 @@ class Convolution:
         groups: How many convolutions of a part of the channels there are side by side.
         dtype: Of what it reads and makes.
         stride: By places.
-        is_padded: Whether it sees places around the source.
+        padding: How many places around the source it sees, by places.
         dilation: How far apart the places lie that it sees, by places.
     """
 
@@ -68,7 +70,7 @@ class Convolution:
     groups: int
     dtype: torch.dtype
     stride: tuple[int, ...]
-    is_padded: bool
+    padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
     @classmethod
@@ -83,9 +85,9 @@ class Convolution:
             kernel=kernel,
             groups=groups,
             dtype=given.dtype,
-            stride=_numbers(stride) if len(stride) == len(kernel) else _numbers(stride) * len(kernel),
-            is_padded={*_numbers(padding)} != {0},
-            dilation=_numbers(dilation) if len(dilation) == len(kernel) else _numbers(dilation) * len(kernel),
+            stride=_for_each_place(stride, kernel),
+            padding=_for_each_place(padding, kernel),
+            dilation=_for_each_place(dilation, kernel),
         )
 
     def other_way_round(self) -> Convolution:
@@ -123,6 +125,11 @@ class Convolution:
         return {*self.stride} != {1}
 
     @property
+    def is_padded(self) -> bool:
+        """Whether it sees places around the source."""
+        return {*self.padding} != {0}
+
+    @property
     def is_dilated(self) -> bool:
         """Whether the places that it sees lie apart."""
         return {*self.dilation} != {1} and {*self.kernel} != {1}
@@ -136,6 +143,24 @@ class Convolution:
     def is_small(self) -> bool:
         """Whether the source is smaller than the kernel."""
         return any(place < kernel for place, kernel in zip(self.source[2:], self.kernel, strict=True))
+
+    @property
+    def reaches_beyond(self) -> bool:
+        """Whether a dilated kernel, or one over volumes, reaches further than the source: few kernels know such."""
+        sizes = zip(self.source[2:], self.kernel, self.dilation, strict=True)
+        is_beyond = any(place < (kernel - 1) * apart + 1 for place, kernel, apart in sizes)
+        return is_beyond and (self.is_dilated or self.is_volumes)
+
+    @property
+    def starts_inside(self) -> bool:
+        """Whether the first step that lies inside of the source sees places of it only."""
+        sizes = zip(self.source[2:], self.kernel, self.padding, self.stride, strict=True)
+        return all(place >= kernel + -padded % step for place, kernel, padded, step in sizes)
+
+    @property
+    def is_one_row(self) -> bool:
+        """Whether each sample is one row that is multiplied with a matrix: the kernel is as large as what is read."""
+        return self.groups == 1 and self.source[2:] == self.kernel and not self.is_padded and not self.is_pointwise
 
     @property
     def is_volumes(self) -> bool:
@@ -194,6 +219,14 @@ class Convolution:
         while_made = torch.get_num_threads() * numbers * max(_FLOAT, self.element) + before_bias + _SUMS * ALIGNMENT
         return (while_made if is_last else max(while_made, made)) + made
 
+    def in_rows(self) -> int:
+        """Blocks of the weight, which threads lay out where several samples of one row each are multiplied with it."""
+        if self.source[0] == 1 or not self.is_one_row or self.vector != LARGEST_VECTOR:
+            return 0
+        depth = self.channels * math.prod(self.kernel)
+        together = min(round_up(depth, _TILE_ROWS), _SHORT if depth <= _LONG else _LONG)
+        return torch.get_num_threads() * (together * _COLUMNS * max(_FLOAT, self.element) + _TABLES)
+
     def sums_of_columns(self, *, is_last: bool = False) -> int:
         """Where each thread has columns, and gradients of the weight; of channels that come last a sample is turned."""
         threads = self._unfolding_threads
@@ -206,16 +239,22 @@ class Convolution:
     def _unfolding_threads(self) -> int:
         """All, if each has samples or groups of its own; where there are many places, all multiply the same columns."""
         threads = torch.get_num_threads()
-        is_apart = math.prod(self.source[2:]) < _PLACES_OF_THREAD * threads and (self.source[0] > 1 or self.groups > 2)
+        is_apart = math.prod(self.result[2:]) < _PLACES_OF_THREAD * threads and (self.source[0] > 1 or self.groups > 2)
         return threads if is_apart or self.is_volumes else 1
 
     def sums_of_threads(self, weight: int) -> int:
-        """Gradients of a weight that threads sum up apart, as there are fewer blocks of channels than threads."""
-        if self.is_half or self.is_depthwise or self.vector != LARGEST_VECTOR:
+        """Gradients of a weight that threads sum up apart, and with which they wait for each other.
+
+        They do it where there are fewer blocks of channels than threads, or far more places than weights.
+        """
+        threads = torch.get_num_threads()
+        if threads == 1 or self.is_half or self.is_depthwise:
             return 0
         blocks = self.groups * -(-self.channels // self.vector) * -(-self.made // self.vector)
-        apart = -(-torch.get_num_threads() // blocks)
-        return (apart - 1) * weight + _BARRIERS if apart > 1 else 0
+        laid_out = self.in_blocks(self.source, self.vector) + self.in_blocks(self.result, self.vector)
+        has_rest = blocks % threads != 0 and blocks < 2 * threads
+        apart = threads if has_rest or laid_out > _FAR_MORE * weight else -(-threads // blocks)
+        return (apart - 1) * weight + _BARRIERS
 
     @property
     def _columns_of_slice(self) -> int:
@@ -269,12 +308,30 @@ class Convolution:
             return (threads + 1) * (_PAGE + ALIGNMENT)
         if self.is_depthwise or (self.is_uneven and len(self.kernel) == 1):
             return threads * self._spread_rows(2 if is_added and self.is_half else 1)
+        sizes = zip(self.source[2:], self.result[2:], self.kernel, self.stride, strict=True)
+        is_rounded = not self.is_half  # else fewer are spread
         places = math.prod(
-            size + -(-(kernel - 1) // stride)
-            for size, kernel, stride in zip(self.result[2:], self.kernel, self.stride, strict=True)
+            made + -(-(kernel - 1) // stride) + (1 if is_rounded and size % stride else 0)
+            for size, made, kernel, stride in sizes
         )
         uneven = (_UNEVEN_HALF if self.is_half else _UNEVEN) if self.is_uneven else 0
-        return threads * (_STRIDING + uneven + places * self.result[1] * self.element)
+        if uneven and is_added and not self.is_half:
+            uneven = max(uneven, self._sums_of_rows())
+        tables = _STRIDING + (4 * _PAGE if self.is_volumes else 0) + (_PAGE * self.element if self._has_rest else 0)
+        return threads * (tables + uneven + round_up(places * self.result[1], _PAGE) * self.element)
+
+    @property
+    def _has_rest(self) -> bool:
+        """Whether some of what is read, with the places around it, is left over by the last step."""
+        sizes = zip(self.source[2:], self.kernel, self.padding, self.stride, self.dilation, strict=True)
+        return any((size + 2 * padded - (wide - 1) * far - 1) % step for size, wide, padded, step, far in sizes)
+
+    def _sums_of_rows(self) -> int:
+        """Sums of a row of what is read, of several vectors of channels, and of rows around it, in blocks of pages."""
+        wide, kernel, steps = self.source[-1], self.kernel[-1], self.stride[-1]
+        rows = wide * steps + self.result[-1] + (kernel - 1) * steps
+        lanes = _lanes(self.channels, self.vector)
+        return round_up(lanes * kernel * rows + _PAGE, _PAGE) * _FLOAT
 
     def _spread_rows(self, sums: int) -> int:
         """What each thread of a strided kernel has, in blocks of pages: what it reads, with a border, and of rows sums.
@@ -433,9 +490,9 @@ class Convolution:
         threads = torch.get_num_threads()
         return 1 if self.is_depthwise and self.groups >= threads * self.vector else threads
 
-    def bias_in_blocks(self, block: int) -> int:
-        """The bias, as floats, in whole blocks; nothing where it is so."""
-        if self.result[1] % block == 0 and not self.is_half:
+    def bias_in_blocks(self, block: int, *, is_filled: bool = False) -> int:
+        """The bias, as floats, in whole blocks, or in one of each group; nothing where it is so."""
+        if self.result[1] % block == 0 and not self.is_half and not is_filled:
             return 0
         return self.groups * round_up(self.made, block) * _FLOAT + ALIGNMENT
 
@@ -460,6 +517,10 @@ def round_up(count: int, block: int) -> int:
 def _lanes(count: int, vector: int) -> int:
     """So many channels are computed at once: up to four vectors."""
     return next((lanes for lanes in (vector, 2 * vector) if count <= lanes), 4 * vector)
+
+
+def _for_each_place(sizes: Sequence[Any], kernel: tuple[int, ...]) -> tuple[int, ...]:
+    return _numbers(sizes) if len(sizes) == len(kernel) else _numbers(sizes) * len(kernel)
 
 
 def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:

@@ -652,11 +652,22 @@ def test_kernels_whose_places_lie_apart_are_never_predicted_too_small(
     name: str, last: bool, dtype: torch.dtype
 ) -> None:
     """Strided, dilated or both, in groups or not: of backwards of one channel a group up to 98 % were missing."""
-    shape, weight_shape, options = APART[name]
-    if last and len(shape) not in (4, 5):
-        pytest.skip("sequences have no such layout")
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no instructions for bfloat16 on this processor")
+    assert_enough(*APART[name], last=last, dtype=dtype)
+
+
+def assert_enough(
+    shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    options: dict[str, Any],
+    *,
+    last: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Never less than a convolution and its backward ask for."""
+    if last and len(shape) not in (4, 5):
+        pytest.skip("sequences have no such layout")
     dims, is_transposed = len(shape) - 2, "transposed" in options
     form = (torch.channels_last, torch.channels_last_3d)[dims == 3] if last else torch.contiguous_format
     spread = (("stride", 1), ("padding", 0), ("dilation", 1))
@@ -675,3 +686,37 @@ def test_kernels_whose_places_lie_apart_are_never_predicted_too_small(
         gradients = aten.convolution_backward.default(*backward)
         real = beside_its_result(lambda backward=backward: aten.convolution_backward.default(*backward))
         assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients) + 512
+
+
+FEW_KNOW = {
+    "kernel that reaches further": ((1, 24, 5, 5), (4, 24, 7, 7), {"padding": 6, "dilation": 2}),
+    "volumes that are smaller": ((8, 8, 4, 4, 4), (8, 8, 4, 4, 4), {"padding": 1, "transposed": True}),
+    "dilated volume": ((4, 48, 12, 12, 12), (2, 48, 2, 2, 2), {"dilation": 3}),
+    "few strided channels of volumes": ((8, 12, 8, 8, 8), (2, 12, 2, 2, 2), {"stride": 2}),
+    "one channel of volumes": ((2, 1, 12, 12, 12), (1, 1, 4, 4, 4), {"stride": 3, "padding": 1}),
+    "strided groups of volumes": ((2, 48, 11, 11, 11), (96, 6, 3, 3, 3), {"stride": 2, "groups": 8}),
+    "strided groups of a sequence": ((4, 128, 265), (96, 16, 3), {"stride": 3, "padding": 1, "groups": 8}),
+    "one that starts outside": ((1, 8, 4, 4), (8, 1, 3, 3), {"stride": 3, "padding": 1, "groups": 8}),
+    "as large as what it reads": ((2, 24, 7, 7), (2, 24, 7, 7), {}),
+    "small volume transposed": ((1, 32, 12, 12, 12), (32, 5, 2, 2, 2), {"transposed": True}),
+    "strided volume transposed": ((1, 64, 14, 14, 14), (64, 16, 1, 1, 1), {"stride": 2, "transposed": True}),
+    "one dilated sample": ((1, 64, 11, 11), (100, 64, 2, 2), {"stride": 3, "dilation": 2}),
+    "transposed groups": ((1, 3, 35, 35), (3, 2, 5, 5), {"stride": 3, "padding": 1, "groups": 3, "transposed": True}),
+    "pointwise transposed groups": ((1, 20, 33, 33), (20, 32, 1, 1), {"groups": 4, "transposed": True}),
+    "what a stride leaves over": ((2, 8, 38, 38), (96, 8, 5, 5), {"stride": 2}),
+    "many places": ((2, 32, 56, 56), (32, 32, 3, 3), {"padding": 1}),
+    "pointwise": ((4, 32, 28, 28), (64, 32, 1, 1), {}),
+    "strided and dilated groups": (
+        (2, 32, 32, 32),
+        (24, 8, 5, 5),
+        {"stride": 3, "padding": 4, "dilation": 2, "groups": 4},
+    ),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(FEW_KNOW))
+def test_sizes_that_few_kernels_know_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """Other kernels do them: of the gradient of a weight up to 97 % were missing."""
+    assert_enough(*FEW_KNOW[name], last=last, dtype=torch.float32)
