@@ -224,12 +224,14 @@ def _weights(shapes: Convolution, bias: int) -> int:
         unfolded = shapes.weight_bytes + max(shapes.sums_of_columns() + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
         may_be_in_blocks = shapes.is_dilated or shapes.is_volumes
-        if shapes.is_depthwise or _has_tiles(shapes) or not (block and may_be_in_blocks):
+        if shapes.is_depthwise or not (block and may_be_in_blocks):
+            return unfolded
+        if _has_tiles(shapes) and not shapes.reaches_beyond:
             return unfolded
     if _has_tiles(shapes):
         while_made = shapes.source_bytes + shapes.result_bytes + shapes.sums_in_tiles() + shapes.picked() + bias
         while_made += shapes.bias_in_blocks(shapes.vector)
-        return shapes.weight_in_tiles() + max(while_made, shapes.weight_bytes + 2 * bias)
+        return max(unfolded, shapes.weight_in_tiles() + max(while_made, shapes.weight_bytes + 2 * bias))
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
@@ -254,6 +256,8 @@ def _forward_in_order(shapes: Convolution) -> int:
     tables = shapes.tables() if has_tables else 0
     in_order = shapes.weight_in_order(shapes.made, shapes.channels) + tables + shapes.more_tables()
     unfolded = shapes.weight_bytes + shapes.in_columns(0, is_last=True) if shapes.reaches_beyond else 0
+    if shapes.reaches_beyond and shapes.is_depthwise:
+        unfolded = max(unfolded, shapes.weight_of_channels(is_filled=True))
     return max(in_order, unfolded, shapes.weight_bytes + shapes.in_rows() if shapes.is_one_row else 0)
 
 
@@ -399,7 +403,8 @@ def _spreads_tiles(shapes: Convolution) -> bool:
 def _unfolds_for_weight(shapes: Convolution, block: int) -> bool:
     """Whether the same is true of the gradient of the weight."""
     if _has_tiles(shapes):
-        return shapes.is_dilated and (shapes.is_strided or (shapes.is_volumes and shapes.is_padded))
+        is_apart = shapes.is_strided or (shapes.is_volumes and shapes.is_padded) or shapes.reaches_beyond
+        return shapes.is_dilated and is_apart
     if _is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
         return True
     if shapes.is_depthwise:

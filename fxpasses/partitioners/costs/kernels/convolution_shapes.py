@@ -20,8 +20,8 @@ _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
 LARGEST_VECTOR = 16
 _SMALLEST_BLOCK = 4
-_VOLUMES = 5
-"""Dimensions of a batch of volumes."""
+_IMAGE_DIMENSIONS, _VOLUMES = 2, 5
+"""Dimensions of an image, and of a batch of volumes."""
 _TURNING = 9000
 """Bytes of tables where operands are turned."""
 _HALVES = 6500
@@ -43,8 +43,10 @@ _SHORT, _LONG, _COLUMNS, _TABLES = 512, 1024, 64, 1152
 """Rows and columns of a block of a matrix, and tables of what multiplies it."""
 _MOST_OF_VOLUMES = 3_500_000
 """The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
-_SPREAD_ROWS = 18
-"""So many rows are spread at once."""
+_SMALL_SAMPLE = 1024 * 1024
+"""Of volumes so much is copied once more."""
+_SPREAD_ROWS = 20
+"""So many rows are spread at once, and those that the kernel reaches."""
 _OF_ROWS, _OF_PLACE = 24_600, 64
 """Bytes of tables of a strided kernel of one channel a group, and for each place in a row that it reads."""
 
@@ -92,7 +94,9 @@ class Convolution:
 
     def other_way_round(self) -> Convolution:
         """One that reads what this one makes, with the same kernel."""
-        return attrs.evolve(self, source=self.result, result=self.source)
+        sizes = zip(self.kernel, self.padding, self.dilation, strict=True)
+        around = tuple(max(0, (kernel - 1) * apart - padded) for kernel, padded, apart in sizes)
+        return attrs.evolve(self, source=self.result, result=self.source, padding=around)
 
     @property
     def channels(self) -> int:
@@ -146,10 +150,10 @@ class Convolution:
 
     @property
     def reaches_beyond(self) -> bool:
-        """Whether a dilated kernel, or one over volumes, reaches further than the source: few kernels know such."""
+        """Whether a dilated kernel reaches across the source, or one over volumes further: few kernels know such."""
         sizes = zip(self.source[2:], self.kernel, self.dilation, strict=True)
-        is_beyond = any(place < (kernel - 1) * apart + 1 for place, kernel, apart in sizes)
-        return is_beyond and (self.is_dilated or self.is_volumes)
+        left = min(place - (kernel - 1) * apart - 1 for place, kernel, apart in sizes)
+        return left <= 0 if self.is_dilated else left < 0 and self.is_volumes
 
     @property
     def starts_inside(self) -> bool:
@@ -278,6 +282,8 @@ class Convolution:
         if self.is_depthwise:
             return self.weight_of_channels(is_filled=False)
         if self.fills(other):  # several vectors of what is made at once
+            if has_tiles(self.dtype) and other > self.vector:
+                other = round_up(other, _TILE_PAIRS)
             size = self.groups * round_up(along, _lanes(along, self.vector)) * other * self.kernel_bytes
             return size * (2 if self.is_half and other == 1 else 1)  # in pairs
         if self.channels == self.made and self.block:
@@ -303,7 +309,8 @@ class Convolution:
         """
         threads = torch.get_num_threads()
         if has_tiles(self.dtype) and not self.is_depthwise:
-            return self._tile_tables()
+            spread = threads * self._spread_sample() if is_spread else 0
+            return max(spread, self._tile_tables(is_spread=is_spread))
         if not is_spread:
             return (threads + 1) * (_PAGE + ALIGNMENT)
         if self.is_depthwise or (self.is_uneven and len(self.kernel) == 1):
@@ -342,6 +349,7 @@ class Convolution:
         sizes = zip(self.result[2:], self.source[2:], self.kernel, self.stride, strict=True)
         read = math.prod(made + (width - 1) // step + (1 if size % step else 0) for made, size, width, step in sizes)
         blocks = round_up(read * self.result[1], _PAGE)
+        blocks += 4 * _PAGE if self._has_rest and self.dtype is torch.bfloat16 else 0
         tables = _OF_ROWS + _OF_PLACE * self.result[-1] + (2 * _PAGE if self.is_volumes else 0)
         if self.is_uneven:
             rows = wide * steps + self.result[-1] + (kernel - 1) * steps
@@ -352,7 +360,14 @@ class Convolution:
             tables += (3 if self.is_volumes else 1) * _PAGE
         return tables + blocks * self.element
 
-    def _tile_tables(self) -> int:
+    def _spread_sample(self) -> int:
+        """What a strided kernel with tiles spreads at least: all of a sample, where it sees one place only."""
+        if math.prod(self.kernel) > 1:
+            return 64 * 1024
+        places = math.prod(self.result[2:]) * (max(self.stride) if len(self.kernel) == 1 else 1)
+        return 96 * 1024 + places * self.groups * round_up(self.made, _TILE_PAIRS) * self.element
+
+    def _tile_tables(self, *, is_spread: bool = False) -> int:
         """Rows of what is read that each thread of a processor with AMX copies: with a border, whole tiles of channels.
 
         Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
@@ -361,23 +376,30 @@ class Convolution:
         if (unrolled := self._unrolled_rows()) is not None:
             return torch.get_num_threads() * unrolled
         if math.prod(self.kernel) == 1:
-            rows, times, least, weights = 0, 0.0, 96 if self.is_strided else 24, 0.0
+            rows, times, least, weights = 0, 0.0, 96 if self.is_strided else 40, 0.0
         elif self._is_along_one_dimension:
             rows, times, least, weights = self.source[2], 3.0 * steps, 48, 0.0
         elif self.channels <= _FEW_CHANNELS or self.is_volumes:
-            rows, times, least, weights = self.source[2], max(1.25, steps / 2), 96, 0.5
+            rows, times, least, weights = self.source[2], max(2.0, steps / 2), 96, 0.5
         elif steps == 1:
             rows, times, least, weights = self._rows_for(1024), 4.0, 64, 0.0
         elif steps != max(self.kernel) and not self.is_dilated:
             rows, times, least, weights = self._rows_for(256), 4.0, 96, 0.0
         elif self.is_dilated:
-            rows, times, least, weights = self.source[2], 3.5, 96, 0.0
+            rows, times, least, weights = self.source[2], 6.0 if self.is_strided else 3.5, 96, 0.0
         else:  # patches
             rows, times, least, weights = self._rows_for(128), 6.0, 24, 1.0
-        border = (max(self.kernel) - 1) * max(self.dilation) if self.is_padded else 0
+        border = max((max(self.kernel) - 1) * max(self.dilation), 2 * max(self.padding)) if self.is_padded else 0
         across = math.prod(size + border for size in self.source[3:])
         channels = self.groups * round_up(self.channels, _TILE_PAIRS) * self.element
+        least += math.prod(self.kernel)
         of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
+        if weights == 1.0 and not is_spread:
+            of_thread = max(of_thread, 96 * 1024 + 2 * channels * math.prod(self.source[2:]))
+        if math.prod(self.kernel) == 1:
+            of_thread += self._more_of_one_place()
+        elif self.is_volumes:  # small samples are copied once more
+            of_thread += min((rows + border) * across * channels, _SMALL_SAMPLE)
         if self.is_volumes and steps > 1:
             copied = int(1.1 * steps**2 * (rows + border) * across * channels)
             of_thread = max(of_thread, min(least * 1024 + copied, _MOST_OF_VOLUMES))
@@ -385,6 +407,12 @@ class Convolution:
             seen = min(max(self.kernel), _TILE_PAIRS // 2) * steps * self.result[-1]
             of_thread = min(of_thread, 64 * 1024 + 10 * self.groups * self.channels * seen)
         return torch.get_num_threads() * of_thread + int(weights * self.weight_bytes)
+
+    def _more_of_one_place(self) -> int:
+        """Where one place is seen those that a stride leaves are picked, but of images."""
+        is_picked = self.is_strided and len(self.kernel) != _IMAGE_DIMENSIONS
+        channels = self.groups * round_up(self.channels, _TILE_PAIRS)
+        return 4 * _PAGE + (math.prod(self.result[2:]) * channels * self.element if is_picked else 0)
 
     @property
     def _is_along_one_dimension(self) -> bool:
@@ -421,16 +449,16 @@ class Convolution:
         sums = (1 if is_patches else 2) * self.weight_in_tiles()
         if self.is_volumes:  # places that a strided kernel leaves out
             left_out = round_up(self.channels, _TILE_PAIRS) * math.prod(self.source[2:]) * self.groups
-            sums += 7 * (max(self.stride) - 1) * left_out * self.element // 2
-        return torch.get_num_threads() * (sums + 3 * self.groups * (source + result) * self.element + 96 * 1024)
+            sums += 10 * (max(self.stride) - 1) * left_out * self.element // 2
+        return torch.get_num_threads() * (sums + 3 * self.groups * (source + result) * self.element + 176 * 1024)
 
     def spread_tiles(self) -> int:
         """Rows of what is read that a strided and dilated kernel spreads for tiles, and its weight."""
         pairs, steps = _TILE_PAIRS, (max(self.kernel) - 1) * max(self.dilation)
         rows = -(-self.made // pairs) * 2 * pairs * (self.source[-1] + steps)
-        rows *= 1 if len(self.kernel) == 1 else _SPREAD_ROWS
+        rows *= 1 if len(self.kernel) == 1 else _SPREAD_ROWS + steps
         channels = round_up(self.channels, self.vector) * round_up(self.made, pairs)
-        return torch.get_num_threads() * (rows + _TURNING) + _PAGE + self.groups * channels * self.kernel_bytes
+        return torch.get_num_threads() * (rows + _TURNING) + 2 * _PAGE + self.groups * channels * self.kernel_bytes
 
     def _rows_for(self, places: int) -> int:
         """The rows of what is read that so many places of the result need."""

@@ -720,3 +720,27 @@ FEW_KNOW = {
 def test_sizes_that_few_kernels_know_are_never_predicted_too_small(name: str, last: bool) -> None:
     """Other kernels do them: of the gradient of a weight up to 97 % were missing."""
     assert_enough(*FEW_KNOW[name], last=last, dtype=torch.float32)
+
+
+WITH_TILES = {
+    "transposed volume": ((1, 100, 11, 11, 11), (100, 12, 3, 3, 3), {"transposed": True}),
+    "volume to few channels": ((2, 64, 3, 3, 3), (64, 1, 3, 3, 3), {"transposed": True}),
+    "dilated volume": ((2, 64, 7, 7, 7), (100, 64, 4, 4, 4), {"padding": 4, "dilation": 3}),
+    "strided and dilated": ((2, 100, 19, 19), (24, 100, 7, 7), {"stride": 3, "padding": 6, "dilation": 2}),
+    "kernel that reaches further": ((1, 100, 6, 6), (32, 100, 7, 7), {"padding": 9, "dilation": 3}),
+    "depthwise that reaches across": ((1, 4, 19, 19), (4, 1, 7, 7), {"padding": 9, "dilation": 3, "groups": 4}),
+    "small strided groups": ((1, 12, 3, 3), (16, 6, 2, 2), {"stride": 2, "groups": 2}),
+    "strided places": ((4, 32, 389), (100, 32, 1), {"stride": 2}),
+    "strided places of volumes": ((1, 96, 6, 6, 6), (5, 96, 1, 1, 1), {"stride": 3}),
+    "patches": ((2, 96, 32, 32), (96, 100, 2, 2), {"stride": 2, "transposed": True}),
+    "wide kernel": ((2, 100, 11, 11), (100, 100, 7, 7), {"padding": 3}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(WITH_TILES))
+def test_volumes_and_strides_with_tiles_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """Borders of what is read the other way round, and whole tiles of weights, were missing: up to 87 %."""
+    assert_enough(*WITH_TILES[name], last=last, dtype=torch.bfloat16)
