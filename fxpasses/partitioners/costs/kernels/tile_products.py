@@ -33,8 +33,8 @@ _LARGEST = 2048 * 1024
 """Bytes of the right operand that fit into a cache with all the rest."""
 _PADDED = 26
 """Rows that are padded at once where many products do not fill their last tile."""
-_DEEP, _DEEPER = 600, 960
-"""From so many products on, sums of many rows, or of all, are kept between blocks."""
+_FLAT, _DEEP, _DEEPER = 2, 600, 960
+"""Up to so many products, and from so many on, sums of many rows, or of all, are kept between blocks."""
 _TILE, _TILE_ROWS = 1024, 16
 """Bytes and rows of a tile."""
 FEWEST_PRODUCTS = 16**3
@@ -112,7 +112,7 @@ class TileProduct:
     def _columns_of_a_thread(self) -> int:
         """Threads share columns, or rows where there are many: then each lays out the whole right operand."""
         threads = torch.get_num_threads()
-        has_many = self.rows >= (2 if threads == 2 else 1) * self.columns
+        has_many = self.rows >= (1.5 if threads == 2 else 1) * self.columns
         if threads == 1 or self.count or has_many or self.depth <= _PAIRS:
             return round_up(self.columns, _PAIRS)
         return round_up(-(-self.columns // threads), _PAIRS if self.columns <= _COLUMNS else _COLUMNS)
@@ -131,7 +131,7 @@ class TileProduct:
         return (5 if self.columns <= _COLUMNS or self.left_by_columns else 6) * _TILE + ALIGNMENT
 
     def _sums(self) -> int:
-        if not (self.depth == 1 or self.depth > _DEEPER or (self.depth >= _DEEP and self.rows > _COLUMNS)):
+        if not (self.depth <= _FLAT or self.depth > _DEEPER or (self.depth >= _DEEP and self.rows > _COLUMNS)):
             return 0
         columns = round_up(self.columns, _PAIRS)
         sums = max(min(round_up(self.rows, _PAIRS), _ROWS) * min(columns, _COLUMNS), min(self.rows, _MANY) * _PAIRS)

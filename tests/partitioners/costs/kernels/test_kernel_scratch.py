@@ -591,6 +591,17 @@ def test_many_products_that_fill_no_whole_tiles_are_padded(rows: int, depth: int
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(200, 2, 128), (100, 2, 65), (300, 64, 200)])
+def test_threads_share_rows_of_products_with_tiles(rows: int, depth: int, columns: int) -> None:
+    """A quarter was missing where two products are added up for each number, and there are more rows than columns."""
+    left, right = torch.randn(1, rows, depth).bfloat16(), torch.randn(1, depth, columns).bfloat16()
+    for func, args in ((aten.bmm.default, (left, right)), (aten.mm.default, (left[0], right[0]))):
+        real = beside_its_result(lambda func=func, args=args: func(*args))
+        assert real <= scratch_bytes(func, args, func(*args)) + 512
+
+
+@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("queries", "keys", "width"), [(191, 191, 16), (200, 600, 33), (767, 513, 65), (65, 65, 64)])
