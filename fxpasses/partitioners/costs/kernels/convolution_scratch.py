@@ -177,6 +177,7 @@ def _data(shapes: Convolution, *, has_bias: bool = False) -> int:
     if has_bias and shapes.is_half:
         before_bias += source  # once more as it is added
     while_made = before_bias + result + shapes.weight_in_blocks(block) + source
+    while_made += shapes.other_way_round().sample_in_floats()
     if has_bias and shapes.is_strided and shapes.groups > 1:
         while_made = max(while_made, 3 * own)
     if shapes.reaches_beyond:
@@ -237,9 +238,7 @@ def _weights(shapes: Convolution, bias: int) -> int:
     while_made = source + result + shapes.picked() + shapes.bias_in_blocks(block) + bias
     if shapes.is_half and shapes.is_depthwise and bias:
         while_made += shapes.made * torch.float32.itemsize
-    if not shapes.is_pointwise:
-        while_made += _sums_in_floats(shapes, weight)
-    while_made += shapes.sums_of_threads(weight)
+    while_made += _sums_in_floats(shapes, weight) + shapes.sums_of_threads(weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
 

@@ -478,8 +478,8 @@ class Convolution:
         return torch.get_num_threads() * sample + ALIGNMENT
 
     def sample_in_floats(self) -> int:
-        """What each thread makes of one place of a sample, in half precision, before it fills whole blocks."""
-        if not (self.is_pointwise and self.is_half) or self.made % self.vector == 0:
+        """What each thread makes of one place of a sample, in half precision, before it is rounded."""
+        if not (self.is_pointwise and self.is_half):
             return 0
         sample = round_up(self.made, self.vector) * math.prod(self.result[2:]) * _FLOAT
         return torch.get_num_threads() * sample + ALIGNMENT

@@ -755,3 +755,13 @@ WITH_TILES = {
 def test_volumes_and_strides_with_tiles_are_never_predicted_too_small(name: str, last: bool) -> None:
     """Borders of what is read the other way round, and whole tiles of weights, were missing: up to 87 %."""
     assert_enough(*WITH_TILES[name], last=last, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 380), (2, 32, 21, 21), (1, 32, 3, 3, 3)])
+def test_one_place_in_bfloat16_is_added_up_in_floats(shape: tuple[int, ...]) -> None:
+    """Without tiles up to seven tenths were missing."""
+    if not has_instructions_for(torch.bfloat16):
+        pytest.skip("no instructions for bfloat16 on this processor")
+    weight = (16, shape[1], *[1] * (len(shape) - 2))
+
+    assert_enough(shape, weight, {}, last=False, dtype=torch.bfloat16)
