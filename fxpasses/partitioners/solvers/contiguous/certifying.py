@@ -52,15 +52,17 @@ LITTLE = 1.5 * STEPS_A_SECOND
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 RECOMBINING = 0.4
-"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; a quarter after narrowing."""
 PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
-NARROWING, LONGER = STEPS_A_SECOND / 2, 0.1
-"""Steps of narrowing, and where there is much time a part of it; no more than there are."""
+NARROWING, LONGER = STEPS_A_SECOND, 0.05
+"""Steps of narrowing where there is a second, and where there is much time a part of it."""
 CORES = 20
 """How many cores a try of it goes through."""
 PROMISING, VAIN = 1000, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
+NEAR_GOAL = 0.1
+"""How far before the goal thresholds begin once something was found, as a share of the gap."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
@@ -126,7 +128,7 @@ class _Gap:
     def narrow(self, steps: float) -> None:
         """Look for something better among the most promising ideals, and among ever more of them, until that is vain.
 
-        Thresholds begin at the bound, and nearer to the goal each time.
+        Thresholds begin at the bound, and then near the goal: below the best value nothing is found.
         """
         account, most, least, vain = self.search.account, PROMISING, self.proven, 0
         begun, last = account.spent, float(CORES * PREPARING * PROMISING * self.search.units.size)
@@ -138,9 +140,10 @@ class _Gap:
             if found is not None:
                 self.best = Answer.of(self.search, found)
                 self.goal, vain = self.best.by_value() * BETTER, 0
+                least = self.goal - NEAR_GOAL * (self.goal - self.proven)
             else:
                 most, vain = 2 * most, vain + 1
-            least = (self.proven + self.goal) / 2
+                least = (least + self.goal) / 2
 
     def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
         """Ask for something better under a threshold; if it ``lowers``, a lower one where the steps do not reach.
@@ -214,8 +217,8 @@ def _improve(gap: _Gap, steps: float) -> None:
         gap.recombine(max(min(RECOMBINING, seconds), PART * steps / STEPS_A_SECOND))
         return
     gap.meanwhile.begin(gap.best)
-    gap.narrow(min(steps, max(NARROWING, LONGER * steps)))
-    gap.recombine(min(RECOMBINING, seconds) / 2)
+    gap.narrow(max(NARROWING * min(1.0, seconds), LONGER * steps))
+    gap.recombine(min(RECOMBINING, seconds) / 4)
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:

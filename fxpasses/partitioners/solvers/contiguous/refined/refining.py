@@ -40,7 +40,7 @@ GROWTH, GRADUAL = 2, 1.5
 SCARCE, HARDLY, RISES, BACK = 0.05, 0.2, 8, 2
 """Parts of the promising ideals, and of all of a core, of which at least one should be left; in how many steps the
 threshold rises where it is not, and how many cores back the search goes."""
-CORE = 6e6
+CORE = 2e6
 """Steps that a core takes, however few ideals it has."""
 ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
