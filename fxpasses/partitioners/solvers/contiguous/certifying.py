@@ -62,7 +62,7 @@ CORES = 20
 PROMISING, VAIN = 1000, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
 NEAR_GOAL = 0.1
-"""How far before the goal thresholds begin once something was found, as a share of the gap."""
+"""How far before the goal thresholds begin once something was found, as a share of the gap; half as many do then."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
@@ -140,7 +140,7 @@ class _Gap:
             if found is not None:
                 self.best = Answer.of(self.search, found)
                 self.goal, vain = self.best.by_value() * BETTER, 0
-                least = self.goal - NEAR_GOAL * (self.goal - self.proven)
+                most, least = PROMISING // 2, self.goal - NEAR_GOAL * (self.goal - self.proven)
             else:
                 most, vain = 2 * most, vain + 1
                 least = (least + self.goal) / 2

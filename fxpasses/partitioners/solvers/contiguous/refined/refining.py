@@ -140,6 +140,7 @@ class Refining:
     states: States
     weight: Floats
     load: Floats
+    _cores: dict[bytes, Core] = attrs.field(factory=dict, init=False)
 
     @cached_property
     def _held(self) -> Bools:
@@ -330,8 +331,11 @@ class Refining:
         return chosen
 
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
-        """The core of some units, what they weigh, and what the others do."""
-        return Core.of(self.units, self.classes, chosen), self.weight[chosen], self.weight[~chosen]
+        """The core of some units, what they weigh, and what the others do; searches come by the same cores."""
+        key = chosen.tobytes()
+        if key not in self._cores:
+            self._cores[key] = Core.of(self.units, self.classes, chosen)
+        return self._cores[key], self.weight[chosen], self.weight[~chosen]
 
 
 def _is_vain(asked: list[_Asked], level: _Level, expected: float, steps: float, is_lowered: bool) -> bool:
