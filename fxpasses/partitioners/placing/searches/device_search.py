@@ -10,7 +10,7 @@ was over. Along the graph's own order bytes are known for all runs, and the best
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -28,31 +28,16 @@ from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.searches.tight_budgets import with_less, with_room_to_spare
+from fxpasses.partitioners.placing.searches.time_shares import (
+    LITTLE_EFFORT,
+    SHORT,
+    begun_anew,
+    shares_of_questions,
+)
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 __all__ = ["search"]
-
-LITTLE_EFFORT = 0.1
-"""The share of their steps that integer programs get where nobody asks for a proof."""
-
-SHORTER = (0.5, 0.0)
-"""Seconds of shorter searches for the latency of a free placement, after longer ones."""
-
-SMALL = 200
-"""Nodes up to which it is also looked for in no time."""
-
-ATTEMPT, FAR = 5.0, 1_000_003
-"""Seconds of a search for it that begins anew, and how far its seed is from that of the one before."""
-
-QUESTIONS, MORE_QUESTIONS = (1 / 2, 1 / 6, 1 / 24), (1 / 4, 1 / 8, 1 / 8, 1 / 16, 1 / 16, 1 / 16)
-"""What questions get of the seconds of the first, while answers pass budgets: in short searches and in others."""
-
-SHORT = 1.0
-"""Seconds of searches that take longer than they are told: each step gets what makes it worth it."""
-
-WITH_CHANGES, WITH_QUESTIONS = 2.0, 4.0
-"""The seconds of others, over those of the first question: with changes of its answer, and with all that follows."""
 
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
@@ -90,7 +75,7 @@ def search(
     answers, bound = list[Found](), 0.0
     asked = iter([request])
     if (request.objective, contiguity) == ("latency", "free"):
-        asked = _again_and_again(request, _has_room(cuts, request, solve), len(figures.nodes))
+        asked = begun_anew(request, _has_room(cuts, request, solve), len(figures.nodes))
     for each in asked:
         answers += (several := _searched(cuts, each, contiguity, solve)).answers
         bound = max(bound, several.bound)
@@ -114,26 +99,6 @@ def _has_room(cuts: KnownCuts, request: Request, solve: Solver) -> bool:
     )
     solution = _if_any(short, solve)
     return solution is not None and _Checked.of(cuts.figures, request, solution, 0.0).fits
-
-
-def _again_and_again(request: Request, has_room: bool, nodes: int) -> Iterator[Request]:
-    """Searches for a free placement of a small latency.
-
-    Where budgets are tight, what is found hangs on where a search begins, so there are as many as there is time for.
-    The last ones take little time: solvers start each operator as soon as it can, and parts start as wholes, so with
-    more time they may find what is slower then.
-    """
-    times = 1 if has_room else max(1, int(request.time_budget / ATTEMPT))
-    seconds = request.time_budget
-    if seconds > SHORT:
-        seconds = max(SHORT, seconds / (times * (WITH_CHANGES if has_room else WITH_QUESTIONS)))
-    yield attrs.evolve(request, time_budget=seconds)
-    again = attrs.evolve(request, effort=LITTLE_EFFORT, explain="never")
-    for number in range(1, times):
-        yield attrs.evolve(again, time_budget=seconds, seed=request.seed + number * FAR)
-    for shorter in SHORTER:
-        if shorter < seconds and (shorter or nodes <= SMALL):
-            yield attrs.evolve(again, time_budget=shorter)
 
 
 @attrs.frozen(eq=False)
@@ -234,7 +199,7 @@ def _solved_again(figures: GraphFigures, checked: _Checked, again: Again) -> _Ch
     """The first answer that keeps the budgets to other problems, each in less time; or None."""
     effort = 0.0 if checked.request.objective == "latency" else LITTLE_EFFORT * checked.effort
     first = checked.request.time_budget
-    for share in QUESTIONS if first < SHORT else MORE_QUESTIONS:
+    for share in shares_of_questions(first):
         request = attrs.evolve(checked.request, time_budget=share * first, effort=effort, explain="never")
         solution = again(request, checked.seen)
         if solution is None:

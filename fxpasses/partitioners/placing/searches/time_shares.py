@@ -1,0 +1,49 @@
+"""How the seconds of a search for a placement are shared: by its questions, by changes, and by beginning anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from fxpasses.partitioners.placing.requests import Request
+
+__all__ = ["LITTLE_EFFORT", "SHORT", "begun_anew", "shares_of_questions"]
+
+LITTLE_EFFORT = 0.1
+"""The share of their steps that integer programs get where nobody asks for a proof."""
+SHORT = 1.0
+"""Seconds of searches that take longer than they are told: each step gets what makes it worth it."""
+QUESTIONS, MORE_QUESTIONS = (1 / 2, 1 / 6, 1 / 24), (1 / 4, 1 / 8, 1 / 8, 1 / 16, 1 / 16, 1 / 16)
+"""What questions get of the seconds of the first, while answers pass budgets: in short searches and in others."""
+WITH_CHANGES, WITH_QUESTIONS = 2.0, 4.0
+"""The seconds of others, over those of the first question: with changes of its answer, and with all that follows."""
+ATTEMPT, FAR = 5.0, 1_000_003
+"""Seconds of a search that begins anew, and how far its seed is from that of the one before."""
+SHORTER, SMALL = (0.5, 0.0), 200
+"""Seconds of shorter searches that follow; and up to so many nodes the one that takes no time does."""
+
+
+def shares_of_questions(first: float) -> tuple[float, ...]:
+    """What each question gets of the seconds of the first, as long as the answers before it pass budgets."""
+    return QUESTIONS if first < SHORT else MORE_QUESTIONS
+
+
+def begun_anew(request: Request, has_room: bool, nodes: int) -> Iterator[Request]:
+    """Searches for a free placement of a small latency, with the seconds of the first question of each.
+
+    Where budgets are tight, what is found hangs on where a search begins, so there are as many as there is time for.
+    The last ones take little time: solvers start each operator as soon as it can, and parts start as wholes, so with
+    more time they may find what is slower then.
+    """
+    times = 1 if has_room else max(1, int(request.time_budget / ATTEMPT))
+    seconds = request.time_budget
+    if seconds > SHORT:
+        seconds = max(SHORT, seconds / (times * (WITH_CHANGES if has_room else WITH_QUESTIONS)))
+    yield attrs.evolve(request, time_budget=seconds)
+    again = attrs.evolve(request, effort=LITTLE_EFFORT, explain="never")
+    for number in range(1, times):
+        yield attrs.evolve(again, time_budget=seconds, seed=request.seed + number * FAR)
+    for shorter in SHORTER:
+        if shorter < seconds and (shorter or nodes <= SMALL):
+            yield attrs.evolve(again, time_budget=shorter)
