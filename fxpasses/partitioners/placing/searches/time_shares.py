@@ -16,7 +16,7 @@ SHORT = 1.0
 """Seconds of searches that take longer than they are told: each step gets what makes it worth it."""
 QUESTIONS, MORE_QUESTIONS = (1 / 2, 1 / 6, 1 / 24), (1 / 4, 1 / 8, 1 / 8, 1 / 16, 1 / 16, 1 / 16)
 """What questions get of the seconds of the first, while answers pass budgets: in short searches and in others."""
-WITH_CHANGES, WITH_QUESTIONS = 2.0, 4.0
+WITH_CHANGES, WITH_QUESTIONS = 2.0, 3.4
 """The seconds of others, over those of the first question: with changes of its answer, and with all that follows."""
 ATTEMPT, FAR = 5.0, 1_000_003
 """Seconds of a search that begins anew, and how far its seed is from that of the one before."""
