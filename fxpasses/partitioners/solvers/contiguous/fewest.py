@@ -46,9 +46,11 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
         problem, objective="throughput", explain="never", time_budget=problem.time_budget / len(sets)
     )
     best = _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
+    without_program = attrs.evolve(similar, effort=0.0)
     for chosen in sets:
-        best = min(best, _on(chosen, attrs.evolve(similar, effort=0.0), tables, units) or best, key=_rank)
-    best = min(best, _on(best.order, similar, tables, units) or best, key=_rank)
+        best = min(best, _on(chosen, without_program, tables, units) or best, key=_rank)
+    if similar.program_effort:
+        best = min(best, _on(best.order, similar, tables, units) or best, key=_rank)
     return best.device_of, best.order, bound
 
 

@@ -333,9 +333,11 @@ class Refining:
     def _core(self, chosen: Bools) -> tuple[Core, Floats, Floats]:
         """The core of some units, what they weigh, and what the others do; searches come by the same cores."""
         key = chosen.tobytes()
-        if key not in self._cores:
-            self._cores[key] = Core.of(self.units, self.classes, chosen)
-        return self._cores[key], self.weight[chosen], self.weight[~chosen]
+        if (core := self._cores.get(key)) is None:
+            core = Core.of(self.units, self.classes, chosen)
+            if not is_long(self.units):  # those take much memory
+                self._cores[key] = core
+        return core, self.weight[chosen], self.weight[~chosen]
 
 
 def _is_vain(asked: list[_Asked], level: _Level, expected: float, steps: float, is_lowered: bool) -> bool:
