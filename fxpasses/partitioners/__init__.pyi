@@ -50,7 +50,18 @@ from .by_source import (
 )
 from .costs.memory import predict_memory
 from .costs.memory_courses import DeviceMemory
-from .costs.node_costs import COST, SECONDS, WORKSPACE, NodeCost, cost_of, measure_node, seconds_of, seconds_on
+from .costs.node_costs import (
+    COST,
+    SECONDS,
+    STEP_WORKSPACE,
+    WORKSPACE,
+    NodeCost,
+    StepWorkspace,
+    cost_of,
+    measure_node,
+    seconds_of,
+    seconds_on,
+)
 from .costs.training.training_course import Training
 from .costs.training.training_memory import predict_training_memory
 from .coverage import Coverage, measure_coverage
@@ -79,6 +90,7 @@ __all__ = [
     "COST",
     "DAG",
     "SECONDS",
+    "STEP_WORKSPACE",
     "WORKSPACE",
     "Assignment",
     "BackendAssignment",
@@ -105,6 +117,7 @@ __all__ = [
     "PlacementProblem",
     "PlacementSolution",
     "SourcePartition",
+    "StepWorkspace",
     "SubgraphMatcher",
     "SubgraphMatcherWithNameNodeMap",
     "Training",

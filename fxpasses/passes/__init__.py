@@ -18,7 +18,8 @@ from fxpasses.passes.measuring import MeasureCosts, measure_graph
 from fxpasses.passes.merging import merge
 from fxpasses.passes.opening_regions import CloseRegions, OpenRegions
 from fxpasses.passes.placement import PlaceOnDevices
-from fxpasses.passes.profiling import Measurements, ProfileCosts, profile_node
+from fxpasses.passes.profiling.measurements import Measurements
+from fxpasses.passes.profiling.profile_costs import ProfileCosts, profile_node
 from fxpasses.passes.replicating import replicate
 from fxpasses.passes.rewriting import (
     Action,

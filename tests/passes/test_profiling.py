@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,9 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from fxpasses import Device, PassManager, lower
 from fxpasses.devices import detect, fake_devices
 from fxpasses.errors import InfeasibleError, InputError, PassError, PlacementError
-from fxpasses.partitioners import SECONDS, WORKSPACE, seconds_of
-from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node, profiling
+from fxpasses.partitioners import SECONDS, STEP_WORKSPACE, WORKSPACE, StepWorkspace, Training, seconds_of
+from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node
+from fxpasses.passes.profiling import profile_costs, taken_bytes
 from fxpasses.units import KiB
 
 CPU = Device("cpu")
@@ -119,7 +122,7 @@ def test_bytes_are_measured_where_the_allocator_tells(tmp_path: Path, monkeypatc
     ProfileCosts(CPU, str(file), repeats=1)(exported())
     assert not Measurements.load(file).workspaces
     allocator = Allocator()
-    monkeypatch.setattr(profiling, "_allocator", lambda _device: allocator)
+    monkeypatch.setattr(taken_bytes, "_allocator", lambda _device: allocator)
     statistics = []
     for _ in range(2):
         module = exported()
@@ -131,6 +134,89 @@ def test_bytes_are_measured_where_the_allocator_tells(tmp_path: Path, monkeypatc
     assert [len(calls(module)) - 2, 0] == statistics
     (kept,) = Measurements.load(file).workspaces.values()
     assert {2 * KiB} == set(kept.values())
+
+
+class StepAllocator:
+    """Tells what each step took: 4 KiB stay of a forward, 2 KiB of a backward, and 6 and 9 KiB come and go."""
+
+    def __init__(self) -> None:
+        self.taken, self.most = itertools.cycle((10, 14, 14, 16, 18)), itertools.cycle((20, 27))
+
+    def memory_allocated(self, _device: torch.device) -> int:
+        return next(self.taken) * KiB
+
+    def reset_peak_memory_stats(self, _device: torch.device) -> None:
+        pass
+
+    def max_memory_allocated(self, _device: torch.device) -> int:
+        return next(self.most) * KiB
+
+
+def test_bytes_of_a_training_step_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all through which gradients flow: in a program, whose parameters are inputs, and in called modules."""
+    file, sizes = tmp_path / "seconds.json", {"linear": 512, "batch_norm": 512, "norm": 512}
+    monkeypatch.setattr(profile_costs, "workspace_bytes", lambda _call, _device: 0)
+    traced = symbolic_trace(Block())
+    MeasureCosts(example_inputs=(torch.randn(4, 8),))(traced)
+    allocator = StepAllocator()
+    monkeypatch.setattr(taken_bytes, "_allocator", lambda _device: allocator)
+    for given in (export(Block(), (torch.randn(4, 8),)), exported(), traced):
+        result = PassManager([ProfileCosts(CPU, str(file), repeats=1, training=True)])(given)
+        nodes = calls(result.graph_module)
+        measured = {name: STEP_WORKSPACE.read(node)["cpu"] for name, node in nodes.items() if STEP_WORKSPACE.has(node)}
+        for name, made in sizes.items():
+            if name in nodes:
+                assert StepWorkspace(6 * KiB, 4 * KiB - made, 9 * KiB) == measured[name]
+        assert not {"view", "add_"} & measured.keys()  # no gradient flows through the number of batches
+
+    (kept,) = Measurements.load(file).steps.values()
+    assert set(measured.values()) <= set(kept.values())
+
+
+def told_of_steps(**needed: StepWorkspace) -> ExportedProgram:
+    program = export(Block(), (torch.randn(4, 8),))
+    STEP_WORKSPACE.write(next(node for node in program.graph.nodes if node.name == "linear_1"), needed)
+    return program
+
+
+def test_measured_bytes_of_a_step_count_in_the_peak_of_a_training() -> None:
+    """What is kept is there when most is, what comes and goes only when it does."""
+    nothing, few = StepWorkspace(0, 0, 0), 16
+
+    def peak(needed: StepWorkspace) -> int:
+        lowered = lower(told_of_steps(cpu=needed), devices=[CPU], training=Training(0))
+        return lowered.report.devices[0].peak_bytes
+
+    assert few * KiB < peak(attrs.evolve(nothing, kept=20 * KiB)) - peak(nothing) <= 20 * KiB
+    assert few * KiB < peak(attrs.evolve(nothing, inside=20 * KiB)) - peak(nothing) <= 20 * KiB
+    assert few * KiB < peak(attrs.evolve(nothing, backward=20 * KiB)) - peak(nothing) <= 20 * KiB
+    assert peak(StepWorkspace(10 * KiB, 0, 20 * KiB)) == peak(attrs.evolve(nothing, backward=20 * KiB))
+    with pytest.raises(InfeasibleError, match=r"linear_1 .* needs 2\d\.\d+ KiB on one device"):
+        lower(told_of_steps(cpu=StepWorkspace(20 * KiB, 0, 0)), devices=[Device("cpu", 20 * KiB)], training=Training(0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's export, in some versions
+def test_with_measured_steps_the_peak_of_training_on_a_gpu_is_what_it_allocates() -> None:
+    gpu, tokens = Device("gpu", torch_device="cuda:0"), torch.randint(0, 200, (64, 100))
+    torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda"))  # cuBLAS keeps a workspace
+    before = torch.cuda.memory_allocated()
+    program = PassManager([ProfileCosts(gpu, training=True)])(export(Reader().train(), (tokens,))).exported_program
+    lowered, given = lower(program, devices=[gpu], training=Training(0)), tokens.cuda()
+
+    def step() -> None:
+        lowered.zero_grad()
+        lowered(given).sum().backward()
+
+    step()
+    lowered.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+
+    taken = torch.cuda.max_memory_allocated() - before
+    (row,) = lowered.report.devices
+    assert 0.98 * taken <= row.peak_bytes <= 1.1 * taken
 
 
 def hungry(**needed: int) -> ExportedProgram:
@@ -252,6 +338,7 @@ def test_a_file_keeps_kinds_of_processors_apart(tmp_path: Path, monkeypatch: pyt
         ({"warmup": -1}, "warmup is a number of runs from 0 on, not -1."),
         ({"devices": []}, "There is no device to measure on; give at least one, such as Device('cpu')."),
         ({"devices": ["cpu"]}, "Devices are fxpasses.Device objects, not str ('cpu')."),
+        ({"training": 1}, "training is True or False, not 1."),
         ({"file": 3}, "file is the path of a JSON file, not 3."),
     ],
 )
@@ -403,7 +490,7 @@ def test_what_stands_between_markers_is_measured_under_autocast(monkeypatch: pyt
         seen.append((torch.is_autocast_enabled("cpu"), call().dtype))
         return 1e-6
 
-    monkeypatch.setattr(profiling, "_seconds", note)
+    monkeypatch.setattr(profile_costs, "median_seconds", note)
     ProfileCosts([Device("cpu")])(graph_module)
 
     assert (True, torch.bfloat16) in seen

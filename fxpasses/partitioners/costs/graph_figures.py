@@ -27,7 +27,7 @@ from fxpasses.partitioners.costs.kernels.workspaces import (
     workspace_bytes,
 )
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
-from fxpasses.partitioners.costs.node_costs import SECONDS, WORKSPACE, NodeCost, cost_of, seconds_on
+from fxpasses.partitioners.costs.node_costs import SECONDS, STEP_WORKSPACE, WORKSPACE, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.symbol_bounds import note_limits
@@ -209,8 +209,11 @@ class GraphFigures:
         return np.array(needed, dtype=np.int64)
 
     def _least_measured(self, node: Node, estimated: int) -> int:
-        """What was measured is that of an inference."""
-        measured = WORKSPACE.get(node, {}) if node not in self.trained else {}
+        """What was measured in an inference, or in a training step."""
+        if node in self.trained:
+            measured = {name: needed.inside for name, needed in STEP_WORKSPACE.get(node, {}).items()}
+        else:
+            measured = {**WORKSPACE.get(node, {})}
         return min((measured.get(device.name, estimated) for device in self.devices), default=estimated)
 
     @cached_property

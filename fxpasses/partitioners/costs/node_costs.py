@@ -48,8 +48,10 @@ from fxpasses.values.recorded_values import has_value
 __all__ = [
     "COST",
     "SECONDS",
+    "STEP_WORKSPACE",
     "WORKSPACE",
     "NodeCost",
+    "StepWorkspace",
     "cost_of",
     "measure_node",
     "require_value",
@@ -102,6 +104,30 @@ WORKSPACE = MetaKey[Mapping[str, int]]("fxpasses.workspace", made_by="ProfileCos
 
 Measured in inference; a pass of a backend may write what its own kernels need.
 """
+
+
+@attrs.frozen
+class StepWorkspace:
+    """Bytes that a node needs in a training step beside its operands, its result and their gradients.
+
+    Args:
+        inside: The most at one time in its forward, beside what it keeps.
+        kept: What it keeps for its backward beside operands and result: masks, statistics, converted copies.
+        backward: The most at one time in its backward.
+    """
+
+    inside: int
+    kept: int
+    backward: int
+
+
+STEP_WORKSPACE = MetaKey[Mapping[str, StepWorkspace]](
+    "fxpasses.step_workspace",
+    made_by="ProfileCosts(devices, training=True)",
+    to_json=lambda known: {name: attrs.asdict(needed) for name, needed in known.items()},
+    from_json=lambda facts: {name: StepWorkspace(**needed) for name, needed in facts.items()},
+)
+"""What a node needs in a training step, by the name of the device; a pass of a backend may write it, too."""
 
 
 def _name_of(target: Any) -> str:

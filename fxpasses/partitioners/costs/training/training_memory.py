@@ -22,6 +22,7 @@ from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
+from fxpasses.partitioners.costs.node_costs import STEP_WORKSPACE, StepWorkspace
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
 from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
@@ -159,17 +160,28 @@ class _Step:
 
     def _workspaces(self, device: str) -> Iterator[StepLife]:
         is_known, needs = device in self.known, self.needs
-        for node, size in (needs.inside_on_cpu if is_known else needs.inside).items():
+        inside = dict(needs.inside_on_cpu if is_known else needs.inside)
+        beside = dict(needs.beside_on_cpu if is_known else needs.beside)
+        for node, step in self._measured(device).items():
+            inside[node], beside[node] = step.inside, max(step.backward, beside.get(node, 0))
+            if (more := step.kept - needs.extra.get(node, 0)) > 0:
+                yield self._life(self.position[node], self.backward(node), more, node, "saved")
+        for node, size in inside.items():
             if self.home.get(node) == device:
                 yield self._life(self.position[node], self.position[node], size, node, "activations")
         freed: dict[Node | None, int] = {}
         for stay, places in self.places.items():
             if stay.last in places:
                 freed[stay.last] = freed.get(stay.last, 0) + stay.size
-        for node, size in (needs.beside_on_cpu if is_known else needs.beside).items():
+        for node, size in beside.items():
             if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
                 size = max(size, -freed.get(node, 0))
                 yield self._life(self.backward(node), self.backward(node), size, node, "activations")
+
+    def _measured(self, device: str) -> dict[Node, StepWorkspace]:
+        """What was measured of the nodes that train on a device."""
+        known = {node: STEP_WORKSPACE.get(node, {}).get(device) for node, home in self.home.items() if home == device}
+        return {node: step for node, step in known.items() if step is not None and node in self.needs.differentiable}
 
     def _stays(self, device: str) -> Iterator[StepLife]:
         """What is kept besides, and what the backward makes: on the device where it is made, and where it is sent."""
