@@ -113,7 +113,8 @@ class StepWorkspace:
     Args:
         inside: The most at one time in its forward, beside what it keeps.
         kept: What it keeps for its backward beside operands and result: masks, statistics, converted copies.
-        backward: The most at one time in its backward.
+        backward: The most at one time in its backward. There may be fewer: what it reads may be gone before the last of
+            what it makes is there.
     """
 
     inside: int

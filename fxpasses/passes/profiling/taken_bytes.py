@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from fxpasses.partitioners.costs.kernels.followed_storages import storages_in
 from fxpasses.partitioners.costs.node_costs import StepWorkspace
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.profiling.running_alone import AloneCall
@@ -40,17 +44,19 @@ def workspace_bytes(call: AloneCall, device: torch.device) -> int:
 
 
 def step_workspace(call: AloneCall, device: torch.device) -> StepWorkspace:
-    """What a call and its backward take, with autograd on; each result gets a gradient."""
+    """What a call and its backward take, with autograd on; each result gets a gradient.
+
+    It is made while the backward runs and nobody else holds it, as in a model.
+    """
     forward = _Taken(device)
     result = call()
-    inside, kept = forward.beside(), forward.grown() - _made_bytes(result, call)
-    outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-    given = [torch.ones_like(tensor) for tensor in outputs]
+    inside, kept = forward.beside(), forward.grown() - _bytes_of(_own_storages(result, call))
+    given = _Given()
+    loss = _Loss.apply(given, *(tensor for tensor in tensors_in(result) if tensor.requires_grad))  # type: ignore[no-untyped-call]  # torch does not say
     backward = _Taken(device)
-    gradients = torch.autograd.grad(outputs, call.trained, given, retain_graph=True, allow_unused=True)
-    beside = backward.beside()
-    del gradients
-    return StepWorkspace(inside, max(0, kept), beside)
+    gradients = torch.autograd.grad(loss, call.trained, allow_unused=True)
+    made = {**given.sizes, **_storages_of(gradients)}
+    return StepWorkspace(inside, max(0, kept), backward.most() - _bytes_of(made))
 
 
 class _Taken:
@@ -66,15 +72,52 @@ class _Taken:
         after: int = self.allocator.memory_allocated(self.device)
         return after - self.before
 
+    def most(self) -> int:
+        """The most bytes at one time, beside those of the beginning."""
+        most: int = self.allocator.max_memory_allocated(self.device)
+        return most - self.before
+
     def beside(self) -> int:
         """The most bytes at one time, beside those of the beginning or of now."""
-        most: int = self.allocator.max_memory_allocated(self.device)
-        return most - self.before - max(0, self.grown())
+        return self.most() - max(0, self.grown())
 
 
-def _made_bytes(result: Any, call: AloneCall) -> int:
-    """Bytes of a result that are not those of an operand."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors_in(result)}
-    for operand in call.operands:
-        storages.pop(operand.untyped_storage().data_ptr(), None)
-    return sum(-(-size // _BLOCK) * _BLOCK for size in storages.values())
+@attrs.define
+class _Given:
+    """The gradients that a backward began with; who refers to a storage so keeps its number from being used again."""
+
+    sizes: dict[int, int] = attrs.field(factory=dict)
+    references: list[StorageWeakRef] = attrs.field(factory=list)
+
+
+class _Loss(torch.autograd.Function):
+    """Makes a number of results, and a gradient of each when it is asked for one."""
+
+    @staticmethod
+    def forward(ctx: Any, given: _Given, *results: torch.Tensor) -> torch.Tensor:
+        ctx.given, ctx.device = given, results[0].device
+        ctx.like = [torch.empty_like(result, device="meta") for result in results]
+        return torch.zeros((), device=ctx.device)
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> Any:
+        made = [torch.ones_like(like, device=ctx.device) for like in ctx.like]
+        ctx.given.sizes.update(_storages_of(made))
+        ctx.given.references += [StorageWeakRef(each.untyped_storage()) for each in made]  # type: ignore[no-untyped-call]  # torch does not say
+        return (None, *made)
+
+
+def _storages_of(value: Any) -> dict[int, int]:
+    """The bytes of each storage of a value."""
+    return {storage._cdata: storage.nbytes() for storage in storages_in(value)}
+
+
+def _own_storages(result: Any, call: AloneCall) -> dict[int, int]:
+    """The bytes of each storage of a result that is not one of an operand."""
+    operands = _storages_of(list(call.operands))
+    return {key: size for key, size in _storages_of(result).items() if key not in operands}
+
+
+def _bytes_of(sizes: Mapping[int, int]) -> int:
+    """What storages take."""
+    return sum(-(-size // _BLOCK) * _BLOCK for size in sizes.values())

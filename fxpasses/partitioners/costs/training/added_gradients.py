@@ -23,11 +23,14 @@ class AddedGradients:
 
     Args:
         with_data: Whether it runs on real tensors.
+
+    Attributes:
+        is_between: Whether one function has run, and what it gave is handed on to the next.
     """
 
     def __init__(self, *, with_data: bool = False) -> None:
         self._of_one = _holders_of_one(with_data)  # asked for before there is a mode in which autograd is off
-        self._is_between = False  # two functions: one has run, and what it gave is handed on
+        self.is_between = False
 
     def watch(self, functions: Iterable[Any]) -> None:
         """Look at when autograd's functions run; each is told once."""
@@ -36,17 +39,17 @@ class AddedGradients:
             function.register_hook(self._leaves)
 
     def _enters(self, _gradients: Any) -> None:
-        self._is_between = False
+        self.is_between = False
 
     def _leaves(self, _given: Any, _gradients: Any) -> None:
-        self._is_between = True
+        self.is_between = True
 
     def is_in_place(self, operator: Any, args: Any) -> bool:
         """Whether a sum takes no memory of its own, as its first operand is given up for it."""
         return self._is_sum(operator) and _holders(args[0]) == self._of_one and _is_dense(args[0])
 
     def _is_sum(self, operator: Any) -> bool:
-        return self._is_between and operator is torch.ops.aten.add.Tensor
+        return self.is_between and operator is torch.ops.aten.add.Tensor
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -32,6 +32,11 @@ class Stay:
     readers: dict[Node, None] = attrs.field(factory=dict)
     passed: dict[Node, int] = attrs.field(factory=dict)
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether it comes and goes in the backward of one node."""
+        return self.begin == "backward" and self.last is self.made_by
+
 
 @attrs.frozen(eq=False)
 class BackwardNeeds:
@@ -47,6 +52,7 @@ class BackwardNeeds:
             There may be fewer: what a backward reads is gone before the last of what it makes is there.
         inside_on_cpu: As ``inside``, with what kernels on the CPU need for themselves.
         beside_on_cpu: As ``beside``, likewise.
+        beside_sums: As ``beside``, while autograd itself adds up gradients.
         trained: For each parameter with a gradient the node whose backward makes it, the last one of several.
     """
 
@@ -59,3 +65,4 @@ class BackwardNeeds:
     trained: Mapping[Node, Node] = attrs.field(factory=dict)
     inside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
     beside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
+    beside_sums: Mapping[Node, int] = attrs.field(factory=dict)

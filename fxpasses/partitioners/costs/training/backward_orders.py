@@ -94,4 +94,5 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         {node_of[node]: node_of[maker] for node, maker in needs.trained.items()},
         keyed(needs.inside_on_cpu),
         keyed(needs.beside_on_cpu),
+        keyed(needs.beside_sums),
     )

@@ -84,10 +84,10 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
 def _needs(
     forward: ForwardTrace,
     stays: Sequence[Stay],
-    beside: tuple[Mapping[Node, int], Mapping[Node, int]],
+    beside: Mapping[str, Mapping[Node, int]],
     trained: Mapping[Node, Node],
 ) -> BackwardNeeds:
-    """``beside`` is what a backward needs besides, without and with what kernels on the CPU need for themselves."""
+    """``beside`` is what a backward needs besides, by the names under which it is kept."""
     saved = {node: tuple(owners) for node, owners in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(
@@ -96,10 +96,9 @@ def _needs(
         forward.differentiable,
         forward.inside,
         stays,
-        beside[0],
-        trained,
+        trained=trained,
         inside_on_cpu=forward.inside_on_cpu,
-        beside_on_cpu=beside[1],
+        **beside,
     )
 
 
@@ -116,7 +115,7 @@ def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
             stays.append(Stay(size, last_user, last=last, readers=users, passed={node: size}))
             if node.op == "get_attr":
                 trained[node] = last_user
-    return _needs(forward, stays, ({}, {}), trained)
+    return _needs(forward, stays, {}, trained)
 
 
 class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say
@@ -128,6 +127,7 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self.stays: list[Stay] = []
         self.peaks: dict[Node, int] = {}
         self.peaks_on_cpu: dict[Node, int] = {}
+        self.peaks_of_sums: dict[Node, int] = {}
         self._staying: dict[int, Stay] = {}  # by storage
         self._begin: Literal["forward", "given", "backward"] = "forward"
         self._node: Node | None = None
@@ -163,10 +163,11 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
                 stay.last = stay.made_by
 
-    def beside(self) -> tuple[dict[Node, int], dict[Node, int]]:
+    def beside(self) -> dict[str, dict[Node, int]]:
         """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed.
 
-        Without and with what kernels on the CPU need for themselves.
+        Without and with what kernels on the CPU need for themselves, and while autograd added up; by names of
+        :class:`BackwardNeeds`.
         """
         when = {node: at for at, node in enumerate(reversed(self.forward.graph.nodes))}
         change = [0] * (len(when) + 2)
@@ -175,11 +176,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             change[1 + (len(when) if stay.last is None else when[stay.last])] -= stay.size
         staying = list(itertools.accumulate(change))
         there = {node: staying[at] for node, at in when.items()}
-        without, on_cpu = (
-            {node: most - there[node] for node, most in peaks.items() if most != there[node]}
-            for peaks in (self.peaks, self.peaks_on_cpu)
-        )
-        return without, on_cpu
+        found = {"beside": self.peaks, "beside_on_cpu": self.peaks_on_cpu, "beside_sums": self.peaks_of_sums}
+        return {name: {node: most - there[node] for node, most in peaks.items()} for name, peaks in found.items()}
 
     def trained(self) -> dict[Node, Node]:
         """For each parameter the node whose backward made the gradient that it has in the end."""
@@ -239,7 +237,10 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         self._before = node
         self._given_up = size if self._is_in_place else 0
         on_cpu = self.held - self._given_up if self._formula is None else self._formula
-        for peaks, held in ((self.peaks, self.held), (self.peaks_on_cpu, on_cpu)):
+        found = [(self.peaks, self.held), (self.peaks_on_cpu, on_cpu)]
+        if self._added.is_between:
+            found.append((self.peaks_of_sums, self.held))
+        for peaks, held in found:
             peaks[node] = max(peaks.get(node, 0), held)
 
     def goes(self, key: int) -> None:

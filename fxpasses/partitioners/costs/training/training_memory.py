@@ -119,7 +119,7 @@ class _Step:
     def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
         """Everything that comes and goes on a device."""
         yield from self._values(device)
-        yield from self._workspaces(device)
+        yield from (life for life in self._workspaces(device) if life.size)
         yield from self._stays(device)
         yield from self._second_gradients(device)
         yield from self._sums(device)
@@ -160,32 +160,59 @@ class _Step:
 
     def _workspaces(self, device: str) -> Iterator[StepLife]:
         is_known, needs = device in self.known, self.needs
-        inside = dict(needs.inside_on_cpu if is_known else needs.inside)
-        beside = dict(needs.beside_on_cpu if is_known else needs.beside)
-        for node, step in self._measured(device).items():
-            inside[node], beside[node] = step.inside, max(step.backward, beside.get(node, 0))
-            if (more := step.kept - needs.extra.get(node, 0)) > 0:
-                yield self._life(self.position[node], self.backward(node), more, node, "saved")
+        measured = {node: step for node, step in self.measured.items() if self.home[node] == device}
+        inside = {**(needs.inside_on_cpu if is_known else needs.inside)}
+        beside = {**(needs.beside_on_cpu if is_known else needs.beside)}
+        for node, step in measured.items():
+            inside[node], beside[node] = step.inside, self._beside_measured(node, step)
+            yield self._life(self.position[node], self.backward(node), step.kept, node, "saved")
         for node, size in inside.items():
             if self.home.get(node) == device:
                 yield self._life(self.position[node], self.position[node], size, node, "activations")
-        freed: dict[Node | None, int] = {}
+        freed: dict[Node | None, int] = {node: step.kept for node, step in measured.items()}
         for stay, places in self.places.items():
-            if stay.last in places:
+            if stay.last in places and not self._is_measured(stay):
                 freed[stay.last] = freed.get(stay.last, 0) + stay.size
         for node, size in beside.items():
             if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
                 size = max(size, -freed.get(node, 0))
                 yield self._life(self.backward(node), self.backward(node), size, node, "activations")
 
-    def _measured(self, device: str) -> dict[Node, StepWorkspace]:
-        """What was measured of the nodes that train on a device."""
-        known = {node: STEP_WORKSPACE.get(node, {}).get(device) for node, home in self.home.items() if home == device}
-        return {node: step for node, step in known.items() if step is not None and node in self.needs.differentiable}
+    @cached_property
+    def measured(self) -> Mapping[Node, StepWorkspace]:
+        """What was measured of the nodes that train, each where it is."""
+        found = {node: STEP_WORKSPACE.get(node, {}).get(home) for node, home in self.home.items()}
+        return {node: step for node, step in found.items() if step is not None and node in self.needs.differentiable}
+
+    def _is_measured(self, stay: Stay) -> bool:
+        """Whether something is part of what was measured of a node: what it keeps, and what comes and goes in it."""
+        return stay.made_by in self.measured and (stay.begin == "forward" or stay.is_passing)
+
+    def _beside_measured(self, node: Node, step: StepWorkspace) -> int:
+        """What a backward needs, with what measuring a node alone does not tell.
+
+        It does not tell where autograd adds up gradients, nor that what is written in place may be a view.
+        """
+        if self.effects.of(node).writes:
+            told: int | None = self.needs.beside.get(node, 0)
+        else:
+            told = self.needs.beside_sums.get(node)
+        return step.backward if told is None else max(step.backward, told + self._passing.get(node, 0))
+
+    @cached_property
+    def _passing(self) -> Mapping[Node, int]:
+        """Bytes that come and go in the backward of each node, whether or not they do so at one time."""
+        found: dict[Node, int] = {}
+        for stay in self.needs.stays:
+            if stay.is_passing:
+                found[stay.made_by] = found.get(stay.made_by, 0) + stay.size
+        return found
 
     def _stays(self, device: str) -> Iterator[StepLife]:
         """What is kept besides, and what the backward makes: on the device where it is made, and where it is sent."""
         for stay, places in self.places.items():
+            if self._is_measured(stay):
+                continue
             for place in dict.fromkeys(places.values()):
                 if place.device == device and place.start <= place.stop:
                     yield self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
