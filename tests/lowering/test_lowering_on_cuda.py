@@ -266,10 +266,10 @@ def allocated() -> int:
 
 
 def offloaded(
-    layers: int = 8, width: int = 2048, spare: int = 64 * MiB
+    layers: int = 8, width: int = 2048, spare: int = 64 * MiB, rows: int = 512
 ) -> tuple[nn.Module, torch.Tensor, LoweredModule, int]:
     """Half of the layers find room, and ``spare`` bytes of values."""
-    model, x = Mlp(layers, width), torch.randn(512, width)
+    model, x = Mlp(layers, width), torch.randn(rows, width)
     budget = (layers // 2) * width * width * 4 + spare
     lowered = lower(model, (x,), devices=[Device("gpu", budget, torch_device="cuda:0")], offload="cpu")
     return model, x, lowered, budget
@@ -310,8 +310,8 @@ def test_offloaded_parameters_are_trained_in_main_memory() -> None:
 
 
 def test_loads_run_beside_computation() -> None:
-    """The profiler sees transfers to the GPU while kernels run there."""
-    _, x, lowered, _ = offloaded()
+    """The profiler sees transfers to the GPU while kernels run there; these take longer than what starts them."""
+    _, x, lowered, _ = offloaded(spare=160 * MiB, rows=4096)
     with torch.no_grad():
         lowered(x)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
