@@ -264,7 +264,7 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
     assert narrowed == [certifying.NARROWING]
     solve_placement(attrs.evolve(problem, time_budget=40.0))
 
-    assert asked[:2] == [certifying.RECOMBINING / 4] * 2
+    assert asked[:2] == [certifying.RECOMBINING / 2] * 2
     assert len(asked) == 3
     assert 17 < asked[2] < 20
     assert 1.9 * STEPS_A_SECOND < narrowed[1] < 2.1 * STEPS_A_SECOND

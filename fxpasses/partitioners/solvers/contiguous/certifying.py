@@ -51,8 +51,8 @@ LITTLE = 1.5 * STEPS_A_SECOND
 """Steps within which problems with many states are refined once, with all of them, or not proven."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
-RECOMBINING = 0.4
-"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; a quarter after narrowing."""
+RECOMBINING = 0.2
+"""Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
 PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = STEPS_A_SECOND, 0.05
@@ -218,7 +218,7 @@ def _improve(gap: _Gap, steps: float) -> None:
         return
     gap.meanwhile.begin(gap.best)
     gap.narrow(max(NARROWING * min(1.0, seconds), LONGER * steps))
-    gap.recombine(min(RECOMBINING, seconds) / 4)
+    gap.recombine(min(RECOMBINING, seconds) / 2)
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:

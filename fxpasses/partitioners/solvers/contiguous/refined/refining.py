@@ -46,7 +46,7 @@ ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of the ideals of a core that are left where it does not help to go on, with so many or where they grow fast."""
-RESERVE, AGAIN = 0.1, 14
+RESERVE, AGAIN = 0.1, 8
 """What is left once the threshold is lowered: a share of all steps, or so many times what the first core took."""
 REACH = 0.4
 """The share of that which one core may take."""
