@@ -32,6 +32,7 @@ from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
     SHORT,
     begun_anew,
+    seconds_of_leaps,
     shares_of_questions,
 )
 from fxpasses.partitioners.placing.state_nodes import StateNode
@@ -73,14 +74,19 @@ def search(
     """
     cuts = cuts or KnownCuts(figures, request)
     answers, bound = list[Found](), 0.0
-    asked = iter([request])
+    asked, leaps = iter([request]), 0.0
     if (request.objective, contiguity) == ("latency", "free"):
-        asked = begun_anew(request, _has_room(cuts, request, solve), len(figures.nodes))
+        has_room = _has_room(cuts, request, solve)
+        asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
     for each in asked:
         answers += (several := _searched(cuts, each, contiguity, solve)).answers
         bound = max(bound, several.bound)
         if any(found.is_best for found in answers):
             break
+    if answers and leaps and not any(found.is_best for found in answers):
+        best = min(answers, key=lambda each: each.value)
+        longer, first = attrs.evolve(request, time_budget=leaps), request.problem(figures, contiguity, figures.needs)
+        answers += near_placements(figures, longer, first, [best.runs], bound)
     if not answers and fallbacks:
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
         spare = spare or _by_another(figures, request, contiguity, bound)

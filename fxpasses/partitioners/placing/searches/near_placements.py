@@ -2,7 +2,9 @@
 
 The solvers know memory only roughly, so where budgets are tight their answers pass them, or keep far from them; and
 they do not know that parts run as wholes. Of a tiny graph all placements are looked at. Otherwise each change is
-followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less.
+followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less. Where no change
+helps any more, a few units that are joined go elsewhere together, and changes begin there (iterated local search:
+Lourenço, Martin and Stützle 2003).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ __all__ = ["near_placements"]
 SECONDS_A_NODE = 2e-5
 """About what it takes to follow one placement: what trials are counted in."""
 LEAST_SECONDS = 0.5
+LEAP, AFTERWARDS = 3, 200
+"""The most units that go elsewhere together, and how many changes may follow before the best is gone on from again."""
 
 
 def near_placements(
@@ -58,7 +62,7 @@ def near_placements(
     units_of_start = len(nearby.units) * len(nearby.names)
     starts = starts[: max(trials // units_of_start, int(2 * trials >= len(nearby.units)))]
     for start in starts:
-        best = nearby.best(start, trials // len(starts))
+        best = nearby.best(start, trials // len(starts), bound)
         if not best.over:
             found.append(Found.of(figures, request, "free", best.runs, bound))
     return found
@@ -81,12 +85,13 @@ class _Trial:
 
 @attrs.frozen(eq=False)
 class _Nearby:
-    """The units of a graph, and on which devices each may be."""
+    """The units of a graph, on which devices each may be, and which others use its values or make those it uses."""
 
     figures: GraphFigures
     request: Request
     names: tuple[str, ...]
     units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
+    joined: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
@@ -97,10 +102,10 @@ class _Nearby:
             may = tuple(name for name, fine in zip(names, allowed.tolist(), strict=True) if fine)
             if nodes:
                 found.append((nodes, may))
-        return cls(figures, request, names, tuple(found))
+        return cls(figures, request, names, tuple(found), _joined([nodes for nodes, _ in found]))
 
-    def best(self, start: Runs, trials: int) -> _Trial:
-        """Take the first change that helps, and go on from there, until none does.
+    def best(self, start: Runs, trials: int, bound: float) -> _Trial:
+        """Take the first change that helps, and go on from there, until none does; then leap from the best, and so on.
 
         Latency may ask for parts that are cut where one has to wait; then operators keep their turns in the start.
         """
@@ -109,20 +114,48 @@ class _Nearby:
         if self.request.objective == "latency":
             turns = _turns(start)
             best, turns = min((best, None), (self._tried(home, turns), turns), key=lambda each: each[0].rank)
-        first = 0
+        best, left = self._improved(best, turns, trials)
+        draw = np.random.default_rng(self.request.seed)
+        while left > 0 and best.value > bound * (1 + 1e-9):
+            first, home = self._leap(best.home, draw)
+            steps = min(left, AFTERWARDS)
+            found, unused = self._improved(self._tried(home, turns), turns, steps - 1, first, pairs=False)
+            left -= steps - unused
+            best = min(best, found, key=lambda each: each.rank)
+        return best
+
+    def _improved(
+        self, best: _Trial, turns: Mapping[Node, float] | None, trials: int, first: int = 0, *, pairs: bool = True
+    ) -> tuple[_Trial, int]:
+        """Where changes that help lead to, the first one each time, and how many trials are left then."""
         while True:
-            for number, home in self._changes(best.home, first):
+            for number, home in self._changes(best.home, first, pairs):
                 if trials <= 0:
-                    return best
+                    return best, 0
                 trials -= 1
                 if (trial := self._tried(home, turns)).rank < best.rank:
                     best, first = trial, number
                     break
             else:
-                return best
+                return best, trials
 
-    def _changes(self, home: Mapping[Node, str], first: int) -> Iterator[tuple[int, dict[Node, str]]]:
-        """One unit on another device; then two of different devices, each in the other's place.
+    def _leap(self, home: Mapping[Node, str], draw: np.random.Generator) -> tuple[int, dict[Node, str]]:
+        """A few units that are joined on a device where the first of them is not; and the number of that one."""
+        first, size = int(draw.integers(len(self.units))), int(draw.integers(1, LEAP + 1))
+        nodes, may = self.units[first]
+        others = [name for name in may if name != home[nodes[0]]]
+        if not others:
+            return first, dict(home)
+        target, leaping, near = others[int(draw.integers(len(others)))], [first], self.joined[first]
+        while near and len(leaping) < size:
+            leaping.append(near[int(draw.integers(len(near)))])
+            beside = dict.fromkeys(other for number in leaping for other in self.joined[number])
+            near = tuple(other for other in beside if other not in leaping)
+        moved = (nodes for nodes, may in map(self.units.__getitem__, leaping) if target in may)
+        return first, {**home, **dict.fromkeys(itertools.chain.from_iterable(moved), target)}
+
+    def _changes(self, home: Mapping[Node, str], first: int, pairs: bool) -> Iterator[tuple[int, dict[Node, str]]]:
+        """One unit on another device; then, for ``pairs``, two of different devices, each in the other's place.
 
         Units come in turn from the first one on; each change is told with the number of its unit.
         """
@@ -132,7 +165,7 @@ class _Nearby:
             for name in may:
                 if name != home[nodes[0]]:
                     yield number, {**home, **dict.fromkeys(nodes, name)}
-        for number, partner in itertools.combinations(turn, 2):
+        for number, partner in itertools.combinations(turn, 2) if pairs else ():
             (one, may_one), (other, may_other) = self.units[number], self.units[partner]
             here, there = home[one[0]], home[other[0]]
             if here != there and there in may_one and here in may_other:
@@ -146,6 +179,16 @@ class _Nearby:
             return _Trial(home, runs, over, math.inf)
         value = objective_value(self.figures, request.topology, request.objective, runs, request.training)
         return _Trial(home, runs, 0, value)
+
+
+def _joined(units: Sequence[tuple[Node, ...]]) -> tuple[tuple[int, ...], ...]:
+    number = {node: at for at, nodes in enumerate(units) for node in nodes}
+    found = []
+    for at, nodes in enumerate(units):
+        near = dict.fromkeys(other for node in nodes for other in (*node.all_input_nodes, *node.users))
+        others = dict.fromkeys(number[other] for other in near if other in number)
+        found.append(tuple(other for other in others if other != at))
+    return tuple(found)
 
 
 def _turns(runs: Runs) -> dict[Node, float]:

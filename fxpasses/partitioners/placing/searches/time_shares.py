@@ -8,7 +8,7 @@ import attrs
 
 from fxpasses.partitioners.placing.requests import Request
 
-__all__ = ["LITTLE_EFFORT", "SHORT", "begun_anew", "shares_of_questions"]
+__all__ = ["LITTLE_EFFORT", "SHORT", "begun_anew", "seconds_of_leaps", "shares_of_questions"]
 
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
@@ -20,6 +20,8 @@ WITH_CHANGES, WITH_QUESTIONS = 2.0, 3.4
 """The seconds of others, over those of the first question: with changes of its answer, and with all that follows."""
 ATTEMPT, FAR = 5.0, 1_000_003
 """Seconds of a search that begins anew, and how far its seed is from that of the one before."""
+ANEW, LEAPS = 1 / 2, 1 / 3
+"""What searches that begin anew, and changes of the best placement in the end, get of the seconds in tight memory."""
 SHORTER, SMALL = (0.5, 0.0), 200
 """Seconds of shorter searches that follow; and up to so many nodes the one that takes no time does."""
 
@@ -36,9 +38,10 @@ def begun_anew(request: Request, has_room: bool, nodes: int) -> Iterator[Request
     The last ones take little time: solvers start each operator as soon as it can, and parts start as wholes, so with
     more time they may find what is slower then.
     """
-    times = 1 if has_room else max(1, int(request.time_budget / ATTEMPT))
-    seconds = request.time_budget
-    if seconds > SHORT:
+    leaps = seconds_of_leaps(request, has_room)
+    seconds = ANEW * request.time_budget if leaps else request.time_budget
+    times = 1 if has_room else max(1, int(seconds / ATTEMPT))
+    if request.time_budget > SHORT:
         seconds = max(SHORT, seconds / (times * (WITH_CHANGES if has_room else WITH_QUESTIONS)))
     yield attrs.evolve(request, time_budget=seconds)
     again = attrs.evolve(request, effort=LITTLE_EFFORT, explain="never")
@@ -47,3 +50,8 @@ def begun_anew(request: Request, has_room: bool, nodes: int) -> Iterator[Request
     for shorter in SHORTER:
         if shorter < seconds and (shorter or nodes <= SMALL):
             yield attrs.evolve(again, time_budget=shorter)
+
+
+def seconds_of_leaps(request: Request, has_room: bool) -> float:
+    """What is left, where budgets are tight and there is much time, for changes of the best placement in the end."""
+    return 0.0 if has_room or request.time_budget <= SHORT else LEAPS * request.time_budget

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.annealing.annealer import Best
+from fxpasses.partitioners.solvers.free.packing_moves import packed_by_moves
 from fxpasses.partitioners.solvers.free.rounds import Rounds
 from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING, Proof, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.packing import Packing
@@ -70,7 +71,7 @@ class FreeSearch:
         first = np.stack([*starts, self.greedy()])
         best.offer(self.model.figures(first), self.model.legal(first), first)
         if math.isinf(best.value):
-            first = self._packed(best, first)
+            first = self._packed(best, first, draw)
         bound = self.bound
         least, more, most = SMALL_PROGRAM
         size = Packing.of(self.model, seconds=0).size if self.model.by_bytes else program_size(self.model)
@@ -81,10 +82,12 @@ class FreeSearch:
             Rounds(self.model, bound, draw).search(best, seconds)
         return FreeAnswer(best.home if math.isfinite(best.value) else None, best.value, min(bound, best.value))
 
-    def _packed(self, best: Best, first: Ints) -> Ints:
-        """Where nothing fits so far, let a program look for an assignment that keeps the budgets."""
-        packing = Packing.of(self.model, seconds=self.program_seconds)
-        home = packing.missing_bytes().home if packing.size <= PACKING_SIZE else None
+    def _packed(self, best: Best, first: Ints, draw: np.random.Generator) -> Ints:
+        """Where nothing fits so far, look for an assignment that keeps the budgets: by moves, then by a program."""
+        home = packed_by_moves(self.model, first[-1], draw)
+        if home is None:
+            packing = Packing.of(self.model, seconds=self.program_seconds)
+            home = packing.missing_bytes().home if packing.size <= PACKING_SIZE else None
         if home is None:
             return first
         best.offer(self.model.figures(home[None]), self.model.legal(home[None]), home[None])

@@ -53,6 +53,24 @@ def test_parts_that_wait_for_each_other_stay_cut_where_they_wait(time_budget: fl
     assert len(found.runs.device_of) > 2
 
 
+def test_where_no_change_helps_some_units_leap_together() -> None:
+    """One product alone on the other device only sends values; three of a chain are quicker there."""
+    graph = torch.export.export(Ladder(6), (torch.randn(64, 64),)).module(check_guards=False)
+    figures = GraphFigures.of(graph)
+    devices = [Device(name, flops=1e9, bandwidth=1e9, overhead=1e-6) for name in ("a", "b")]
+    request = Request(Topology.of(devices, [Link("a", "b", 1e9, 3e-5)]), "latency")
+    start = runs_of(graph, dict.fromkeys(figures.nodes, "a"))
+    alone = Found.of(figures, request, "free", start, 0.0)
+    problem = request.problem(figures, "free", figures.needs)
+
+    found, again = (near_placements(figures, request, problem, [start], 0.0) for _ in range(2))
+    (proven,) = near_placements(figures, request, problem, [start], alone.value)
+
+    assert found[0].value < 0.9 * alone.value
+    assert [each.value for each in found] == [each.value for each in again]
+    assert proven.value == alone.value
+
+
 def is_left(node: Node) -> bool:
     """Whether an operator is in the left chain."""
     path = [path for path, _kind in node.meta["nn_module_stack"].values()]

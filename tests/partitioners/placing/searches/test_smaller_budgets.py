@@ -12,6 +12,7 @@ from torch import nn
 from fxpasses import Device, Link, place
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches import device_search
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
@@ -76,11 +77,11 @@ def test_a_tight_budget_does_not_leave_the_cut_of_the_graphs_own_order(
     assert any(answer is not None for answer in answers)
 
 
-@pytest.mark.parametrize(("room", "starts"), [(1.0, 3), (10.0, 1)])
+@pytest.mark.parametrize(("room", "starts", "leaps"), [(1.0, 3, 10.0), (10.0, 1, 0.0)])
 def test_a_search_divides_its_seconds_among_its_questions(
-    llama: tuple[nn.Module, dict[str, Any]], room: float, starts: int, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[nn.Module, dict[str, Any]], room: float, starts: int, leaps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ``time_budget=20`` a search took half a minute; now it begins anew where budgets are tight."""
+    """Where budgets are tight it begins anew, and in the end the best placement is changed for a third of them."""
     model, kwargs = llama
     graph = torch.export.export(model, (), kwargs).module(check_guards=False)
     figures = GraphFigures.of(graph)
@@ -89,9 +90,15 @@ def test_a_search_divides_its_seconds_among_its_questions(
         Device("fast", int(room * 389_025), flops=4e9, bandwidth=2e9, overhead=2e-6),
     ]
     topology = Topology.of(devices, [Link("slow", "fast", 2e8, 5e-6)])
-    request = Request(topology, "latency", time_budget=16.0)
+    request = Request(topology, "latency", time_budget=30.0)
     asked: list[PlacementProblem] = []
-    monkeypatch.setattr(device_search, "near_placements", lambda *_args: [])  # it has seconds of its own
+    changed: list[tuple[float, int]] = []
+
+    def none_nearby(_figures: GraphFigures, request: Request, _first: object, starts: list[Runs], _bound: float) -> Any:
+        changed.append((request.time_budget, len(starts)))
+        return []
+
+    monkeypatch.setattr(device_search, "near_placements", none_nearby)
 
     def at_once(problem: PlacementProblem) -> PlacementSolution:
         asked.append(problem)
@@ -101,6 +108,7 @@ def test_a_search_divides_its_seconds_among_its_questions(
 
     least = max(problem.time_budget for problem in asked) / 2
     long = [problem for problem in asked if problem.time_budget > least]
-    assert sum(problem.time_budget for problem in asked) <= 16.0
+    assert sum(problem.time_budget for problem in asked) + leaps <= 30.0
+    assert (changed[-1] == (leaps, 1)) == bool(leaps)
     assert len({problem.seed for problem in long}) == len(long) == starts
     assert found.value >= found.bound > 0
