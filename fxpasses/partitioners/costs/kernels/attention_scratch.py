@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.kernels.convolution_shapes import has_tiles, round_up
+from fxpasses.partitioners.costs.kernels.processor_blocks import has_tiles, round_up
 from fxpasses.partitioners.costs.kernels.product_scratch import lays_out
 from fxpasses.partitioners.costs.kernels.tile_products import TileProduct
 from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes

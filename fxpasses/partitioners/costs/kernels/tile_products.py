@@ -12,7 +12,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from fxpasses.partitioners.costs.kernels.convolution_shapes import ALIGNMENT, round_up
+from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, round_up
 
 __all__ = ["FEWEST_PRODUCTS", "TileProduct"]
 

@@ -1,0 +1,100 @@
+"""Which of its kernels oneDNN takes for a convolution: what they know of it, by types, groups and places."""
+
+from __future__ import annotations
+
+import torch
+
+from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
+from fxpasses.partitioners.costs.kernels.processor_blocks import LARGEST_VECTOR, may_use_tiles
+
+__all__ = [
+    "has_own_kernel",
+    "is_as_given",
+    "is_few",
+    "is_spread_apart",
+    "is_unusual",
+    "prefers_order",
+    "spreads",
+    "spreads_tiles",
+    "unfolds_for_weight",
+]
+
+_IMAGE = 3
+"""The most channels of which smaller processors take images as they are."""
+_SMALL_KERNEL = 3
+"""Up to so many places in a row, the gradient of the weight of one channel a group has a kernel of its own."""
+_WIDEST_HALF = 5
+"""Up to so many places in a row, the gradient of the weight of few channels has a kernel in half precision."""
+_LEAST_BLOCK = 8
+"""The smallest block in which the gradient of a weight is made, by a kernel that does not do everything."""
+
+
+def is_few(shapes: Convolution) -> bool:
+    """Whether the channels stay as they are, as they fill no vector; smaller processors know images only."""
+    few = shapes.vector - 1 if shapes.vector == LARGEST_VECTOR else _IMAGE
+    return shapes.groups == 1 and shapes.channels <= few and not shapes.is_pointwise
+
+
+def spreads(shapes: Convolution) -> bool:
+    """Whether a strided one spreads what it reads."""
+    return shapes.is_strided and shapes.fills(shapes.made)
+
+
+def is_unusual(shapes: Convolution) -> bool:
+    """What no kernel does backward but the one that unfolds what is read."""
+    if shapes.is_depthwise and (shapes.is_volumes or shapes.is_dilated):
+        return True
+    return shapes.is_dilated and shapes.is_strided
+
+
+def is_spread_apart(shapes: Convolution) -> bool:
+    """Whether one channel a group is spread, in bfloat16."""
+    is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR
+    return is_known and shapes.is_depthwise and shapes.is_strided and not shapes.is_dilated
+
+
+def spreads_tiles(shapes: Convolution) -> bool:
+    """Whether a strided and dilated kernel has tiles: of images, where channels of groups fill vectors."""
+    fills = shapes.groups == 1 or shapes.channels % shapes.vector == shapes.made % shapes.vector == 0
+    return shapes.has_tiles and shapes.is_strided and shapes.is_dilated and not shapes.is_volumes and fills
+
+
+def unfolds_for_weight(shapes: Convolution, block: int) -> bool:
+    """Whether the gradient of the weight is made of what is read, unfolded: no other kernel does."""
+    if shapes.has_tiles:
+        is_apart = shapes.is_strided or (shapes.is_volumes and shapes.is_padded) or shapes.reaches_beyond
+        return shapes.is_dilated and is_apart
+    if is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
+        return True
+    if shapes.is_depthwise:
+        return not has_own_kernel(shapes)
+    if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
+        return True
+    if shapes.reaches_beyond:
+        return True
+    if block > _LEAST_BLOCK:
+        return False
+    return block < _LEAST_BLOCK or shapes.is_dilated or shapes.is_small or shapes.is_volumes
+
+
+def prefers_order(shapes: Convolution) -> bool:
+    """Whether channels come last whatever is given: half precision on processors that compute in it, but for tiles.
+
+    One channel a group fills none.
+    """
+    return shapes.dtype is torch.float16 or shapes.has_tiles
+
+
+def has_own_kernel(shapes: Convolution) -> bool:
+    """Whether the gradient of the weight of one channel a group is a special case: of images, with a small kernel.
+
+    No place is left out between two kernels.
+    """
+    is_apart = {*shapes.dilation} != {1} or any(s > k for s, k in zip(shapes.stride, shapes.kernel, strict=True))
+    is_small = max(shapes.kernel) <= _SMALL_KERNEL
+    return is_small and shapes.starts_inside and not (shapes.is_volumes or is_apart)
+
+
+def is_as_given(shapes: Convolution) -> bool:
+    """Whether the gradient of the weight is made by a kernel that takes any layout: there is no other for the type."""
+    return shapes.dtype is torch.float16 and not may_use_tiles()

@@ -1,0 +1,115 @@
+"""What kernels of convolutions have of their own: tables, and what strided ones spread, for each thread."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
+from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_sample, tile_tables
+from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, lanes, round_up
+
+__all__ = ["from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "table_bytes"]
+
+_PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
+"""Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
+_HALVES = 6500
+"""The same in half precision, whatever is computed."""
+_SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
+"""Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
+_OF_ROWS, _OF_PLACE = 24_600, 64
+"""Bytes of tables of a strided kernel of one channel a group, and for each place in a row that it reads."""
+
+
+def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool = False) -> int:
+    """What a kernel that knows channels last has of its own; a strided one spreads a sample, with a border.
+
+    ``is_added`` says that a bias is added to what it makes, which are floats then.
+    """
+    threads = torch.get_num_threads()
+    if shapes.has_tiles:
+        spread = threads * spread_sample(shapes) if is_spread else 0
+        return max(spread, tile_tables(shapes, is_spread=is_spread))
+    if not is_spread:
+        return (threads + 1) * (_PAGE + ALIGNMENT)
+    if shapes.is_depthwise or (shapes.is_uneven and len(shapes.kernel) == 1):
+        return threads * _spread_rows(shapes, 2 if is_added and shapes.is_half else 1)
+    sizes = zip(shapes.source[2:], shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
+    is_rounded = not shapes.is_half  # else fewer are spread
+    places = math.prod(
+        made + -(-(kernel - 1) // stride) + (1 if is_rounded and size % stride else 0)
+        for size, made, kernel, stride in sizes
+    )
+    uneven = (_UNEVEN_HALF if shapes.is_half else _UNEVEN) if shapes.is_uneven else 0
+    if uneven and is_added and not shapes.is_half:
+        uneven = max(uneven, _sums_of_rows(shapes))
+    tables = _STRIDING + (4 * _PAGE if shapes.is_volumes else 0) + (_PAGE * shapes.element if _has_rest(shapes) else 0)
+    return threads * (tables + uneven + round_up(places * shapes.result[1], _PAGE) * shapes.element)
+
+
+def _has_rest(shapes: Convolution) -> bool:
+    """Whether some of what is read, with the places around it, is left over by the last step."""
+    sizes = zip(shapes.source[2:], shapes.kernel, shapes.padding, shapes.stride, shapes.dilation, strict=True)
+    return any((size + 2 * padded - (wide - 1) * far - 1) % step for size, wide, padded, step, far in sizes)
+
+
+def _sums_of_rows(shapes: Convolution) -> int:
+    """Sums of a row of what is read, of several vectors of channels, and of rows around it, in blocks of pages."""
+    wide, kernel, steps = shapes.source[-1], shapes.kernel[-1], shapes.stride[-1]
+    rows = wide * steps + shapes.result[-1] + (kernel - 1) * steps
+    channels = lanes(shapes.channels, shapes.vector)
+    return round_up(channels * kernel * rows + _PAGE, _PAGE) * FLOAT
+
+
+def _spread_rows(shapes: Convolution, sums: int) -> int:
+    """What each thread of a strided kernel has, in blocks of pages: what it reads, with a border, and of rows sums.
+
+    The latter where what is made is no multiple of the stride.
+    """
+    wide, steps, kernel = shapes.source[-1], shapes.stride[-1], shapes.kernel[-1]
+    sizes = zip(shapes.result[2:], shapes.source[2:], shapes.kernel, shapes.stride, strict=True)
+    read = math.prod(made + (width - 1) // step + (1 if size % step else 0) for made, size, width, step in sizes)
+    blocks = round_up(read * shapes.result[1], _PAGE)
+    blocks += 4 * _PAGE if _has_rest(shapes) and shapes.dtype is torch.bfloat16 else 0
+    tables = _OF_ROWS + _OF_PLACE * shapes.result[-1] + (2 * _PAGE if shapes.is_volumes else 0)
+    if shapes.is_uneven:
+        rows = wide * steps + shapes.result[-1] + (kernel - 1) * steps
+        depth = shapes.kernel[-2] if len(shapes.kernel) > 1 else 1
+        channels = max(shapes.source[1], shapes.result[1])
+        blocks += sums * round_up(channels * depth * rows + _PAGE, _PAGE)
+        blocks += 0 if shapes.dtype is torch.bfloat16 else blocks // 8
+        tables += (3 if shapes.is_volumes else 1) * _PAGE
+    return tables + blocks * shapes.element
+
+
+def picked_bytes(shapes: Convolution) -> int:
+    """The places of a sample that a strided kernel of one place sees, for each thread."""
+    if not (shapes.is_pointwise and shapes.is_strided):
+        return 0
+    sample = round_up(shapes.source[1], shapes.vector) * math.prod(shapes.result[2:]) * shapes.element
+    return torch.get_num_threads() * sample + ALIGNMENT
+
+
+def sample_in_floats(shapes: Convolution) -> int:
+    """What each thread makes of one place of a sample, in half precision, before it is rounded."""
+    if not (shapes.is_pointwise and shapes.is_half):
+        return 0
+    sample = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:]) * FLOAT
+    return torch.get_num_threads() * sample + ALIGNMENT
+
+
+def more_table_bytes(shapes: Convolution) -> int:
+    """What kernels have beside in half precision, and over volumes."""
+    return (_HALVES if shapes.is_half else 0) + (_PAGE if shapes.is_volumes and shapes.fills(shapes.channels) else 0)
+
+
+def from_one(shapes: Convolution) -> int:
+    """What the gradient of a transposed convolution that makes one channel is spread to."""
+    if shapes.source[1] != 1:
+        return 0
+    if shapes.vector != LARGEST_VECTOR:
+        return _STRIDING + (shapes.result_bytes if shapes.is_strided else 0)
+    places = _PLACE * math.prod(shapes.result[2:])
+    of_thread = _SPREAD + _SPREAD_STEP * (max(shapes.stride) - 1) + places
+    return torch.get_num_threads() * of_thread + _PAGE * 2 + ALIGNMENT * shapes.result[1]

@@ -1,0 +1,146 @@
+"""What convolutions in bfloat16 copy on processors with AMX, which multiply tiles: rows with a border, and weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
+from fxpasses.partitioners.costs.kernels.processor_blocks import round_up
+
+__all__ = ["spread_sample", "spread_tiles", "sums_in_tiles", "tile_tables", "weight_in_tiles"]
+
+_PAGE = 4096
+_IMAGE_DIMENSIONS = 2
+"""Dimensions of an image."""
+_TURNING = 9000
+"""Bytes of tables where operands are turned."""
+_TILE_PAIRS, _TILE_ROWS, _FEW_CHANNELS = 32, 16, 4
+"""Channels fill tiles of so many, and so many rows; so few channels are laid out beside the places of the kernel."""
+_MOST_UNROLLED = 5_500_000
+"""The most bytes of a row of what kernels see that a thread unrolls."""
+_MOST_OF_VOLUMES = 3_500_000
+"""The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
+_SMALL_SAMPLE = 1024 * 1024
+"""Of volumes so much is copied once more."""
+_SPREAD_ROWS = 20
+"""So many rows are spread at once, and those that the kernel reaches."""
+
+
+def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
+    """Rows of what is read that each thread of a processor with AMX copies: with a border, whole tiles of channels.
+
+    Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
+    """
+    steps = max(shapes.stride)
+    if (unrolled := _unrolled_rows(shapes)) is not None:
+        return torch.get_num_threads() * unrolled
+    if math.prod(shapes.kernel) == 1:
+        rows, times, least, weights = 0, 0.0, 96 if shapes.is_strided else 40, 0.0
+    elif _is_along_one_dimension(shapes):
+        rows, times, least, weights = shapes.source[2], 3.0 * steps, 48, 0.0
+    elif shapes.channels <= _FEW_CHANNELS or shapes.is_volumes:
+        rows, times, least, weights = shapes.source[2], max(2.0, steps / 2), 96, 0.5
+    elif steps == 1:
+        rows, times, least, weights = _rows_for(shapes, 1024), 4.0, 64, 0.0
+    elif steps != max(shapes.kernel) and not shapes.is_dilated:
+        rows, times, least, weights = _rows_for(shapes, 256), 4.0, 96, 0.0
+    elif shapes.is_dilated:
+        rows, times, least, weights = shapes.source[2], 6.0 if shapes.is_strided else 3.5, 96, 0.0
+    else:  # patches
+        rows, times, least, weights = _rows_for(shapes, 128), 6.0, 24, 1.0
+    border = max((max(shapes.kernel) - 1) * max(shapes.dilation), 2 * max(shapes.padding)) if shapes.is_padded else 0
+    across = math.prod(size + border for size in shapes.source[3:])
+    channels = shapes.groups * round_up(shapes.channels, _TILE_PAIRS) * shapes.element
+    least += math.prod(shapes.kernel)
+    of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
+    if weights == 1.0 and not is_spread:
+        of_thread = max(of_thread, 96 * 1024 + 2 * channels * math.prod(shapes.source[2:]))
+    if math.prod(shapes.kernel) == 1:
+        of_thread += _more_of_one_place(shapes)
+    elif shapes.is_volumes:  # small samples are copied once more
+        of_thread += min((rows + border) * across * channels, _SMALL_SAMPLE)
+    if shapes.is_volumes and steps > 1:
+        copied = int(1.1 * steps**2 * (rows + border) * across * channels)
+        of_thread = max(of_thread, min(least * 1024 + copied, _MOST_OF_VOLUMES))
+    if _is_along_one_dimension(shapes):
+        seen = min(max(shapes.kernel), _TILE_PAIRS // 2) * steps * shapes.result[-1]
+        of_thread = min(of_thread, 64 * 1024 + 10 * shapes.groups * shapes.channels * seen)
+    return torch.get_num_threads() * of_thread + int(weights * shapes.weight_bytes)
+
+
+def _more_of_one_place(shapes: Convolution) -> int:
+    """Where one place is seen those that a stride leaves are picked, but of images."""
+    is_picked = shapes.is_strided and len(shapes.kernel) != _IMAGE_DIMENSIONS
+    channels = shapes.groups * round_up(shapes.channels, _TILE_PAIRS)
+    return 4 * _PAGE + (math.prod(shapes.result[2:]) * channels * shapes.element if is_picked else 0)
+
+
+def _is_along_one_dimension(shapes: Convolution) -> bool:
+    """Whether places are seen in one row only: sequences, and kernels with one row."""
+    return 1 in (len(shapes.kernel), *shapes.kernel)
+
+
+def _unrolled_rows(shapes: Convolution) -> int | None:
+    """What each place of a row sees, as a thread unrolls it where a strided kernel reads an image; None elsewhere.
+
+    Rows that take more than caches hold are not unrolled. Patches are where rows of them fill whole tiles, and
+    rows of a patch do not; others are copied.
+    """
+    steps, kernel = max(shapes.stride), max(shapes.kernel)
+    if len(shapes.kernel) != 2 or shapes.channels >= _FEW_CHANNELS or not 1 < steps <= kernel:
+        return None
+    unrolled = shapes.channels * kernel**3 * steps**2 * shapes.result[-1]
+    if steps < kernel:
+        return 110 * 1024 + 6 * unrolled if 6 * unrolled <= _MOST_UNROLLED else None
+    made = shapes.result[1] * kernel**2
+    copied = max(2.4 * shapes.channels * kernel * math.prod(shapes.source[2:]) + 10 * made, 32.0 * made)
+    fills = shapes.result[2] % _TILE_ROWS == 0 and shapes.channels * kernel % _TILE_ROWS != 0
+    return 110 * 1024 + int(max(copied, 4.6 * unrolled if fills else 0.0))
+
+
+def _rows_for(shapes: Convolution, places: int) -> int:
+    """The rows of what is read that so many places of the result need."""
+    rows, across = shapes.result[2], shapes.result[-1]
+    return min(shapes.source[2], shapes.stride[0] * (min(rows, -(-places // across)) - 1) + shapes.kernel[0])
+
+
+def spread_sample(shapes: Convolution) -> int:
+    """What a strided kernel with tiles spreads at least: all of a sample, where it sees one place only."""
+    if math.prod(shapes.kernel) > 1:
+        return 64 * 1024
+    places = math.prod(shapes.result[2:]) * (max(shapes.stride) if len(shapes.kernel) == 1 else 1)
+    return 96 * 1024 + places * shapes.groups * round_up(shapes.made, _TILE_PAIRS) * shapes.element
+
+
+def weight_in_tiles(shapes: Convolution) -> int:
+    """The gradient of the weight as it is made with tiles."""
+    return (
+        shapes.groups
+        * round_up(shapes.made, shapes.vector)
+        * round_up(shapes.channels, _TILE_PAIRS)
+        * shapes.kernel_bytes
+    )
+
+
+def sums_in_tiles(shapes: Convolution) -> int:
+    """That as floats, but for patches of images, and samples of what is read and made that are turned."""
+    border = shapes.kernel[-1] - 1 + 2 * (shapes.stride[-1] - 1)
+    source = round_up(shapes.channels, _TILE_PAIRS) * math.prod(shapes.source[2:-1]) * (shapes.source[-1] + border)
+    result = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:])
+    is_patches = shapes.channels <= _FEW_CHANNELS and shapes.stride == shapes.kernel
+    sums = (1 if is_patches else 2) * weight_in_tiles(shapes)
+    if shapes.is_volumes:  # places that a strided kernel leaves out
+        left_out = round_up(shapes.channels, _TILE_PAIRS) * math.prod(shapes.source[2:]) * shapes.groups
+        sums += 10 * (max(shapes.stride) - 1) * left_out * shapes.element // 2
+    return torch.get_num_threads() * (sums + 3 * shapes.groups * (source + result) * shapes.element + 176 * 1024)
+
+
+def spread_tiles(shapes: Convolution) -> int:
+    """Rows of what is read that a strided and dilated kernel spreads for tiles, and its weight."""
+    pairs, steps = _TILE_PAIRS, (max(shapes.kernel) - 1) * max(shapes.dilation)
+    rows = -(-shapes.made // pairs) * 2 * pairs * (shapes.source[-1] + steps)
+    rows *= 1 if len(shapes.kernel) == 1 else _SPREAD_ROWS + steps
+    channels = round_up(shapes.channels, shapes.vector) * round_up(shapes.made, pairs)
+    return torch.get_num_threads() * (rows + _TURNING) + 2 * _PAGE + shapes.groups * channels * shapes.kernel_bytes
