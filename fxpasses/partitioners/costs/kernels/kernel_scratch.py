@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fxpasses.partitioners.costs.kernels.attention_scratch import (
     attention_backward_scratch_bytes,
     attention_scratch_bytes,
+)
+from fxpasses.partitioners.costs.kernels.converted_operands import (
+    converted_bytes,
+    is_pointwise,
+    number_bytes,
+    wraps_number,
 )
 from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_backward_scratch_bytes,
@@ -27,7 +32,6 @@ from fxpasses.partitioners.costs.kernels.laid_out_copies import (
     LAID_OUT_COPIES,
     dense_copies,
     flat_copies,
-    lie_together,
     transform_copies,
 )
 from fxpasses.partitioners.costs.kernels.linear_algebra_scratch import LINEAR_ALGEBRA
@@ -36,6 +40,7 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch
 from fxpasses.partitioners.costs.kernels.normalization_scratch import NORMALIZATIONS
 from fxpasses.partitioners.costs.kernels.picked_scratch import PICKED
 from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes, vector_scratch_bytes
+from fxpasses.partitioners.costs.kernels.reduced_scratch import REDUCED, length_bytes
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
@@ -43,7 +48,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half,
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
-_NUMBER, _NUMBERS = 8, 16
+_NUMBER = 8
 _TABLES = 512
 _AGAIN, _WEIGHTS, _LARGEST = 2, 10, 2
 """Which operands say that what is drawn may be drawn again, and weights of a bag; and which mode takes maxima."""
@@ -65,78 +70,14 @@ def scratch_bytes(func: Any, args: Sequence[Any], result: Any, named: Mapping[st
         args = (*args, (named or {}).get(name))
     if (asks := _SCRATCH.get(func)) is not None:
         return 0 if _is_elsewhere(next(iter(tensors_in([args, result])))) else asks(args, result)
-    return _converted_bytes(func, args, result) + _number_bytes(func, args, result) if _is_pointwise(func) else 0
+    return converted_bytes(func, args, result) + number_bytes(func, args, result) if is_pointwise(func) else 0
 
 
 def may_need_scratch(target: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Any) -> bool:
     """Whether a kernel may need something for itself, by its name and by the types of its operands and its result."""
-    if target in _SCRATCH or _wraps_number(target, args):
+    if target in _SCRATCH or wraps_number(target, args):
         return True
-    return _is_pointwise(target) and len({each.dtype for each in (*operands, *tensors_in(result))}) > 1
-
-
-def _is_pointwise(func: Any) -> bool:
-    return torch.Tag.pointwise in getattr(func, "tags", ()) or func in _POINTWISE_UNTAGGED
-
-
-def _converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
-    """Copies of the operands of another type than the one that an operator on elements computes in.
-
-    What is written in place is computed in the type of all operands, and converted back.
-    """
-    operands = tensors_in([each for place, each in enumerate(args) if place != _CONDITIONS.get(func)])
-    made = tensors_in(result)
-    if not operands or not made or _is_elsewhere(made[0]):
-        return 0
-    common = made[0].dtype
-    is_written = func._schema.is_mutable and func not in _CONDITIONS
-    if common is torch.bool or is_written:  # a comparison
-        common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
-    written = made[:1] if is_written else []
-    return sum(bytes_as(each, common) for each in (*operands, *written) if each.dtype != common)
-
-
-def _wraps_number(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a number is made a tensor: where there could be one, or for want of a kernel that takes numbers."""
-    if not _is_pointwise(func) or not any(isinstance(each, (int, float, complex)) for each in args):
-        return False
-    if func._schema.name in _TAKE_NUMBERS:
-        return False
-    takes = zip(func._schema.arguments, args, strict=False)
-    return func._overloadname == "Scalar" or any(
-        str(each.type) == "Tensor" and isinstance(given, (int, float, complex)) for each, given in takes
-    )
-
-
-def _number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
-    """A number as torch has numbers, and in the type that is computed in."""
-    made = tensors_in(result)
-    if not made or _is_elsewhere(made[0]) or not _wraps_number(func, args):
-        return 0
-    return _NUMBER + max(each.element_size() for each in (*made, *tensors_in(args)))
-
-
-def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
-    """The operand of a sum, in the type of the sum.
-
-    Half precision is added up as floats where what is added up does not lie together: the channels of a batch.
-    """
-    given: Tensor = args[0]
-    made = tensors_in(result)[0]
-    if given.dtype != made.dtype:
-        return bytes_as(given, made.dtype)
-    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
-    if not is_half(given) or not along or lie_together(given, along):
-        return 0
-    return bytes_as(given, torch.float32) + bytes_as(made, torch.float32)
-
-
-def _mean_bytes(args: Sequence[Any], result: Any) -> int:
-    """That of a sum, which half precision has as floats, or what it is divided by."""
-    given: Tensor = args[0]
-    made = tensors_in(result)[0]
-    as_floats = bytes_as(given, torch.float32) + bytes_as(made, torch.float32) if is_half(made) else 0
-    return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
+    return is_pointwise(target) and len({each.dtype for each in (*operands, *tensors_in(result))}) > 1
 
 
 def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -146,14 +87,6 @@ def _infinite_bytes(args: Sequence[Any], _result: Any) -> int:
     if given.is_complex():
         return size // 2 + concrete_size(given.numel())
     return size + _NUMBER + given.element_size() if given.is_floating_point() else 0
-
-
-def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
-    """Which are not zero, and that as numbers to be added up."""
-    given: Tensor = args[0]
-    if len(args) == 1 or args[1] in (None, []):
-        return _NUMBER * torch.get_num_threads()
-    return bytes_as(given, torch.int64) + (0 if given.dtype is torch.bool else bytes_as(given, torch.bool))
 
 
 def _grid_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -210,27 +143,9 @@ def _gammas_bytes(args: Sequence[Any], result: Tensor) -> int:
     return int(args[1]) * (bytes_as(result, result.dtype) + _NUMBER) + _TABLES
 
 
-def _norm_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """The operand in the type of the result; how large complex numbers are, for the largest one."""
-    given: Tensor = args[0]
-    if given.is_complex():
-        order = args[1] if len(args) > 1 else 2
-        real = given.element_size() // 2 * concrete_size(given.numel())
-        if result.element_size() * 2 == given.element_size():
-            return real + _length_bytes(args, result) if math.isinf(order) else 0
-        return 2 * bytes_as(given, result.dtype)
-    return bytes_as(given, result.dtype) if given.dtype != result.dtype else 0
-
-
 def _segments_bytes(args: Sequence[Any], result: Tensor) -> int:
     """A dense copy, and where each segment begins."""
     return dense_copies(args, result) + _NUMBER * concrete_size(result.shape[0])
-
-
-def _spread_of_numbers_bytes(args: Sequence[Any], result: Any) -> int:
-    """Numbers where there is one result; of complex ones those of the real and of the imaginary parts."""
-    made = sum(bytes_as(each, each.dtype) for each in tensors_in(result))
-    return _NUMBERS + (2 * made if args[0].is_complex() else 0)
 
 
 def _shortened_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -272,27 +187,6 @@ def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
     made: Tensor = tensors_in(result)[0]
     is_by_tiles = made.is_contiguous() and made.dtype == source.dtype and made.shape == source.shape
     return tile_bytes(source) if is_by_tiles and not _is_elsewhere(made) else 0
-
-
-def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """What is left of the operand when the largest is taken away, and the largest."""
-    given: Tensor = args[0]
-    converted = 0 if given.dtype == result.dtype else bytes_as(given, result.dtype)
-    return converted + bytes_as(given, result.dtype) + bytes_as(result, result.dtype)
-
-
-def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
-    """A copy with the rows that are looked through, unless they are dense."""
-    given: Tensor = args[0]
-    if len(args) == 1 or not given.dim() or _is_elsewhere(given):
-        return 0 if _is_elsewhere(given) else bytes_as(given, given.dtype)
-    return dense_copies([given.transpose(args[1], -1)], None)
-
-
-def _smallest_bytes(args: Sequence[Any], _result: Any) -> int:
-    """A copy of the operand, and where each element was."""
-    given: Tensor = args[0]
-    return 0 if _is_elsewhere(given) else bytes_as(given, given.dtype) + bytes_as(given, torch.int64)
 
 
 def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -339,12 +233,6 @@ def _wider(points: Tensor) -> Tensor:
     return points.new_empty([*[math.prod(batch)] * bool(batch), count, width + 2])
 
 
-def _length_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Of complex numbers, as complex numbers."""
-    given: Tensor = args[0]
-    return bytes_as(given, given.dtype) if given.is_complex() and not _is_elsewhere(result) else 0
-
-
 def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
     """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
 
@@ -360,28 +248,8 @@ def _is_elsewhere(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-_CONDITIONS: Mapping[Any, int] = MappingProxyType(
-    {
-        **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), 0),
-        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), 1),
-        **dict.fromkeys((aten.masked_fill_.Scalar, aten.masked_fill_.Tensor), 1),
-    }
-)
-"""Which operand decides, and is read as it is."""
-
-_POINTWISE_UNTAGGED = frozenset(
-    (
-        *(aten.floor_divide.default, aten.floor_divide.Scalar),
-        *(aten.floor_divide_.Tensor, aten.floor_divide_.Scalar),
-    )
-)
-"""Operators on elements that torch does not call so."""
-
 _BY_NAME: Mapping[Any, str] = MappingProxyType({aten.gelu_backward.default: "approximate"})
 """Operands that are only given by name, and make a difference."""
-
-_TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
-"""Operators whose kernels take the number as it is."""
 
 _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
@@ -390,19 +258,15 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **LOSSES,
         **NORMALIZATIONS,
         **RESIZED,
+        **REDUCED,
+        **dict.fromkeys((aten.abs.default, aten.angle.default), length_bytes),
         **dict.fromkeys(
             (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), product_scratch_bytes
         ),
         **dict.fromkeys(
             (aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default), vector_scratch_bytes
         ),
-        **dict.fromkeys((aten.abs.default, aten.angle.default), _length_bytes),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
-        aten.logsumexp.default: _exponents_bytes,
-        **dict.fromkeys(
-            (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
-        ),
-        aten.kthvalue.default: _smallest_bytes,
         **SCATTERED,
         **PICKED,
         aten.dist.default: _distance_of_all_bytes,
@@ -410,21 +274,12 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.histc.default: _bins_bytes,
         **dict.fromkeys((aten.normal.Tensor_float, aten.normal_functional.default), _drawn_around_bytes),
         aten.mvlgamma.default: _gammas_bytes,
-        aten.linalg_vector_norm.default: _norm_bytes,
         aten.renorm.default: _shortened_bytes,
-        **dict.fromkeys(
-            (
-                *(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction),
-                *(aten.var.dim, aten.std.dim, aten.var.default, aten.std.default),
-            ),
-            _spread_of_numbers_bytes,
-        ),
         aten.segment_reduce.default: _segments_bytes,
         aten.repeat.default: _table_bytes,
         aten.unfold_backward.default: _windows_bytes,
         aten.select_backward.default: _selected_bytes,
         aten.isinf.default: _infinite_bytes,
-        **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _counted_bytes),
         aten.affine_grid_generator.default: _grid_bytes,
         aten.multinomial.default: _drawn_bytes,
         aten._safe_softmax.default: _masked_softmax_bytes,
@@ -434,7 +289,6 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.im2col.default: _unfolded_bytes,
         **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
         aten._fft_c2r.default: transform_copies,
-        **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
         aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
         aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,
         aten.convolution.default: convolution_scratch_bytes,
@@ -443,12 +297,5 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward_scratch_bytes,
         **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bag_bytes),
         **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), dense_copies),
-        **dict.fromkeys(
-            (
-                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.nansum.default),
-                *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
-            ),
-            _reduced_bytes,
-        ),
     }
 )

@@ -1,0 +1,80 @@
+"""What operators on elements copy on the CPU: operands in the type that is computed in, and numbers as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from fxpasses.partitioners.tensor_sizes import bytes_as, tensors_in
+
+__all__ = ["converted_bytes", "is_pointwise", "number_bytes", "wraps_number"]
+
+_NUMBER = 8
+aten = torch.ops.aten
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether an operator makes each element of one of each operand."""
+    return torch.Tag.pointwise in getattr(func, "tags", ()) or func in _POINTWISE_UNTAGGED
+
+
+def wraps_number(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a number is made a tensor: where there could be one, or for want of a kernel that takes numbers."""
+    if not is_pointwise(func) or not any(isinstance(each, (int, float, complex)) for each in args):
+        return False
+    if func._schema.name in _TAKE_NUMBERS:
+        return False
+    takes = zip(func._schema.arguments, args, strict=False)
+    return func._overloadname == "Scalar" or any(
+        str(each.type) == "Tensor" and isinstance(given, (int, float, complex)) for each, given in takes
+    )
+
+
+def converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """Copies of the operands of another type than the one that an operator on elements computes in.
+
+    What is written in place is computed in the type of all operands, and converted back.
+    """
+    operands = tensors_in([each for place, each in enumerate(args) if place != _CONDITIONS.get(func)])
+    made = tensors_in(result)
+    if not operands or not made or made[0].device.type != "cpu":
+        return 0
+    common = made[0].dtype
+    is_written = func._schema.is_mutable and func not in _CONDITIONS
+    if common is torch.bool or is_written:  # a comparison
+        common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    written = made[:1] if is_written else []
+    return sum(bytes_as(each, common) for each in (*operands, *written) if each.dtype != common)
+
+
+def number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """A number as torch has numbers, and in the type that is computed in."""
+    made = tensors_in(result)
+    if not made or made[0].device.type != "cpu" or not wraps_number(func, args):
+        return 0
+    return _NUMBER + max(each.element_size() for each in (*made, *tensors_in(args)))
+
+
+_CONDITIONS: Mapping[Any, int] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), 0),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), 1),
+        **dict.fromkeys((aten.masked_fill_.Scalar, aten.masked_fill_.Tensor), 1),
+    }
+)
+"""Which operand decides, and is read as it is."""
+
+_POINTWISE_UNTAGGED = frozenset(
+    (
+        *(aten.floor_divide.default, aten.floor_divide.Scalar),
+        *(aten.floor_divide_.Tensor, aten.floor_divide_.Scalar),
+    )
+)
+"""Operators on elements that torch does not call so."""
+
+_TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
+"""Operators whose kernels take the number as it is."""

@@ -1,0 +1,124 @@
+"""What kernels on the CPU need that reduce: sums, means, norms, and the elements that they pick of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies, lie_together
+from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensors_in
+
+__all__ = ["REDUCED", "length_bytes"]
+
+_NUMBER, _NUMBERS = 8, 16
+aten = torch.ops.aten
+
+
+def length_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Of complex numbers, as complex numbers."""
+    given: Tensor = args[0]
+    return bytes_as(given, given.dtype) if given.is_complex() else 0
+
+
+def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
+    """The operand of a sum, in the type of the sum.
+
+    Half precision is added up as floats where what is added up does not lie together: the channels of a batch.
+    """
+    given: Tensor = args[0]
+    made = tensors_in(result)[0]
+    if given.dtype != made.dtype:
+        return bytes_as(given, made.dtype)
+    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+    if not is_half(given) or not along or lie_together(given, along):
+        return 0
+    return bytes_as(given, torch.float32) + bytes_as(made, torch.float32)
+
+
+def _mean_bytes(args: Sequence[Any], result: Any) -> int:
+    """That of a sum, which half precision has as floats, or what it is divided by."""
+    given: Tensor = args[0]
+    made = tensors_in(result)[0]
+    as_floats = bytes_as(given, torch.float32) + bytes_as(made, torch.float32) if is_half(made) else 0
+    return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
+
+
+def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Which are not zero, and that as numbers to be added up."""
+    given: Tensor = args[0]
+    if len(args) == 1 or args[1] in (None, []):
+        return _NUMBER * torch.get_num_threads()
+    return bytes_as(given, torch.int64) + (0 if given.dtype is torch.bool else bytes_as(given, torch.bool))
+
+
+def _norm_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The operand in the type of the result; how large complex numbers are, for the largest one."""
+    given: Tensor = args[0]
+    if given.is_complex():
+        order = args[1] if len(args) > 1 else 2
+        real = given.element_size() // 2 * concrete_size(given.numel())
+        if result.element_size() * 2 == given.element_size():
+            return real + length_bytes(args, result) if math.isinf(order) else 0
+        return 2 * bytes_as(given, result.dtype)
+    return bytes_as(given, result.dtype) if given.dtype != result.dtype else 0
+
+
+def _spread_of_numbers_bytes(args: Sequence[Any], result: Any) -> int:
+    """Numbers where there is one result; of complex ones those of the real and of the imaginary parts."""
+    made = sum(bytes_as(each, each.dtype) for each in tensors_in(result))
+    return _NUMBERS + (2 * made if args[0].is_complex() else 0)
+
+
+def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What is left of the operand when the largest is taken away, and the largest."""
+    given: Tensor = args[0]
+    converted = 0 if given.dtype == result.dtype else bytes_as(given, result.dtype)
+    return converted + bytes_as(given, result.dtype) + bytes_as(result, result.dtype)
+
+
+def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
+    """A copy with the rows that are looked through, unless they are dense."""
+    given: Tensor = args[0]
+    if len(args) == 1 or not given.dim():
+        return bytes_as(given, given.dtype)
+    return dense_copies([given.transpose(args[1], -1)], None)
+
+
+def _smallest_bytes(args: Sequence[Any], _result: Any) -> int:
+    """A copy of the operand, and where each element was."""
+    given: Tensor = args[0]
+    return bytes_as(given, given.dtype) + bytes_as(given, torch.int64)
+
+
+REDUCED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.nansum.default),
+                *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
+            ),
+            _reduced_bytes,
+        ),
+        **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
+        **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _counted_bytes),
+        aten.linalg_vector_norm.default: _norm_bytes,
+        **dict.fromkeys(
+            (
+                *(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction),
+                *(aten.var.dim, aten.std.dim, aten.var.default, aten.std.default),
+            ),
+            _spread_of_numbers_bytes,
+        ),
+        aten.logsumexp.default: _exponents_bytes,
+        **dict.fromkeys(
+            (aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim), _picked_bytes
+        ),
+        aten.kthvalue.default: _smallest_bytes,
+    }
+)
+"""What each of them needs, by its operands and its result."""
