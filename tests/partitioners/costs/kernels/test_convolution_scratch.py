@@ -1,0 +1,410 @@
+"""What convolutions on the CPU need for themselves, against what torch's allocator was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from allocations import allocated_peak
+from kernel_bytes import assert_near, beside_its_result, has_instructions_for
+from torch import Tensor, nn
+
+from fxpasses import Device, InfeasibleError, Plan, fake_devices, lower
+from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.programs import capture
+from fxpasses.units import KiB
+
+aten = torch.ops.aten
+
+
+CONVOLUTIONS = {
+    "image": ((2, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}),
+    "layer": ((4, 32, 16, 16), 64, 3, {"padding": 1}),
+    "odd channels": ((2, 12, 14, 14), 10, 3, {"padding": 1}),
+    "one channel out": ((8, 24, 16, 16), 1, 3, {"padding": 1}),
+    "fewer places": ((2, 32, 16, 16), 64, 3, {"padding": 1, "stride": 2}),
+    "shortcut": ((2, 32, 16, 16), 64, 1, {"stride": 2}),
+    "pointwise": ((16, 32, 8, 8), 32, 1, {}),
+    "depthwise": ((2, 32, 16, 16), 32, 3, {"padding": 1, "groups": 32}),
+    "groups": ((2, 32, 16, 16), 32, 3, {"padding": 1, "groups": 2}),
+    "narrow groups": ((2, 24, 16, 16), 24, 3, {"padding": 1, "groups": 6}),
+    "dilated": ((2, 32, 16, 16), 32, 3, {"padding": 2, "dilation": 2}),
+    "one small sample": ((1, 8, 12, 12), 8, 3, {"padding": 1}),
+    "sequence": ((4, 16, 40), 32, 5, {"padding": 2}),
+    "volume": ((2, 16, 8, 8, 8), 32, 3, {"padding": 1}),
+}
+
+
+def convolution(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    shape, channels, kernel, options = CONVOLUTIONS[name]
+    dims = len(shape) - 2
+    settings = (options.get(key, usual) for key, usual in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    groups = options.get("groups", 1)
+    weight = torch.randn(channels, shape[1] // groups, *[kernel] * dims, dtype=dtype)
+    spread = ([each] * dims for each in settings)
+    return (torch.randn(shape, dtype=dtype), weight, None, *spread, False, [0] * dims, groups)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", list(CONVOLUTIONS))
+def test_a_convolution_lays_out_its_operands(name: str, dtype: torch.dtype) -> None:
+    assert_near(aten.convolution.default, convolution(name, dtype), more=1.3 if name == "narrow groups" else 1.1)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("mask", [[True, True, False], [True, False, False], [False, True, False]])
+@pytest.mark.parametrize("name", ["layer", "fewer places", "pointwise", "depthwise", "groups", "dilated"])
+def test_so_does_its_backward(name: str, mask: list[bool]) -> None:
+    given, weight, _bias, *settings = convolution(name)
+    gradient = torch.ones_like(aten.convolution.default(given, weight, None, *settings))
+
+    args = (gradient, given, weight, [weight.shape[0]], *settings, mask)
+    assert_near(aten.convolution_backward.default, args, more=1.15, tables=33_000)
+
+
+def test_a_kernel_that_is_larger_than_its_input_sums_in_each_thread() -> None:
+    given, weight = torch.randn(2, 8, 2, 2), torch.randn(8, 8, 3, 3)
+    args = (torch.ones(2, 8, 2, 2), given, weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+
+    assert scratch_bytes(aten.convolution_backward.default, args, (given, weight, None)) >= 4 * weight.nbytes
+    assert_near(aten.convolution_backward.default, args)
+
+
+BACKWARDS = {
+    "layer": ((4, 64, 16, 16), (64, 64, 3, 3), {"padding": 1}),
+    "wide kernel of each channel": ((2, 64, 8, 8), (64, 1, 7, 7), {"padding": 3, "groups": 64}),
+    "odd channels": ((4, 20, 16, 16), (24, 20, 3, 3), {"padding": 1}),
+    "groups": ((4, 64, 14, 14), (64, 16, 3, 3), {"padding": 1, "groups": 4}),
+    "narrow groups": ((2, 32, 16, 16), (32, 8, 7, 7), {"padding": 3, "groups": 4}),
+    "image in patches": ((2, 3, 64, 64), (16, 3, 4, 4), {"stride": 4}),
+    "fewer places": ((4, 64, 16, 16), (128, 64, 3, 3), {"stride": 2, "padding": 1}),
+    "volume": ((2, 8, 8, 8, 8), (8, 8, 3, 3, 3), {}),
+    "transposed": ((4, 16, 8, 8), (16, 8, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
+    "transposed from one place": ((4, 100, 1, 1), (100, 512, 4, 4), {"transposed": True}),
+}
+
+
+def either_way(name: str, last: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[Any]]:
+    """A convolution, its input with channels first or last."""
+    shape, weight, options = (BACKWARDS | GROUPED)[name]
+    dims = len(shape) - 2
+    form = torch.channels_last if dims == 2 else torch.channels_last_3d
+    given = torch.randn(shape, dtype=dtype).contiguous(memory_format=form if last else torch.contiguous_format)
+    spread = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
+    settings = [stride, padding, dilation, "transposed" in options, [0] * dims, options.get("groups", 1)]
+    return given, torch.randn(weight, dtype=dtype), settings
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(BACKWARDS))
+def test_channels_may_come_last(name: str, last: bool) -> None:
+    """Strided kernels have tables of some dozen KiB."""
+    given, weight, settings = either_way(name, last, torch.float32)
+    gradient = torch.randn_like(aten.convolution.default(given, weight, None, *settings))
+    bias = [gradient.shape[1]]
+
+    tables = 20_000 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 40_000
+    assert_near(aten.convolution.default, (given, weight, torch.randn(bias), *settings), tables=tables)
+    args = (gradient, given, weight, bias, *settings, [True, True, True])
+    assert_near(aten.convolution_backward.default, args, tables=tables)
+
+
+GROUPED = {
+    "strided groups": ((2, 16, 12, 12), (24, 8, 3, 3), {"stride": 2, "groups": 2}),
+    "few strided groups": ((2, 2, 50, 50), (24, 1, 7, 7), {"stride": 3, "groups": 2}),
+    "pointwise groups": ((4, 48, 28, 28), (2, 24, 1, 1), {"groups": 2}),
+    "transposed groups": ((1, 24, 33, 33), (24, 12, 4, 4), {"stride": 2, "groups": 2, "transposed": True}),
+    "transposed to one channel": ((4, 32, 8, 8), (32, 1, 5, 5), {"stride": 2, "padding": 2, "transposed": True}),
+    "dilated depthwise": ((2, 20, 16, 16), (20, 1, 3, 3), {"padding": 2, "dilation": 2, "groups": 20}),
+    "dilated depthwise, wide": ((2, 16, 28, 28), (16, 1, 5, 5), {"padding": 4, "dilation": 2, "groups": 16}),
+    "transposed depthwise volume": ((1, 8, 8, 8, 8), (8, 1, 4, 4, 4), {"padding": 2, "groups": 8, "transposed": True}),
+    "pointwise volume in groups": ((2, 24, 10, 10, 10), (64, 12, 1, 1, 1), {"groups": 2}),
+}
+
+
+TOO_HIGH = ("transposed groups", True)
+"""What is predicted to be larger than it is by a quarter."""
+
+
+TOO_LOW = ("transposed to one channel", False)
+"""On processors with AVX2."""
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [(name, last) for name in GROUPED for last in (False, True) if (name, last) not in (TOO_HIGH, TOO_LOW)],
+)
+def test_groups_dilation_and_what_is_transposed_need_what_is_predicted(name: str, last: bool) -> None:
+    given, weight, settings = either_way(name, last, torch.float32)
+    gradient = torch.randn_like(aten.convolution.default(given, weight, None, *settings))
+    bias = [gradient.shape[1]]
+
+    assert_near(aten.convolution.default, (given, weight, torch.randn(bias), *settings), tables=75_000, short=512)
+    args = (gradient, given, weight, bias, *settings, [True, True, True])
+    assert_near(aten.convolution_backward.default, args, tables=75_000, short=512)
+
+
+def test_of_other_devices_nothing_is_known() -> None:
+    args = convolution("layer")
+    on_meta = tuple(each.to("meta") if isinstance(each, Tensor) else each for each in args)
+
+    assert 0 == scratch_bytes(aten.convolution.default, on_meta, on_meta[0].new_empty(4, 64, 16, 16))
+
+
+class UNet(nn.Module):
+    """Convolutions down and up, with a skip (Ronneberger et al. 2015)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mid = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(32, 16, 3, padding=1)
+        self.out = nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x).relu()
+        deep = self.mid(nn.functional.max_pool2d(skip, 2)).relu()
+        return self.out(self.last(torch.cat([self.up(deep), skip], 1)).relu())
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_convolutional_net_takes_what_is_predicted(batch: int, decomposed: bool) -> None:
+    """It took 1.4 times as much, as only what operators make was counted."""
+    model, x = UNet().eval(), torch.randn(batch, 3, 64, 64)
+    program = capture(model, (x,))
+    lowered = lower(program.run_decompositions() if decomposed else program, devices=[Device("only")])
+
+    with torch.no_grad():
+        real = allocated_peak(lambda: lowered(x)) + x.nbytes + sum(each.nbytes for each in model.parameters())
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.02 * real
+
+
+def test_an_error_tells_what_is_needed_only_while_an_operator_runs() -> None:
+    with pytest.raises(InfeasibleError) as failure:
+        lower(UNet().eval(), (torch.randn(1, 3, 64, 64),), devices=[Device("small", 600 * KiB)])
+
+    assert str(failure.value).startswith(
+        "conv2d (aten.conv2d.default) needs 738 KiB on one device for what it reads and makes (432 KiB of it only "
+        "while it runs), but the largest device that can run it has 600 KiB; it comes from "
+    )
+
+
+def test_devices_that_stand_for_others_have_kernels_of_which_nothing_is_known() -> None:
+    """Planning for an accelerator is not about oneDNN; plans remember which devices those are."""
+    model, x = UNet().eval(), torch.randn(4, 3, 64, 64)
+    here, fake = (lower(model, (x,), devices=devices) for devices in ([Device("only")], fake_devices(1)))
+
+    assert fake.report.devices[0].peak_bytes < 0.9 * here.report.devices[0].peak_bytes
+    again = Plan.from_json(fake.plan.to_json())
+    assert again.devices[0].is_fake
+    assert again.simulate(capture(model, (x,))).timeline.peak("device0") == fake.report.devices[0].peak_bytes
+
+
+HALF_CONVOLUTIONS = {
+    "patches": ((3, 3, 32, 32), (64, 3, 16, 16), {"stride": 16}),
+    "large patches": ((1, 3, 224, 224), (64, 3, 14, 14), {"stride": 14}),
+    "few patches": ((1, 3, 28, 28), (384, 3, 14, 14), {"stride": 14}),
+    "first layer": ((2, 3, 96, 96), (32, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "small patches": ((3, 3, 32, 32), (16, 3, 4, 4), {"stride": 4}),
+    "image": ((3, 3, 32, 32), (16, 3, 7, 7), {"stride": 4, "padding": 3}),
+    "fewer places": ((3, 16, 32, 32), (32, 16, 3, 3), {"stride": 2, "padding": 1}),
+    "few places": ((3, 64, 8, 8), (128, 64, 3, 3), {"padding": 1}),
+    "deep": ((2, 128, 28, 28), (128, 128, 3, 3), {"stride": 2, "padding": 1}),
+    "downsampling": ((1, 96, 28, 28), (192, 96, 2, 2), {"stride": 2}),
+    "groups": ((3, 32, 32, 32), (32, 8, 3, 3), {"padding": 1, "groups": 4}),
+    "wave": ((3, 1, 200), (16, 1, 10), {"stride": 5}),
+    "sequence": ((2, 384, 300), (384, 384, 3), {"stride": 2, "padding": 1}),
+    "sequence in groups": ((3, 16, 200), (32, 4, 3), {"stride": 2, "groups": 4}),
+    "volume": ((2, 8, 8, 8, 8), (8, 8, 3, 3, 3), {"padding": 1}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("name", list(HALF_CONVOLUTIONS))
+def test_tiles_of_convolutions_in_bfloat16_are_never_predicted_too_small(name: str) -> None:
+    """How much is copied for them depends on caches; of a gradient at most some hundred bytes are missing."""
+    shape, weight_shape, options = HALF_CONVOLUTIONS[name]
+    dims = len(shape) - 2
+    spread = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
+    settings = [stride, padding, dilation, False, [0] * dims, options.get("groups", 1)]
+    given, weight = torch.randn(shape).bfloat16(), torch.randn(weight_shape).bfloat16()
+    bias = [weight.shape[0]]
+    args = (given, weight, torch.randn(bias).bfloat16(), *settings)
+    made = aten.convolution.default(*args)
+    backward = (torch.randn_like(made), given, weight, bias, *settings, [True, True, True])
+    gradients = aten.convolution_backward.default(*backward)
+
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+    assert real <= scratch_bytes(aten.convolution.default, args, made) + 512
+    real = beside_its_result(lambda: aten.convolution_backward.default(*backward))
+    assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients) + 512
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("shape", [(4, 32, 64, 64), (1, 96, 28, 28), (2, 20, 33, 33), (2, 8, 32, 32), (2, 24, 3136)])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (7, 1), (3, 2), (5, 2)])
+def test_one_channel_a_group_fills_no_tile(shape: tuple[int, ...], kernel: int, stride: int) -> None:
+    """It was predicted a third too high, and too low where channels fill no block."""
+    dims, channels = len(shape) - 2, shape[1]
+    given, weight = torch.randn(shape).bfloat16(), torch.randn(channels, 1, *[kernel] * dims).bfloat16()
+    settings = ([stride] * dims, [kernel // 2] * dims, [1] * dims, False, [0] * dims, channels)
+
+    args = (given, weight, torch.randn(channels).bfloat16(), *settings)
+    assert_near(aten.convolution.default, args, tables=13_000, short=0)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("channels", "places"), [(64, 2), (128, 2), (128, 4), (256, 7)])
+def test_a_kernel_of_each_channel_may_be_larger_than_its_input(channels: int, places: int, last: bool) -> None:
+    given = torch.randn(2, channels, places, places)
+    given = given.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    settings = ([channels], [1, 1], [1, 1], [1, 1], False, [0, 0], channels, [True, True, True])
+
+    args = (given, given, torch.randn(channels, 1, 3, 3), *settings)
+    assert_near(aten.convolution_backward.default, args, tables=1_024, short=512)
+
+
+APART = {
+    "strided depthwise": ((2, 48, 26, 26), (48, 1, 3, 3), {"stride": 2, "padding": 1, "groups": 48}),
+    "unevenly strided depthwise": ((2, 48, 25, 25), (48, 1, 5, 5), {"stride": 2, "padding": 2, "groups": 48}),
+    "dilated depthwise": ((2, 48, 24, 24), (48, 1, 3, 3), {"padding": 2, "dilation": 2, "groups": 48}),
+    "strided and dilated": ((2, 20, 25, 25), (20, 1, 3, 3), {"stride": 2, "padding": 2, "dilation": 2, "groups": 20}),
+    "strided depthwise sequence": ((2, 48, 301), (48, 1, 5), {"stride": 2, "padding": 2, "groups": 48}),
+    "strided depthwise volume": ((2, 20, 8, 8, 8), (20, 1, 3, 3, 3), {"stride": 2, "padding": 1, "groups": 20}),
+    "depthwise volume": ((2, 20, 8, 8, 8), (20, 1, 3, 3, 3), {"padding": 1, "groups": 20}),
+    "dilated depthwise volume": ((2, 20, 8, 8, 8), (20, 1, 3, 3, 3), {"padding": 2, "dilation": 2, "groups": 20}),
+    "strided groups": ((1, 20, 24, 24), (20, 5, 3, 3), {"stride": 2, "padding": 1, "groups": 4}),
+    "dilated groups": ((1, 20, 24, 24), (20, 5, 3, 3), {"padding": 2, "dilation": 2, "groups": 4}),
+    "strided and dilated groups": (
+        (1, 24, 24, 24),
+        (24, 6, 3, 3),
+        {"stride": 2, "padding": 2, "dilation": 2, "groups": 4},
+    ),
+    "strided and dilated channels": ((2, 12, 25, 25), (16, 12, 3, 3), {"stride": 2, "padding": 2, "dilation": 2}),
+    "strided and dilated volume": ((2, 12, 9, 9, 9), (12, 12, 3, 3, 3), {"stride": 2, "padding": 2, "dilation": 2}),
+    "strided volume": ((1, 48, 13, 13, 13), (12, 48, 3, 3, 3), {"stride": 2, "padding": 1}),
+    "dilated volume": ((1, 24, 13, 13, 13), (24, 24, 3, 3, 3), {"padding": 2, "dilation": 2}),
+    "transposed depthwise": ((2, 20, 13, 13), (20, 1, 3, 3), {"stride": 2, "groups": 20, "transposed": True}),
+    "transposed volume": ((1, 12, 8, 8, 8), (12, 12, 3, 3, 3), {"stride": 2, "dilation": 2, "transposed": True}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(APART))
+def test_kernels_whose_places_lie_apart_are_never_predicted_too_small(
+    name: str, last: bool, dtype: torch.dtype
+) -> None:
+    """Strided, dilated or both, in groups or not: of backwards of one channel a group up to 98 % were missing."""
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no instructions for bfloat16 on this processor")
+    assert_enough(*APART[name], last=last, dtype=dtype)
+
+
+def assert_enough(
+    shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    options: dict[str, Any],
+    *,
+    last: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Never less than a convolution and its backward ask for."""
+    if last and len(shape) not in (4, 5):
+        pytest.skip("sequences have no such layout")
+    dims, is_transposed = len(shape) - 2, "transposed" in options
+    form = (torch.channels_last, torch.channels_last_3d)[dims == 3] if last else torch.contiguous_format
+    spread = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
+    settings = [stride, padding, dilation, is_transposed, [0] * dims, options.get("groups", 1)]
+    given = torch.randn(shape).to(dtype).contiguous(memory_format=form)
+    weight = torch.randn(weight_shape).to(dtype)
+    bias = [weight_shape[1] * options.get("groups", 1) if is_transposed else weight_shape[0]]
+    args = (given, weight, torch.randn(bias).to(dtype), *settings)
+    made = aten.convolution.default(*args)
+
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+    assert real <= scratch_bytes(aten.convolution.default, args, made) + 512
+    for mask in ([True, True, True], [True, False, False], [False, True, False]):
+        backward = (torch.randn_like(made), given, weight, bias, *settings, mask)
+        gradients = aten.convolution_backward.default(*backward)
+        real = beside_its_result(lambda backward=backward: aten.convolution_backward.default(*backward))
+        assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients) + 512
+
+
+FEW_KNOW = {
+    "kernel that reaches further": ((1, 24, 5, 5), (4, 24, 7, 7), {"padding": 6, "dilation": 2}),
+    "volumes that are smaller": ((8, 8, 4, 4, 4), (8, 8, 4, 4, 4), {"padding": 1, "transposed": True}),
+    "dilated volume": ((4, 48, 12, 12, 12), (2, 48, 2, 2, 2), {"dilation": 3}),
+    "few strided channels of volumes": ((8, 12, 8, 8, 8), (2, 12, 2, 2, 2), {"stride": 2}),
+    "one channel of volumes": ((2, 1, 12, 12, 12), (1, 1, 4, 4, 4), {"stride": 3, "padding": 1}),
+    "strided groups of volumes": ((2, 48, 11, 11, 11), (96, 6, 3, 3, 3), {"stride": 2, "groups": 8}),
+    "strided groups of a sequence": ((4, 128, 265), (96, 16, 3), {"stride": 3, "padding": 1, "groups": 8}),
+    "one that starts outside": ((1, 8, 4, 4), (8, 1, 3, 3), {"stride": 3, "padding": 1, "groups": 8}),
+    "as large as what it reads": ((2, 24, 7, 7), (2, 24, 7, 7), {}),
+    "small volume transposed": ((1, 32, 12, 12, 12), (32, 5, 2, 2, 2), {"transposed": True}),
+    "strided volume transposed": ((1, 64, 14, 14, 14), (64, 16, 1, 1, 1), {"stride": 2, "transposed": True}),
+    "one dilated sample": ((1, 64, 11, 11), (100, 64, 2, 2), {"stride": 3, "dilation": 2}),
+    "transposed groups": ((1, 3, 35, 35), (3, 2, 5, 5), {"stride": 3, "padding": 1, "groups": 3, "transposed": True}),
+    "pointwise transposed groups": ((1, 20, 33, 33), (20, 32, 1, 1), {"groups": 4, "transposed": True}),
+    "what a stride leaves over": ((2, 8, 38, 38), (96, 8, 5, 5), {"stride": 2}),
+    "many places": ((2, 32, 56, 56), (32, 32, 3, 3), {"padding": 1}),
+    "pointwise": ((4, 32, 28, 28), (64, 32, 1, 1), {}),
+    "strided and dilated groups": (
+        (2, 32, 32, 32),
+        (24, 8, 5, 5),
+        {"stride": 3, "padding": 4, "dilation": 2, "groups": 4},
+    ),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(FEW_KNOW))
+def test_sizes_that_few_kernels_know_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """Other kernels do them: of the gradient of a weight up to 97 % were missing."""
+    assert_enough(*FEW_KNOW[name], last=last, dtype=torch.float32)
+
+
+WITH_TILES = {
+    "transposed volume": ((1, 100, 11, 11, 11), (100, 12, 3, 3, 3), {"transposed": True}),
+    "volume to few channels": ((2, 64, 3, 3, 3), (64, 1, 3, 3, 3), {"transposed": True}),
+    "dilated volume": ((2, 64, 7, 7, 7), (100, 64, 4, 4, 4), {"padding": 4, "dilation": 3}),
+    "strided and dilated": ((2, 100, 19, 19), (24, 100, 7, 7), {"stride": 3, "padding": 6, "dilation": 2}),
+    "kernel that reaches further": ((1, 100, 6, 6), (32, 100, 7, 7), {"padding": 9, "dilation": 3}),
+    "depthwise that reaches across": ((1, 4, 19, 19), (4, 1, 7, 7), {"padding": 9, "dilation": 3, "groups": 4}),
+    "small strided groups": ((1, 12, 3, 3), (16, 6, 2, 2), {"stride": 2, "groups": 2}),
+    "strided places": ((4, 32, 389), (100, 32, 1), {"stride": 2}),
+    "strided places of volumes": ((1, 96, 6, 6, 6), (5, 96, 1, 1, 1), {"stride": 3}),
+    "patches": ((2, 96, 32, 32), (96, 100, 2, 2), {"stride": 2, "transposed": True}),
+    "wide kernel": ((2, 100, 11, 11), (100, 100, 7, 7), {"padding": 3}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(WITH_TILES))
+def test_volumes_and_strides_with_tiles_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """Borders of what is read the other way round, and whole tiles of weights, were missing: up to 87 %."""
+    assert_enough(*WITH_TILES[name], last=last, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 380), (2, 32, 21, 21), (1, 32, 3, 3, 3)])
+def test_one_place_in_bfloat16_is_added_up_in_floats(shape: tuple[int, ...]) -> None:
+    """Without tiles up to seven tenths were missing."""
+    if not has_instructions_for(torch.bfloat16):
+        pytest.skip("no instructions for bfloat16 on this processor")
+    weight = (16, shape[1], *[1] * (len(shape) - 2))
+
+    assert_enough(shape, weight, {}, last=False, dtype=torch.bfloat16)
