@@ -37,7 +37,8 @@ _UNFOLDING = (
     *(_BACKENDS.Slow2d, _BACKENDS.Slow3d, _BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d),
     *(_BACKENDS.SlowTranspose2d, _BACKENDS.SlowTranspose3d),
 )
-_ONE_BY_ONE = (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
+_DILATED = (_BACKENDS.SlowDilated2d, _BACKENDS.SlowDilated3d)
+_ONE_BY_ONE = (*_DILATED, _BACKENDS.SlowTranspose3d)
 """Kernels that unfold one sample after the other."""
 
 
@@ -56,13 +57,7 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
         return 0
     chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, result)
     if chosen in _UNFOLDING:
-        copies = _unfolding_copies(chosen, given, weight)
-        if chosen in (_BACKENDS.Slow2d, _BACKENDS.Slow3d) and _needs_no_columns(shapes):
-            of_groups = shapes.source_bytes
-            if chosen == _BACKENDS.Slow2d:
-                of_groups = max(shapes.result_bytes, _part_bytes(shapes, given))
-            return copies + (of_groups if shapes.groups > 1 else 0)
-        return copies + _columns(chosen, shapes, settings)
+        return _unfolding_copies(chosen, given, weight) + _unfolded(chosen, shapes, given, is_transposed=settings[3])
     if not _is_in_onednn(chosen, settings):
         return 0
     copies = _copies(given, weight, given, weight)
@@ -83,12 +78,13 @@ def convolution_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int
         return 0
     chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, gradient)
     if chosen in _UNFOLDING:
-        is_plain = chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d)
-        needs_none = (is_plain or shapes.groups > 1) and _needs_no_columns(shapes)
-        columns = 0 if needs_none else _columns(chosen, shapes, settings)
-        of_groups = _bytes(given) + shapes.weight_bytes + _bias_bytes(gradient) if shapes.groups > 1 else 0
-        of_groups = max(of_groups, _part_bytes(shapes, given, gradient))
-        return max(columns, of_groups) + _unfolding_copies(chosen, given, weight, gradient)
+        columns = 0 if _needs_none_backward(chosen, shapes, mask) else _columns(chosen, shapes, is_backward=True)
+        if mask[2] and shapes.is_half:  # the gradient of the bias is added up in floats
+            in_floats = 2 * (_bytes(gradient) + _bias_bytes(gradient)) // shapes.groups
+            columns = columns + in_floats if chosen == _BACKENDS.SlowTranspose3d else max(columns, in_floats)
+        put_together = _bytes(given) + shapes.weight_bytes + _bias_bytes(gradient)
+        of_groups = _group_by_group(chosen, shapes, columns, put_together, given, gradient)
+        return of_groups + _unfolding_copies(chosen, given, weight, gradient)
     if not _is_in_onednn(chosen, settings):
         return 0
     copies = _copies(given, weight, given, weight, gradient)
@@ -120,23 +116,41 @@ def _is_in_onednn(chosen: Any, settings: Sequence[Any]) -> bool:
 
 
 def _needs_no_columns(shapes: Convolution) -> bool:
-    return shapes.is_pointwise and not shapes.is_strided
+    return shapes.is_pointwise and not shapes.is_strided and {*shapes.dilation} == {1}
 
 
-def _columns(chosen: Any, shapes: Convolution, settings: Sequence[Any]) -> int:
-    """What torch's own kernels have: columns of one sample or of all, for one group after the other."""
-    is_single = chosen in _ONE_BY_ONE
-    ones = shapes.result[1] * shapes.element if is_single else 0
+def _needs_none_backward(chosen: Any, shapes: Convolution, mask: Sequence[bool]) -> bool:
+    """Whether a backward unfolds nothing: one of images does it only for the gradient of the weight."""
+    is_plain = chosen in (_BACKENDS.Slow2d, _BACKENDS.SlowTranspose2d)
+    return (is_plain and _needs_no_columns(shapes)) or (chosen == _BACKENDS.Slow2d and not mask[1])
+
+
+def _unfolded(chosen: Any, shapes: Convolution, given: Tensor, *, is_transposed: bool) -> int:
+    """What torch's own kernels have; what one of them makes has at first the size of what it reads."""
+    needs_none = chosen == _BACKENDS.Slow2d or (chosen == _BACKENDS.Slow3d and shapes.groups == 1)
+    columns = 0 if needs_none and _needs_no_columns(shapes) else _columns(chosen, shapes)
+    made = shapes.source_bytes if is_transposed else shapes.result_bytes
+    if chosen == _BACKENDS.SlowTranspose3d:
+        at_first = max(made, shapes.result_bytes)
+        return max(shapes.result_bytes, _group_by_group(chosen, shapes, columns, at_first, given) + at_first - made)
+    return _group_by_group(chosen, shapes, columns, made, given)
+
+
+def _columns(chosen: Any, shapes: Convolution, *, is_backward: bool = False) -> int:
+    """Columns of one sample or of all, of one group; of volumes of all groups."""
+    is_single = chosen in _ONE_BY_ONE or (is_backward and chosen == _BACKENDS.SlowTranspose2d)
+    ones = shapes.result[1] * shapes.element if chosen in _DILATED else 0
     if chosen == _BACKENDS.SlowTranspose3d:
         ones = math.prod(shapes.source[2:]) * shapes.element
-    made = shapes.source_bytes if settings[3] else shapes.result_bytes
-    put_together = made if shapes.groups > 1 else 0
-    if shapes.groups > 1 and settings[3]:  # a part of what is read, and what is made of it
-        put_together += made + shapes.result_bytes // shapes.groups
-    columns = (1 if is_single else shapes.result[0]) * shapes.column_bytes + put_together + ones
-    if chosen == _BACKENDS.SlowTranspose3d and shapes.groups == 1:  # what is made has at first the size of what is read
-        return max(shapes.result_bytes, columns + max(0, shapes.result_bytes - made))
-    return columns
+    groups = shapes.groups if chosen == _BACKENDS.Slow3d else 1
+    return (1 if is_single else shapes.result[0]) * groups * shapes.column_bytes + ones
+
+
+def _group_by_group(chosen: Any, shapes: Convolution, columns: int, put_together: int, *operands: Tensor) -> int:
+    """Parts of operands and columns of one group after the other, then what they made, which is put together."""
+    if shapes.groups == 1 or chosen == _BACKENDS.Slow3d:
+        return columns
+    return max(put_together, columns + _part_bytes(shapes, *operands))
 
 
 def _part_bytes(shapes: Convolution, *operands: Tensor) -> int:
