@@ -134,10 +134,20 @@ class Convolution:
 
     @property
     def reaches_beyond(self) -> bool:
-        """Whether a dilated kernel reaches across the source, or one over volumes further: few kernels know such."""
+        """Whether a dilated kernel reaches across the source, or one over volumes further: few kernels know such.
+
+        Nor do they know steps that see nothing of it, and one place that is said to lie apart.
+        """
         sizes = zip(self.source[2:], self.kernel, self.dilation, strict=True)
         left = min(place - (kernel - 1) * apart - 1 for place, kernel, apart in sizes)
-        return left <= 0 if self.is_dilated else left < 0 and self.is_volumes
+        reaches = left <= 0 if self.is_dilated else left < 0 and self.is_volumes
+        return reaches or self._sees_nothing or (math.prod(self.kernel) == 1 and {*self.dilation} != {1})
+
+    @property
+    def _sees_nothing(self) -> bool:
+        """Whether the first step may see nothing of the source."""
+        sizes = zip(self.kernel, self.padding, self.dilation, strict=True)
+        return any((kernel - 1) * apart < padded for kernel, padded, apart in sizes)
 
     @property
     def starts_inside(self) -> bool:

@@ -14,6 +14,8 @@ __all__ = ["from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "
 
 _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
+_PRODUCT = 40
+"""Bytes in which it notes which blocks are multiplied at one place of the kernel."""
 _HALVES = 6500
 """The same in half precision, whatever is computed."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
@@ -32,7 +34,8 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
         spread = threads * spread_sample(shapes) if is_spread else 0
         return max(spread, tile_tables(shapes, is_spread=is_spread))
     if not is_spread:
-        return (threads + 1) * (_PAGE + ALIGNMENT)
+        unrolled = _unrolled_patches(shapes)
+        return threads * (_noted_products(shapes) + unrolled) + (3 if unrolled else 1) * _PAGE + ALIGNMENT
     if shapes.is_depthwise or (shapes.is_uneven and len(shapes.kernel) == 1):
         return threads * _spread_rows(shapes, 2 if is_added and shapes.is_half else 1)
     sizes = zip(shapes.source[2:], shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
@@ -45,7 +48,22 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
     if uneven and is_added and not shapes.is_half:
         uneven = max(uneven, _sums_of_rows(shapes))
     tables = _STRIDING + (4 * _PAGE if shapes.is_volumes else 0) + (_PAGE * shapes.element if _has_rest(shapes) else 0)
+    tables += _noted_products(shapes) - _PAGE
     return threads * (tables + uneven + round_up(places * shapes.result[1], _PAGE) * shapes.element)
+
+
+def _noted_products(shapes: Convolution) -> int:
+    """Which blocks are multiplied, for each place of the kernel."""
+    return round_up(_PRODUCT * math.prod(shapes.kernel), _PAGE) + ALIGNMENT
+
+
+def _unrolled_patches(shapes: Convolution) -> int:
+    """What a thread unrolls of a sample whose rows are one patch each, in one slice, with rows moved apart."""
+    is_patch = shapes.kernel[-1] == shapes.stride[-1] == shapes.source[-1] and shapes.padding[-1] == 0
+    if not is_patch or shapes.groups > 1 or (shapes.is_volumes and shapes.result[2] > 1):
+        return 0
+    unrolled = shapes.column_bytes // shapes.element
+    return _PAGE + round_up(unrolled + unrolled // 2, _PAGE) * shapes.element
 
 
 def _has_rest(shapes: Convolution) -> bool:

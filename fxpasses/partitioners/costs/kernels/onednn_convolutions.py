@@ -66,15 +66,15 @@ def forward_in_blocks(shapes: Convolution) -> int:
         block = shapes.vector // 2
         made = shapes.weight_in_blocks(block, keeps_channels=True) + shapes.in_blocks(shapes.result, block)
         return max(in_columns(shapes, own), made if shapes.made % block == 0 else 0)
+    unfolded = in_columns(shapes, own) if shapes.reaches_beyond else 0
     if shapes.is_depthwise and shapes.is_volumes:
-        return max(shapes.source_bytes + shapes.weight_of_channels(is_filled=False) + own, 3 * own)
+        return max(shapes.source_bytes + shapes.weight_of_channels(is_filled=False) + own, 3 * own, unfolded)
     is_image = is_few(shapes)
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
     weight, result = shapes.weight_in_blocks(block, keeps_channels=is_image), shapes.in_blocks(shapes.result, block)
     while_made = (
         source + weight + result + shapes.bias_in_blocks(block) + picked_bytes(shapes) + sample_in_floats(shapes)
     )
-    unfolded = in_columns(shapes, own) if shapes.reaches_beyond else 0
     rows = shapes.source_bytes + shapes.weight_bytes + in_rows(shapes) + own if shapes.is_one_row else 0
     return max(while_made, result + own, unfolded, rows)
 
@@ -101,7 +101,7 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
         spread = _spread_tables(shapes, is_added=has_bias)
         added = _added(shapes, has_bias=has_bias and (shapes.is_uneven or shapes.is_half))
         more = more_table_bytes(shapes) if shapes.dtype is torch.float16 else 0
-        if shapes.is_volumes and shapes.source[1] == shapes.result[1] == 1:
+        if shapes.is_volumes and (shapes.reaches_beyond or shapes.source[1] == shapes.result[1] == 1):
             block = shapes.vector
             in_blocks = shapes.in_blocks(shapes.source, block) + shapes.in_blocks(shapes.result, block)
             in_blocks += shapes.weight_in_blocks(block)
@@ -162,7 +162,7 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
     if unfolds_for_weight(shapes, block):
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
-        may_be_in_blocks = shapes.is_dilated or shapes.is_volumes
+        may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond
         if shapes.is_depthwise or not (block and may_be_in_blocks):
             return unfolded
         if shapes.has_tiles and not shapes.reaches_beyond:
@@ -191,8 +191,9 @@ def forward_in_order(shapes: Convolution) -> int:
         return max(shapes.weight_of_channels(is_filled=True), in_columns(shapes, 0, is_last=True))
     has_tables = shapes.fills(shapes.channels) or shapes.has_tiles or shapes.dtype is torch.float16
     has_tables = has_tables or (shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise)
+    has_tables = has_tables or (shapes.reaches_beyond and not shapes.is_depthwise)
     tables = table_bytes(shapes) if has_tables else 0
-    in_order = shapes.weight_in_order(shapes.made, shapes.channels) + tables + more_table_bytes(shapes)
+    in_order = _weight_in_order(shapes, shapes.made, shapes.channels) + tables + more_table_bytes(shapes)
     unfolded = shapes.weight_bytes + in_columns(shapes, 0, is_last=True) if shapes.reaches_beyond else 0
     if shapes.reaches_beyond and shapes.is_depthwise:
         unfolded = max(unfolded, shapes.weight_of_channels(is_filled=True))
@@ -217,24 +218,30 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
         before_bias = own + ALIGNMENT if has_bias else 0
         unfolded = in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
         return max(shapes.weight_of_channels(is_filled=True) + before_bias, unfolded)
-    weight = shapes.weight_in_order(shapes.channels, shapes.made)
+    weight = _weight_in_order(shapes, shapes.channels, shapes.made)
+    before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
+    unfolded = 0
+    if not shapes.is_depthwise and (shapes.reaches_beyond or not (shapes.fills(shapes.made) or shapes.block)):
+        unfolded = shapes.weight_bytes + in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
     if shapes.fills(shapes.made):
         is_apart = shapes.is_strided and (shapes.is_uneven or shapes.is_half)
         is_apart = is_apart or (shapes.dtype is torch.bfloat16 and shapes.groups > 1 and not shapes.has_tiles)
         added = _added(shapes, has_bias=has_bias and is_apart)
         more = more_table_bytes(shapes) if shapes.dtype is torch.float16 else 0
-        return weight + added + _spread_tables(shapes, is_added=has_bias) + more
+        return max(unfolded, weight + added + _spread_tables(shapes, is_added=has_bias) + more)
     is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
     has_tables = (shapes.is_strided and is_wide) or shapes.has_tiles
     spread = _spread_tables(shapes) if has_tables else 0
     is_small = shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise
     if (shapes.is_half or is_small) and not has_tables:
         spread = table_bytes(shapes) + more_table_bytes(shapes)
-    before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
-    unfolded = 0
-    if not shapes.is_depthwise and not shapes.block:
-        unfolded = shapes.weight_bytes + in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
     return max(unfolded, weight + spread + before_bias)
+
+
+def _weight_in_order(shapes: Convolution, along: int, other: int) -> int:
+    """The weight for a kernel that knows channels last, or for one with blocks, where few know what it does."""
+    in_blocks = shapes.weight_in_blocks(shapes.vector) if shapes.reaches_beyond else 0
+    return max(shapes.weight_in_order(along, other), in_blocks)
 
 
 def weights_in_order(shapes: Convolution, bias: int) -> int:

@@ -410,6 +410,27 @@ def test_one_place_in_bfloat16_is_added_up_in_floats(shape: tuple[int, ...]) -> 
     assert_enough(shape, weight, {}, last=False, dtype=torch.bfloat16)
 
 
+FEW_PLACES = {
+    "a volume in one place": ((2, 64, 4, 3, 3), (4, 64, 3, 3, 3), {"stride": 3}),
+    "rows that are patches": ((2, 64, 32, 4), (8, 64, 4, 4), {"stride": 4}),
+    "wide patches": ((2, 128, 7, 7), (64, 128, 7, 7), {"stride": 7}),
+    "large kernel of a volume": ((1, 5, 10, 10, 10), (16, 5, 7, 7, 7), {"padding": 3}),
+    "large strided kernel of a volume": ((2, 8, 12, 12, 12), (64, 8, 7, 7, 7), {"stride": 3}),
+    "kernel that is larger than a volume": ((2, 2, 6, 5, 5), (2, 2, 7, 7, 7), {"stride": 2, "padding": 1}),
+    "one place with a border": ((2, 64, 1, 1, 1), (96, 64, 1, 1, 1), {"stride": 3, "padding": 1}),
+    "one place of groups with a border": ((2, 16, 3, 3, 3), (4, 8, 1, 1, 1), {"padding": 1, "groups": 2}),
+    "one place that is said to lie apart": ((2, 5, 40, 40), (64, 5, 1, 1), {"stride": 3, "dilation": 3}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(FEW_PLACES))
+def test_few_places_and_large_kernels_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """Patches that are unrolled, and notes for each place of a kernel: of one number a channel half was missing."""
+    assert_enough(*FEW_PLACES[name], last=last, dtype=torch.float32)
+
+
 UNFOLDED = {
     "groups of a volume": ((2, 16, 7, 7, 7), (32, 4, 3, 3, 3), {"padding": 1, "groups": 4}),
     "depthwise volume": ((2, 12, 7, 7, 7), (12, 1, 3, 3, 3), {"groups": 12}),
