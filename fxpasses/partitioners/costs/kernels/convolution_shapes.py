@@ -108,6 +108,11 @@ class Convolution:
         return {*self.stride} != {1}
 
     @property
+    def is_patches(self) -> bool:
+        """Whether each place is seen once: the kernel is as large as its steps, and sees all places of the source."""
+        return self.kernel == self.stride and not self.is_padded and not self.is_dilated
+
+    @property
     def is_padded(self) -> bool:
         """Whether it sees places around the source."""
         return {*self.padding} != {0}
@@ -215,12 +220,15 @@ class Convolution:
         channels = self.channels if keeps_channels else round_up(self.channels, block)
         return self.groups * round_up(self.made, block) * channels * self.kernel_bytes
 
-    def weight_in_order(self, along: int, other: int) -> int:
-        """The weight for a kernel that knows channels last, which makes ``along`` channels of ``other`` in a group."""
+    def weight_in_order(self, along: int, other: int, *, is_padded: bool = False) -> int:
+        """The weight for a kernel that knows channels last, which makes ``along`` channels of ``other`` in a group.
+
+        With tiles many channels are padded, and few, if ``is_padded`` says so.
+        """
         if self.is_depthwise:
             return self.weight_of_channels(is_filled=False)
         if self.fills(other):  # several vectors of what is made at once
-            if has_tiles(self.dtype) and other > self.vector:
+            if has_tiles(self.dtype) and (other > self.vector or is_padded):
                 other = round_up(other, _TILE_PAIRS)
             size = self.groups * round_up(along, lanes(along, self.vector)) * other * self.kernel_bytes
             return size * (2 if self.is_half and other == 1 else 1)  # in pairs

@@ -128,10 +128,12 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
 
 
 def _spread_weight(shapes: Convolution) -> int:
-    """The weight of what is spread; of one channel a group, in pairs, in bfloat16."""
+    """The weight of what is spread; of one channel a group, in pairs, in bfloat16; of patches, in whole tiles."""
     if is_spread_apart(shapes):
         return shapes.groups * 2 * shapes.vector * shapes.kernel_bytes
-    return shapes.weight_in_order(shapes.channels, shapes.made)
+    if shapes.has_tiles and shapes.is_patches:
+        return shapes.weight_in_order(shapes.channels, shapes.made, is_padded=True)
+    return _weight_in_order(shapes, shapes.channels, shapes.made)
 
 
 def _spread_tables(shapes: Convolution, *, is_added: bool = False) -> int:
@@ -142,8 +144,13 @@ def _spread_tables(shapes: Convolution, *, is_added: bool = False) -> int:
 
 
 def _added(shapes: Convolution, *, has_bias: bool) -> int:
-    """Where a bias is added to what a transposed convolution made: in half precision to floats."""
-    return shapes.source_bytes * (2 if shapes.is_half else 1) if has_bias else 0
+    """Where a bias is added to what a transposed convolution made: in half precision to floats.
+
+    Patches that fill tiles are made with it.
+    """
+    if not has_bias or (shapes.has_tiles and shapes.is_patches and shapes.groups == 1):
+        return 0
+    return shapes.source_bytes * (2 if shapes.is_half else 1)
 
 
 def _spread_groups(shapes: Convolution, own: int) -> int:
@@ -218,7 +225,7 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
         before_bias = own + ALIGNMENT if has_bias else 0
         unfolded = in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
         return max(shapes.weight_of_channels(is_filled=True) + before_bias, unfolded)
-    weight = _weight_in_order(shapes, shapes.channels, shapes.made)
+    weight = _spread_weight(shapes)
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     unfolded = 0
     if not shapes.is_depthwise and (shapes.reaches_beyond or not (shapes.fills(shapes.made) or shapes.block)):

@@ -450,3 +450,30 @@ UNFOLDED = {
 def test_columns_of_doubles_are_those_of_one_group_but_of_volumes_of_all(name: str, last: bool) -> None:
     """Of groups of volumes, which one call unfolds, up to 98 % were missing."""
     assert_enough(*UNFOLDED[name], last=last, dtype=torch.float64)
+
+
+SPREAD_PATCHES = [
+    ((1, 32, 64, 64), (32, 16, 2, 2)),
+    ((4, 64, 32, 32), (64, 32, 2, 2)),
+    ((2, 96, 28, 28), (96, 48, 4, 4)),
+    ((1, 256, 16, 16), (256, 128, 2, 2)),
+    ((4, 3, 11, 11), (3, 128, 5, 5)),
+    ((1, 64, 8, 8, 8), (64, 32, 2, 2, 2)),
+]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("shape", "weight"), SPREAD_PATCHES)
+def test_a_sample_is_copied_to_be_spread_to_patches(
+    shape: tuple[int, ...], weight: tuple[int, ...], last: bool
+) -> None:
+    """All that is made was counted for each thread, and as floats once more: up to ten times as much."""
+    dims = len(shape) - 2
+    form = (torch.channels_last, torch.channels_last_3d)[dims == 3] if last else torch.contiguous_format
+    given, kernel = torch.randn(shape).bfloat16().contiguous(memory_format=form), torch.randn(weight).bfloat16()
+    settings = ([weight[-1]] * dims, [0] * dims, [1] * dims, True, [0] * dims, 1)
+
+    args = (given, kernel, torch.randn(weight[1]).bfloat16(), *settings)
+    assert_near(aten.convolution.default, args, tables=200_000, short=0)
