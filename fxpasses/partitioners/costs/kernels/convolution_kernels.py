@@ -63,7 +63,7 @@ def unfolds_for_weight(shapes: Convolution, block: int) -> bool:
     """Whether the gradient of the weight is made of what is read, unfolded: no other kernel does."""
     if shapes.has_tiles:
         is_apart = shapes.is_strided or (shapes.is_volumes and shapes.is_padded) or shapes.reaches_beyond
-        return shapes.is_dilated and is_apart
+        return shapes.grows or (shapes.is_dilated and is_apart)
     if is_unusual(shapes) or (shapes.is_dilated and shapes.is_volumes):
         return True
     if shapes.is_depthwise:

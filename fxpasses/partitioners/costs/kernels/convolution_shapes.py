@@ -26,6 +26,8 @@ __all__ = ["Convolution"]
 _SMALLEST_BLOCK = 4
 _VOLUMES = 5
 """Dimensions of a batch of volumes."""
+_BORDER = 6
+"""The widest border that kernels of one channel a group know."""
 _TILE_PAIRS = 32
 """Channels fill tiles of so many."""
 
@@ -141,18 +143,26 @@ class Convolution:
     def reaches_beyond(self) -> bool:
         """Whether a dilated kernel reaches across the source, or one over volumes further: few kernels know such.
 
-        Nor do they know steps that see nothing of it, and one place that is said to lie apart.
+        Nor do they know steps that see nothing of it, one place that is said to lie apart, and wide borders of one
+        channel a group.
         """
         sizes = zip(self.source[2:], self.kernel, self.dilation, strict=True)
         left = min(place - (kernel - 1) * apart - 1 for place, kernel, apart in sizes)
         reaches = left <= 0 if self.is_dilated else left < 0 and self.is_volumes
-        return reaches or self._sees_nothing or (math.prod(self.kernel) == 1 and {*self.dilation} != {1})
+        has_wide_border = self.is_depthwise and max(self.padding) > _BORDER
+        is_one_place = math.prod(self.kernel) == 1 and {*self.dilation} != {1}
+        return reaches or self._sees_nothing or has_wide_border or is_one_place
 
     @property
     def _sees_nothing(self) -> bool:
         """Whether the first step may see nothing of the source."""
         sizes = zip(self.kernel, self.padding, self.dilation, strict=True)
         return any((kernel - 1) * apart < padded for kernel, padded, apart in sizes)
+
+    @property
+    def grows(self) -> bool:
+        """Whether it makes more places than it reads, not just one more."""
+        return any(made > place + 1 for made, place in zip(self.result[2:], self.source[2:], strict=True))
 
     @property
     def starts_inside(self) -> bool:

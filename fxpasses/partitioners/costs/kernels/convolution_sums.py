@@ -50,9 +50,9 @@ def _turned_samples(shapes: Convolution) -> int:
     """
     across, steps = round_up(shapes.result[-1], 2), shapes.stride[-1]
     seen = (across - 1) * steps + (shapes.kernel[-1] - 1) * shapes.dilation[-1] + 1
-    rows = shapes.source[-1] + (shapes.kernel[-1] - 1) * shapes.dilation[-1] + 2 * (steps - 1)
-    wide = round_up(max(seen, rows), 2 * steps)
-    wide += 2 * steps if shapes.is_volumes or (shapes.result[-1] % 2 and steps > 1) else 0
+    border = round_up(max(1, (shapes.kernel[-1] - 1) * shapes.dilation[-1]), 2)
+    wide = max(round_up(seen, 2 * steps), round_up(-(-shapes.source[-1] // steps) + border, 2) * steps)
+    wide += 2 * steps if shapes.is_volumes else 0
     source = round_up(shapes.channels, shapes.vector) * math.prod(shapes.source[2:-1]) * wide
     result = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:-1]) * across
     tables = _TURNING + round_up(shapes.result[1], shapes.vector) * FLOAT

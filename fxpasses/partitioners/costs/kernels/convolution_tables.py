@@ -7,7 +7,7 @@ import math
 import torch
 
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
-from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_patches, spread_sample, tile_tables
+from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_sample, spread_samples, tile_tables
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, lanes, round_up
 
 __all__ = ["from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "table_bytes"]
@@ -31,8 +31,8 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
     """
     threads = torch.get_num_threads()
     if shapes.has_tiles:
-        if is_spread and shapes.is_patches and len(shapes.kernel) > 1:
-            return spread_patches(shapes)
+        if is_spread and not shapes.is_dilated and math.prod(shapes.kernel) > 1 and len(shapes.kernel) > 1:
+            return spread_samples(shapes)
         spread = threads * spread_sample(shapes) if is_spread else 0
         return max(spread, tile_tables(shapes, is_spread=is_spread))
     if not is_spread:

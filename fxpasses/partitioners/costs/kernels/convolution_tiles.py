@@ -9,7 +9,7 @@ import torch
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.processor_blocks import round_up
 
-__all__ = ["spread_patches", "spread_sample", "spread_tiles", "sums_in_tiles", "tile_tables", "weight_in_tiles"]
+__all__ = ["spread_sample", "spread_samples", "spread_tiles", "sums_in_tiles", "tile_tables", "weight_in_tiles"]
 
 _PAGE = 4096
 _IMAGE_DIMENSIONS = 2
@@ -24,8 +24,8 @@ _MOST_OF_VOLUMES = 3_500_000
 """The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
 _SMALL_SAMPLE = 1024 * 1024
 """Of volumes so much is copied once more."""
-_OF_PLACE = 1024
-"""Bytes of tables for each place of a kernel that spreads patches."""
+_OF_PLACE = 2048
+"""Bytes of tables for each place of a kernel that spreads."""
 _SPREAD_ROWS = 20
 """So many rows are spread at once, and those that the kernel reaches."""
 
@@ -116,10 +116,12 @@ def spread_sample(shapes: Convolution) -> int:
     return 96 * 1024 + places * shapes.groups * round_up(shapes.made, _TILE_PAIRS) * shapes.element
 
 
-def spread_patches(shapes: Convolution) -> int:
-    """A sample of what is spread to patches, in whole tiles of channels, as each thread copies it, and tables."""
-    sample = shapes.groups * round_up(shapes.made, _TILE_PAIRS) * math.prod(shapes.result[2:]) * shapes.element
-    of_thread = round_up(sample, 2 * _PAGE) + 7 * _PAGE + _OF_PLACE * math.prod(shapes.kernel)
+def spread_samples(shapes: Convolution) -> int:
+    """A sample of what is spread, with a border, in whole tiles of channels, as each thread copies it, and tables."""
+    sizes = zip(shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
+    places = math.prod(made + (0 if shapes.is_patches else -(-(kernel - 1) // step)) for made, kernel, step in sizes)
+    sample = shapes.groups * round_up(shapes.made, _TILE_PAIRS) * places * shapes.element
+    of_thread = round_up(sample, 2 * _PAGE) + 9 * _PAGE + _OF_PLACE * math.prod(shapes.kernel)
     return torch.get_num_threads() * of_thread + 6 * _PAGE
 
 

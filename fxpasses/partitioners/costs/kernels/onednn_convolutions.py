@@ -170,9 +170,9 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
         may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond
-        if shapes.is_depthwise or not (block and may_be_in_blocks):
+        if shapes.is_depthwise or not (shapes.has_tiles or (block and may_be_in_blocks)):
             return unfolded
-        if shapes.has_tiles and not shapes.reaches_beyond:
+        if shapes.has_tiles and not (shapes.reaches_beyond or shapes.grows):
             return unfolded
     if shapes.has_tiles:
         while_made = shapes.source_bytes + shapes.result_bytes + sums_in_tiles(shapes) + picked_bytes(shapes) + bias
@@ -268,7 +268,8 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
         sums = sums_of_columns(shapes, is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0
-    if shapes.reaches_beyond or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
+    do_few_know = shapes.reaches_beyond or (shapes.has_tiles and shapes.grows)
+    if do_few_know or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
         unfolded = 2 * shapes.weight_bytes + sums_of_columns(shapes, is_last=True) + bias
     if shapes.is_depthwise:
         is_filled = not has_own_kernel(shapes)

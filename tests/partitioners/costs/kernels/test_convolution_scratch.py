@@ -388,6 +388,17 @@ WITH_TILES = {
     "strided places of volumes": ((1, 96, 6, 6, 6), (5, 96, 1, 1, 1), {"stride": 3}),
     "patches": ((2, 96, 32, 32), (96, 100, 2, 2), {"stride": 2, "transposed": True}),
     "wide kernel": ((2, 100, 11, 11), (100, 100, 7, 7), {"padding": 3}),
+    "more places than are read": ((2, 32, 36, 36), (8, 32, 4, 4), {"padding": 3}),
+    "dilated, with a wide border": ((2, 32, 36, 36), (8, 32, 4, 4), {"padding": 6, "dilation": 3}),
+    "dilated groups of one place": ((4, 8, 13, 20), (64, 1, 5, 5), {"dilation": 3, "groups": 8}),
+    "unevenly strided depthwise": ((4, 96, 27, 27), (96, 1, 4, 4), {"stride": 3, "padding": 2, "groups": 96}),
+    "depthwise with a wide border": (
+        (1, 4, 37, 37),
+        (4, 1, 7, 7),
+        {"stride": 2, "padding": 9, "dilation": 3, "groups": 4},
+    ),
+    "patches with a border": ((1, 100, 39, 39), (100, 3, 2, 2), {"stride": 2, "padding": 1, "transposed": True}),
+    "steps transposed": ((2, 48, 24, 24), (48, 24, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
 }
 
 
