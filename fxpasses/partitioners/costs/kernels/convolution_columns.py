@@ -30,7 +30,9 @@ def in_columns(shapes: Convolution, made: int, *, before_bias: int = 0, is_last:
     if shapes.dtype is torch.float16:
         return made + max(before_bias + (0 if is_last else shapes.result_bytes), 0 if is_last else 2 * made)
     numbers = (shapes.column_bytes if is_last else _columns_of_slice(shapes)) // shapes.element
-    if shapes.is_half or (is_last and shapes.groups > 1):
+    if shapes.is_half:
+        numbers += max(shapes.channels * math.prod(shapes.source[2:]), shapes.made * math.prod(shapes.result[2:]))
+    elif is_last and shapes.groups > 1:
         numbers += shapes.channels * math.prod(shapes.source[2:])
     while_made = torch.get_num_threads() * numbers * max(FLOAT, shapes.element) + before_bias + _SUMS * ALIGNMENT
     return (while_made if is_last else max(while_made, made)) + made

@@ -243,7 +243,7 @@ class Convolution:
             size = self.groups * round_up(along, lanes(along, self.vector)) * other * self.kernel_bytes
             return size * (2 if self.is_half and other == 1 else 1)  # in pairs
         if self.channels == self.made and self.block:
-            return self.weight_bytes
+            return self.groups * (round_up(along, self.vector) if self.is_half else along) * other * self.kernel_bytes
         return self.weight_in_blocks(self.vector)
 
     def weight_of_channels(self, *, is_filled: bool) -> int:

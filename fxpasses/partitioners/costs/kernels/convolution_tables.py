@@ -16,6 +16,10 @@ _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
 _PRODUCT = 40
 """Bytes in which it notes which blocks are multiplied at one place of the kernel."""
+_SUMS, _SUMS_OF_LANE = 3072, 192
+"""Bytes of sums of half precision for each thread, and for each channel that is computed at once."""
+_AROUND = 66
+"""Places around a row."""
 _HALVES = 6500
 """The same in half precision, whatever is computed."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
@@ -37,7 +41,8 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
         return max(spread, tile_tables(shapes, is_spread=is_spread))
     if not is_spread:
         unrolled = _unrolled_patches(shapes)
-        return threads * (_noted_products(shapes) + unrolled) + (3 if unrolled else 1) * _PAGE + ALIGNMENT
+        of_thread = _noted_products(shapes) + unrolled + _sums_of_lanes(shapes)
+        return threads * of_thread + (3 if unrolled else 1) * _PAGE + ALIGNMENT
     if shapes.is_depthwise or (shapes.is_uneven and len(shapes.kernel) == 1):
         return threads * _spread_rows(shapes, 2 if is_added and shapes.is_half else 1)
     sizes = zip(shapes.source[2:], shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
@@ -57,6 +62,18 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
 def _noted_products(shapes: Convolution) -> int:
     """Which blocks are multiplied, for each place of the kernel."""
     return round_up(_PRODUCT * math.prod(shapes.kernel), _PAGE) + ALIGNMENT
+
+
+def _sums_of_lanes(shapes: Convolution) -> int:
+    """Floats of as many channels as are computed at once, which some kernels add up in for half precision.
+
+    Where places lie apart these are those of a row with a border.
+    """
+    if not shapes.is_half:
+        return 0
+    together = lanes(max(shapes.channels, shapes.made), shapes.vector)
+    row = max(shapes.source[-1], shapes.result[-1]) + _AROUND if shapes.is_dilated else 0
+    return max(_SUMS + _SUMS_OF_LANE * together, together * row * FLOAT)
 
 
 def _unrolled_patches(shapes: Convolution) -> int:

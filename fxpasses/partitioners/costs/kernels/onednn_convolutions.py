@@ -90,7 +90,7 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
     if spreads_tiles(shapes):
         return max(spread_tiles(shapes) + shapes.result_bytes + own + before_bias, 3 * own)
     if is_unusual(shapes) and not is_apart:
-        return in_columns(shapes, own, before_bias=before_bias)
+        return max(in_columns(shapes, own, before_bias=before_bias), _data_of_halves(shapes) + before_bias)
     if shapes.is_depthwise and shapes.dtype is torch.float16 and not shapes.is_strided:
         in_blocks = shapes.in_blocks(shapes.result, block := shapes.block) + shapes.in_blocks(shapes.source, block)
         in_blocks += before_bias + max(shapes.weight_in_blocks(block), own)
@@ -125,6 +125,14 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
     if shapes.is_strided and ((shapes.is_half and shapes.is_depthwise) or is_uneven_row or is_wide):
         while_made = max(while_made, _spread_groups(shapes, own), 3 * own)
     return max(while_made, source + own)
+
+
+def _data_of_halves(shapes: Convolution) -> int:
+    """The same of one channel a group in float16, of which some kernels know what is unusual in other types."""
+    if shapes.dtype is not torch.float16 or not shapes.is_depthwise:
+        return 0
+    tables = table_bytes(shapes, is_spread=shapes.is_strided) + more_table_bytes(shapes)
+    return shapes.source_bytes + shapes.result_bytes + shapes.weight_of_channels(is_filled=False) + tables
 
 
 def _spread_weight(shapes: Convolution) -> int:
@@ -169,7 +177,7 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
     if unfolds_for_weight(shapes, block):
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
-        may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond
+        may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond or shapes.grows
         if shapes.is_depthwise or not (shapes.has_tiles or (block and may_be_in_blocks)):
             return unfolded
         if shapes.has_tiles and not (shapes.reaches_beyond or shapes.grows):
@@ -268,7 +276,7 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
         sums = sums_of_columns(shapes, is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0
-    do_few_know = shapes.reaches_beyond or (shapes.has_tiles and shapes.grows)
+    do_few_know = shapes.reaches_beyond or (shapes.dtype is torch.bfloat16 and shapes.grows)
     if do_few_know or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
         unfolded = 2 * shapes.weight_bytes + sums_of_columns(shapes, is_last=True) + bias
     if shapes.is_depthwise:
