@@ -227,7 +227,8 @@ class Convolution:
         """The weight likewise; what the kernel reads stays as it is where channels are few."""
         if self.is_depthwise:
             return round_up(self.groups, block) * self.kernel_bytes
-        channels = self.channels if keeps_channels else round_up(self.channels, block)
+        kept = round_up(self.channels, 2) if self.dtype is torch.bfloat16 else self.channels  # in pairs
+        channels = kept if keeps_channels else round_up(self.channels, block)
         return self.groups * round_up(self.made, block) * channels * self.kernel_bytes
 
     def weight_in_order(self, along: int, other: int, *, is_padded: bool = False) -> int:
