@@ -21,6 +21,7 @@ from fxpasses.partitioners import SECONDS, STEP_WORKSPACE, WORKSPACE, StepWorksp
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node
 from fxpasses.passes.profiling import profile_costs, taken_bytes
+from fxpasses.passes.profiling.running_alone import AloneCall
 from fxpasses.units import KiB
 
 CPU = Device("cpu")
@@ -172,6 +173,15 @@ def test_bytes_of_a_training_step_are_measured(tmp_path: Path, monkeypatch: pyte
 
     (kept,) = Measurements.load(file).steps.values()
     assert set(measured.values()) <= set(kept.values())
+
+
+def test_what_has_no_backward_after_all_needs_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = StepAllocator()
+    monkeypatch.setattr(taken_bytes, "_allocator", lambda _device: allocator)
+
+    step = taken_bytes.step_workspace(AloneCall(lambda: torch.ones(4), [], []), torch.device("cpu"))
+
+    assert StepWorkspace(6 * KiB, 4 * KiB - 512, 0) == step
 
 
 def told_of_steps(**needed: StepWorkspace) -> ExportedProgram:

@@ -50,13 +50,17 @@ def step_workspace(call: AloneCall, device: torch.device) -> StepWorkspace:
     """
     forward = _Taken(device)
     result = call()
-    inside, kept = forward.beside(), forward.grown() - _bytes_of(_own_storages(result, call))
+    inside, kept = forward.beside(), max(0, forward.grown() - _bytes_of(_own_storages(result, call)))
+    trained = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    if not trained:  # it has no backward after all
+        return StepWorkspace(inside, kept, 0)
     given = _Given()
-    loss = _Loss.apply(given, *(tensor for tensor in tensors_in(result) if tensor.requires_grad))  # type: ignore[no-untyped-call]  # torch does not say
+    loss = _Loss.apply(given, *trained)  # type: ignore[no-untyped-call]  # torch does not say
+    del trained
     backward = _Taken(device)
     gradients = torch.autograd.grad(loss, call.trained, allow_unused=True)
     made = {**given.sizes, **_storages_of(gradients)}
-    return StepWorkspace(inside, max(0, kept), backward.most() - _bytes_of(made))
+    return StepWorkspace(inside, kept, backward.most() - _bytes_of(made))
 
 
 class _Taken:
