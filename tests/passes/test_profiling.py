@@ -22,6 +22,7 @@ from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorag
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node
 from fxpasses.passes.profiling import profile_costs, taken_bytes
 from fxpasses.passes.profiling.running_alone import AloneCall
+from fxpasses.programs import load, save
 from fxpasses.units import KiB
 
 CPU = Device("cpu")
@@ -237,6 +238,17 @@ class Sequences(nn.Module):
         x = x + self.attend(x, x, x, need_weights=False)[0]
         y = self.first(x)
         return (x * self.second(y.mul_(y.sigmoid()).relu_())).pow(2).mean()
+
+
+def test_bytes_of_a_step_are_saved_with_a_program(tmp_path: Path) -> None:
+    step = StepWorkspace(inside=1, kept=2, backward=-3)
+    save(told_of_steps(gpu=step), tmp_path / "told.pt2")
+
+    (found,) = (
+        STEP_WORKSPACE.read(node) for node in load(tmp_path / "told.pt2").graph.nodes if STEP_WORKSPACE.has(node)
+    )
+
+    assert {"gpu": step} == found
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's export of recurrent layers
