@@ -1,17 +1,17 @@
 """Better pipelines from many short annealings, whose cuts one dynamic program puts together.
 
-Annealings start from the best answer, at several temperatures: the hotter they are, the more often devices change
-places. Others go on from the best of what these came to. The cuts of the best answers are ideals, and so are the
-intersections and unions of these; the best pipeline along all of them, with the devices in any order, is mostly better
-than each, and the next annealings start from it, too.
+Annealings start from the best answer, and from those in which two of its devices have changed places, at several
+temperatures: the hotter they are, the more often devices change places. Others go on from the best of what these came
+to. The cuts of the best answers are ideals, and so are the intersections and unions of these; the best pipeline along
+all of them, with the devices in any order, is mostly better than each, and the next annealings start from it, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import cycle
 
 import attrs
 import networkx as nx
@@ -46,6 +46,8 @@ ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
 MEANWHILE = 0.5
 """Seconds of one core for annealings that run while something else is done."""
+CHANGED = 7
+"""From how many other answers they start, too, in which two devices have changed places."""
 SLOW = 0.05 * STEPS_A_SECOND
 """Steps from which on that is worth it: what is proven by then needs none."""
 MUCH = 4
@@ -145,7 +147,8 @@ class Meanwhile:
         if self._annealer is None and start is not None and PipelineAnnealer.takes(self._search):
             self._annealer = PipelineAnnealer(self._search)
             seconds = MEANWHILE * min(1.0, self._search.problem.time_budget)
-            self._annealings = self._annealer.begun(_runs(STAGES[0], [start], seconds), self._threads)
+            starts = [start, *_with_changed_places(self._search, start)]
+            self._annealings = self._annealer.begun(_runs(STAGES[0], starts, seconds), self._threads)
 
     def answers(self) -> list[Answer]:
         """What they came to, once; nothing where they did not begin."""
@@ -154,6 +157,29 @@ class Meanwhile:
         answers, self._annealings = self._annealer.answers(self._annealings), []
         self._search.account.spent += len(answers) * ANSWERING
         return answers
+
+
+def _with_changed_places(search: Search, answer: Answer) -> list[Answer]:
+    """The best answers in which a device and the next one, which differs, change places: annealings hardly do that.
+
+    Their units are cut again between them where the larger of the two loads is the smallest.
+    """
+    kind = {device: number for number, each in enumerate(search.classes) for device in each.devices}
+    seconds = [np.where(each.banned, np.inf, each.weight) for each in search.classes]
+    home = np.zeros(search.units.size, dtype=np.int64)
+    home[search.units.unit_of] = answer.device_of
+    found = []
+    for first, second in itertools.pairwise(answer.order):
+        if kind[first] == kind[second]:
+            continue
+        own = np.flatnonzero((home == first) | (home == second))  # units are numbered as values flow
+        before = np.cumsum([0.0, *seconds[kind[second]][own]])
+        after = np.cumsum([0.0, *seconds[kind[first]][own][::-1]])[::-1]
+        cut = int(np.argmin(np.maximum(before, after)))
+        changed = home.copy()
+        changed[own[:cut]], changed[own[cut:]] = second, first
+        found.append(answer_of(search, changed))
+    return sorted((each for each in found if math.isfinite(each.rank[0])), key=Answer.by_rank)[:CHANGED]
 
 
 def recombined(search: Search, best: Answer, bound: float, seconds: float, known: Sequence[Answer] = ()) -> Answer:
@@ -198,7 +224,7 @@ def _runs(stage: _Stage, starts: list[Answer], seconds: float) -> list[tuple[Ans
     steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * sum(len(run) for _device, run in starts[0].pipeline.runs)
     count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
     each = min(steps / count, LONGEST * usual)
-    turns = zip(range(count), cycle(starts), cycle(stage.hot), cycle(SQUARINGS))
+    turns = zip(range(count), *map(itertools.cycle, (starts, stage.hot, SQUARINGS)), strict=False)
     return [(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]
 
 
