@@ -467,6 +467,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
         ('{"format": 1, "seconds": {"cpu": {"aten.relu": NaN}}}', "has nan for 'aten.relu', but"),
         ('{"format": 1, "seconds": {}, "workspaces": {"cuda": {"aten.mm": -8}}}', "has -8 for 'aten.mm', but"),
         (
+            '{"format": 1, "seconds": {}, "steps": {"cuda": {"aten.mm": {"inside": 1, "kept": -8, "backward": -3}}}}',
+            "has -8 for 'aten.mm', but",
+        ),
+        (
+            '{"format": 1, "seconds": {}, "steps": {"cuda": {"aten.mm": {"inside": 1}}}}',
+            "is JSON, but holds no measured seconds as ProfileCosts writes them; delete it, or name another file.",
+        ),
+        (
             '{"format": 1, "seconds": {}, "workspaces": {"cuda": {"aten.mm": 1e400}}}',
             "holds what is no number: cannot convert float infinity to integer. Delete it, or name another file.",
         ),

@@ -72,7 +72,7 @@ class Measurements:
             _check_numbers(path, known)
         for known_steps in steps.values():
             for key, step in known_steps.items():
-                _check_numbers(path, dict.fromkeys([key], min(step.inside, step.kept)))
+                _check_numbers(path, {key: min(step.inside, step.kept)})
         return cls(seconds, workspaces, steps)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -119,7 +119,7 @@ class _Step:
     def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
         """Everything that comes and goes on a device."""
         yield from self._values(device)
-        yield from (life for life in self._workspaces(device) if life.size)
+        yield from self._workspaces(device)
         yield from self._stays(device)
         yield from self._second_gradients(device)
         yield from self._sums(device)
@@ -165,16 +165,17 @@ class _Step:
         beside = {**(needs.beside_on_cpu if is_known else needs.beside)}
         for node, step in measured.items():
             inside[node], beside[node] = step.inside, self._beside_measured(node, step)
-            yield self._life(self.position[node], self.backward(node), step.kept, node, "saved")
+            if step.kept:
+                yield self._life(self.position[node], self.backward(node), step.kept, node, "saved")
         for node, size in inside.items():
-            if self.home.get(node) == device:
+            if size and self.home.get(node) == device:
                 yield self._life(self.position[node], self.position[node], size, node, "activations")
         freed: dict[Node | None, int] = {node: step.kept for node, step in measured.items()}
         for stay, places in self.places.items():
             if stay.last in places and not self._is_measured(stay):
                 freed[stay.last] = freed.get(stay.last, 0) + stay.size
         for node, size in beside.items():
-            if self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
+            if size and self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
                 size = max(size, -freed.get(node, 0))
                 yield self._life(self.backward(node), self.backward(node), size, node, "activations")
 

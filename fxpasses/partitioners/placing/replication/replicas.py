@@ -20,7 +20,7 @@ from fxpasses.metadata import MetaKey, running_pass
 from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import body_of_region, is_region
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.node_costs import COST, SECONDS, WORKSPACE
+from fxpasses.partitioners.costs.node_costs import COST, SECONDS, STEP_WORKSPACE, WORKSPACE
 
 __all__ = [
     "REPLICA_OF",
@@ -232,7 +232,7 @@ def _copy_into(part: Hashable, nodes: Sequence[Node], homes: dict[Node, Hashable
         if not users:
             continue
         made = insert_before(min(users), node.target, node.args, node.kwargs, op=node.op, replaces=[node])
-        for key in (COST, SECONDS, WORKSPACE):
+        for key in (COST, SECONDS, WORKSPACE, STEP_WORKSPACE):
             if key.has(node):
                 made.meta[key.name] = node.meta[key.name]
         REPLICA_OF.write(made, ReplicaOf(node.name, str(part)))
