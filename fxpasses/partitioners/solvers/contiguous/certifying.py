@@ -12,7 +12,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Window, Word
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.improving import improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
-from fxpasses.partitioners.solvers.contiguous.recombining import SLOW, Meanwhile, PipelineAnnealer, recombined
+from fxpasses.partitioners.solvers.contiguous.recombining import SLOW, Recombining
 from fxpasses.partitioners.solvers.contiguous.refined.refining import PREPARING
 from fxpasses.partitioners.solvers.contiguous.searching import (
     BETTER,
@@ -37,8 +37,6 @@ QUICK, DECIDING = 0.65, 0.75
 """How much of the steps goes into refining at first, and of the others into all ideals."""
 SHARE, AFTERWARDS = 0.5, 0.8
 """How much of what is left then goes into each threshold, and once that did not reach; all where steps are few."""
-ALONE = 1.25
-"""The same where little time and many states leave nothing else to try: it may take a little more than there is."""
 LOOKS = 1000
 """How often each ideal may be looked at while they are found, more where few are asked for."""
 MANY = 5000
@@ -55,31 +53,40 @@ RECOMBINING = 0.2
 """Seconds in which answers are recombined where the first attempt to refine leaves a gap; half after narrowing."""
 PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
-NARROWING, LONGER = STEPS_A_SECOND, 0.05
+NARROWING, LONGER = 0.8 * STEPS_A_SECOND, 0.05
 """Steps of narrowing where there is a second, and where there is much time a part of it."""
 CORES = 20
 """How many cores a try of it goes through."""
-PROMISING, VAIN = 1000, 3
+PROMISING, VAIN = 500, 3
 """How many ideals these are at first, and how many times in turn nothing may be found."""
 NEAR_GOAL = 0.1
-"""How far before the goal thresholds begin once something was found, as a share of the gap; half as many do then."""
+"""How far before the goal thresholds begin, as a share of the gap."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
 
 def smallest(
-    search: Search, bound: float, goal: float, budget: float, known: Answer | None = None
+    search: Search,
+    bound: float,
+    goal: float,
+    budget: float,
+    known: Answer | None = None,
+    recombining: Recombining | None = None,
 ) -> tuple[Answer | None, float]:
     """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
 
-    ``known`` is an answer of the search that reaches the goal, if there is one.
+    ``known`` is an answer of the search that reaches the goal, if there is one, and ``recombining`` looks for better
+    ones beside what is done here; it may have begun.
 
     The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
     all was looked at and nothing found.
     """
     (steps, limit), proven, count = search.account.limits(budget), 0.0, 0
     if bound > 0 and math.isfinite(goal) and search.can_refine and every_ideal(search, goal, FEW) is None:
-        return _refined_and_decided(search, bound, goal, (steps, limit), known)
+        with recombining or Recombining(search) as beside:
+            gap = _Gap(search, known, goal, bound, beside)
+            _work_on(gap, (steps, limit))
+        return gap.best, gap.proven
     at_once = is_long(search.units)  # the ideals of a long graph take longer to prepare than to go along
     for below in (goal,) if at_once else _thresholds(bound, goal):
         words = every_ideal(search, below, min(limit, search.affordable(steps)))
@@ -101,13 +108,13 @@ def smallest(
 
 @attrs.define
 class _Gap:
-    """The best answer so far, what a better one is below, what none is below, and annealings in the meantime."""
+    """The best answer so far, what a better one is below, what none is below, and what looks for better ones beside."""
 
     search: Search
     best: Answer | None
     goal: float
     proven: float
-    meanwhile: Meanwhile
+    recombining: Recombining
 
     @property
     def is_closed(self) -> bool:
@@ -119,19 +126,27 @@ class _Gap:
         """Whether more is left than what a default answer may be off."""
         return self.goal - self.proven > ENOUGH * self.proven
 
+    def recombine_first(self, seconds: float) -> None:
+        """Look at what the first short annealings came to; those of a round of some seconds begin."""
+        if self.best is not None and not self.is_closed:
+            self._take(self.recombining.put_first_together(self.best, seconds))
+
     def recombine(self, seconds: float) -> None:
         """Look for something better by short annealings, from the best answer."""
-        if self.best is not None and PipelineAnnealer.takes(self.search):
-            self.best = recombined(self.search, self.best, self.proven, seconds, self.meanwhile.answers())
-            self.goal = min(self.goal, self.best.rank[0] * BETTER)
+        if self.best is not None and not self.is_closed and self.recombining.has_time:
+            self._take(self.recombining.better(self.best, self.proven, seconds))
+
+    def _take(self, best: Answer) -> None:
+        self.best, self.goal = best, min(self.goal, best.rank[0] * BETTER)
 
     def narrow(self, steps: float) -> None:
         """Look for something better among the most promising ideals, and among ever more of them, until that is vain.
 
-        Thresholds begin at the bound, and then near the goal: below the best value nothing is found.
+        Thresholds begin near the goal: below the best value nothing is found.
         """
-        account, most, least, vain = self.search.account, PROMISING, self.proven, 0
-        begun, last = account.spent, float(CORES * PREPARING * PROMISING * self.search.units.size)
+        account, most, vain = self.search.account, PROMISING, 0
+        least = self.goal - NEAR_GOAL * (self.goal - self.proven)
+        begun, last = account.spent, float(2 * CORES * PREPARING * PROMISING * self.search.units.size)
         while not self.is_closed and vain < VAIN and account.spent - begun + last / 2 < steps:
             before = account.spent
             words = self.search.promising(least, self.goal, most).words
@@ -140,9 +155,9 @@ class _Gap:
             if found is not None:
                 self.best = Answer.of(self.search, found)
                 self.goal, vain = self.best.by_value() * BETTER, 0
-                most, least = PROMISING // 2, self.goal - NEAR_GOAL * (self.goal - self.proven)
+                most, least = PROMISING, self.goal - NEAR_GOAL * (self.goal - self.proven)
             else:
-                most, vain = 2 * most, vain + 1
+                most, vain, last = 2 * most, vain + 1, 2 * last
                 least = (least + self.goal) / 2
 
     def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
@@ -164,28 +179,18 @@ class _Gap:
 
     def _look(self, steps: float) -> None:
         """Let annealings begin where refining has taken long."""
-        if steps > SLOW:
-            self.meanwhile.begin(self.best)
+        if steps > SLOW and self.best is not None:
+            self.recombining.begin(self.best)
 
 
-def _refined_and_decided(
-    search: Search, bound: float, goal: float, budget: tuple[float, int], best: Answer | None
-) -> tuple[Answer | None, float]:
+def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
     """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick.
 
     Where none is, much time that is left goes into a better answer.
     """
-    with Meanwhile(search) as meanwhile:
-        gap = _Gap(search, best, goal, bound, meanwhile)
-        _work_on(gap, budget)
-    return gap.best, gap.proven
-
-
-def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
-    """Do that, as long as the gap is not closed."""
     (steps, limit), search, begun = budget, gap.search, gap.search.account.spent
     goal, is_alone = gap.goal, search.has_many_states
-    gap.refine(goal, ALONE * steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    gap.refine(goal, steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
     if gap.is_wide:
         _improve(gap, steps)
     if steps > MUCH and not gap.is_closed:
@@ -206,19 +211,19 @@ def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
 
 
 def _improve(gap: _Gap, steps: float) -> None:
-    """Look for something better: where states are few among the most promising ideals, then by annealings.
+    """Look for something better by annealings, and among the most promising ideals where states are few.
 
     Not in long graphs, where one try of either takes longer than all else.
     """
     if is_long(gap.search.units):
         return
-    seconds = gap.search.problem.time_budget
+    seconds = min(RECOMBINING, gap.search.problem.time_budget)
+    gap.recombine_first(seconds)
     if gap.search.has_many_states:
-        gap.recombine(max(min(RECOMBINING, seconds), PART * steps / STEPS_A_SECOND))
-        return
-    gap.meanwhile.begin(gap.best)
-    gap.narrow(max(NARROWING * min(1.0, seconds), LONGER * steps))
-    gap.recombine(min(RECOMBINING, seconds) / 2)
+        gap.recombine(max(seconds, PART * steps / STEPS_A_SECOND))
+    else:
+        gap.narrow(max(NARROWING * min(1.0, gap.search.problem.time_budget), LONGER * steps))
+        gap.recombine(seconds / 2)
 
 
 def _close(gap: _Gap, steps: float, limit: int) -> None:

@@ -43,7 +43,7 @@ STEPS_A_SECOND = 300e6
 FIRST_SECONDS = 0.2
 """What the first answer may take beside the budget; the searches after it do not pay for that."""
 MAX_STATES = 8192
-SOME_STATES = 200
+SOME_STATES = 64
 """States from which on no question about many ideals has an answer within a second."""
 FEW_STATES = 700
 """States from which on the first answer uses the devices in one order."""
@@ -195,6 +195,11 @@ class Search:
         """The best pipeline under a threshold that cuts at some ideals."""
         search = self._dynamic_program(below, self.states if states is None else states)
         return self._counted(search.run(words, below, steps), words)
+
+    def others(self, words: Words, below: float, count: int) -> list[Answer]:
+        """Some of the best under a threshold that cut at some ideals; they use or end with other devices."""
+        search = self._dynamic_program(below, self.states)
+        return [Answer.of(self, pipeline) for pipeline in search.others(words, below, count)]
 
     def _dynamic_program(self, below: float, states: States) -> PipelineSearch:
         fewest = self.problem.objective == "devices"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 import numpy as np
@@ -28,6 +29,7 @@ from fxpasses.partitioners.solvers.contiguous.linked.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ, swapped
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
+from fxpasses.partitioners.solvers.contiguous.recombining import OTHERS, Recombining
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.spreading import spread
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
@@ -44,17 +46,18 @@ __all__ = ["fewest_by_memory", "solve_pipeline"]
 
 ORDERS = 12
 """Linear orders; others are put between the first of them."""
-LADDER = (2, 6, 30)
-"""How many orders are cut at a time; the answer along a few of them is the threshold that prunes the next search."""
+LADDER, SHORT_LADDER = (2, 6, 30), (2, 6, 12)
+"""How many orders are cut at a time, fewer where there are many states; the answer along a few of them is the threshold
+that prunes the next search."""
+NOT_MUCH_WORSE = 1.15
+"""How many times the best load others may have at which annealings begin, too."""
 BETWEEN = (0.25, 0.5, 0.75)
-CROSSED, FURTHER = (6, 13), (9, 17)
-"""In how many parts two orders are cut that make ideals together: for a first answer, and where nothing is proven."""
+CROSSED = (6, 13)
+"""In how many parts two orders are cut that make ideals together."""
 PREFIXES = 10_000
 """How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
 FEWEST = 6
 FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
-ALL_STEPS = 2.0 * STEPS_A_SECOND
-"""What a problem with many states may have taken when more cuts are tried, where a second was given."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -99,14 +102,14 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
         best, bound = _fewest(search)
     else:
         ordered = search.ordered(bound)
-        first = _first_answer(ordered, bound)
-        if first is not None and ordered.order is not None and not is_long(units):
-            first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
-        best, proven = (first, bound) if first and first.rank[0] <= bound else _exact_answer(search, first, bound)
+        with Recombining(search) as beside:
+            first = _first_answer(ordered, bound, beside)
+            if first is not None and ordered.order is not None and not is_long(units):
+                first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
+            if first is not None and first.rank[0] <= bound:
+                return first.device_of, first.order, bound
+            best, proven = _exact_answer(search, first, bound, beside)
         bound = max(bound, proven)
-        left = ALL_STEPS * min(1.0, problem.time_budget) - search.account.spent
-        if search.has_many_states and best.rank[0] > bound and left > 0 and not is_long(units):
-            best = _crossed(search, best, FURTHER, left)
     if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)
@@ -116,33 +119,36 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
     return best.device_of, best.order, bound
 
 
-def _first_answer(search: Search, bound: float) -> Answer | None:
+def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
     if is_long(search.units):
         best = _long_answer(search, bound) or tight_answer(search)
         search.account.spent = 0.0
         return best
     best, steps, orders = None, FIRST_STEPS, _many_orders(search)
-    for count in LADDER:
+    for count in SHORT_LADDER if search.has_many_states else LADDER:
+        words = prefixes(orders[:count])
         if best is None:
-            best = next(_answers(search, prefixes(orders[:count]), bound), None)
+            best = next(_answers(search, words, bound), None)
         elif best.rank[0] > bound and steps > 0:
             if search.has_many_states:
                 best = improved(search, best, steps, NEAREST)  # a lower threshold saves more than that takes
-            best, taken = _better(search, best, prefixes(orders[:count]), steps)
+                if search.can_refine:
+                    beside.begin(best, partial(search.others, words, best.rank[0] * NOT_MUCH_WORSE, OTHERS))
+            best, taken = _better(search, best, words, steps)
             steps -= taken
     if best is None:
         return tight_answer(search)
     if best.rank[0] <= bound:
         return best
-    return _crossed(search, best, CROSSED, CROSSED_STEPS) if search.has_many_states else improved(search, best)
+    return _crossed(search, best) if search.has_many_states else improved(search, best)
 
 
-def _crossed(search: Search, best: Answer, parts: tuple[int, int], steps: float) -> Answer:
+def _crossed(search: Search, best: Answer) -> Answer:
     """Cut what two orders make together, then look around the cuts."""
-    words = ideals_along(search.units, search.prices.weight, parts, search.problem.seed)
-    best, taken = _better(search, best, words, steps)
-    return improved(search, best, steps - taken, NEAREST)
+    words = ideals_along(search.units, search.prices.weight, CROSSED, search.problem.seed)
+    best, taken = _better(search, best, words, CROSSED_STEPS)
+    return improved(search, best, CROSSED_STEPS - taken, NEAREST)
 
 
 def _better(search: Search, best: Answer, words: Words, steps: float) -> tuple[Answer, float]:
@@ -206,7 +212,7 @@ def _stops(answer: Answer) -> Ints:
     return np.cumsum([len(units) for _device, units in answer.pipeline.runs])
 
 
-def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[Answer, float]:
+def _exact_answer(search: Search, best: Answer | None, bound: float, beside: Recombining) -> tuple[Answer, float]:
     """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
     budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
@@ -215,7 +221,7 @@ def _exact_answer(search: Search, best: Answer | None, bound: float) -> tuple[An
         best, goal = settled, settled.rank[0] * BETTER
     if best is not None and light >= goal * BETTER:
         return best, best.rank[0]
-    found, proven = smallest(search, max(bound, light), goal, budget, best)
+    found, proven = smallest(search, max(bound, light), goal, budget, best, beside)
     proven = max(proven, light)
     if found is None and proven == math.inf:
         raise _none(search)
@@ -241,7 +247,8 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     passed = passed_on(search.units, search.classes)
     if len(passed) < MANY_VIEWS:
         passed = {}
-    if not passed and problem.time_budget < MUCH_TIME and search.units.size > FEW_UNITS:
+    is_few = search.units.size <= FEW_UNITS and not search.has_many_states
+    if not passed and problem.time_budget < MUCH_TIME and not is_few:
         return None, bound
     units = fold_leaves_without_bytes(problem, tables, without_passing_on(search.units, passed))
     if units.size == search.units.size:
@@ -274,7 +281,7 @@ def _none(search: Search) -> PlacementError:
 
 def _fewest(search: Search) -> tuple[Answer, float]:
     """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
-    best = _first_answer(search.ordered(0.0), 0.0)
+    best = _first_answer(search.ordered(0.0), 0.0, Recombining(search))
     budget, bound = search.problem.time_budget, fewest_by_memory(search.units, search.tables.memory)
     steps, limit = search.account.limits(budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxpasses.partitioners.solvers.annealing.annealer import STEPS_PER_SECOND
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
-from fxpasses.partitioners.solvers.contiguous.recombining import PipelineAnnealer, answer_of
+from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import PipelineAnnealer, answer_of
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load, program_size
 from fxpasses.partitioners.solvers.proofs.ordering import add_order

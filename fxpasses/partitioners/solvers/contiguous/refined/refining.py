@@ -349,7 +349,7 @@ def _is_vain(asked: list[_Asked], level: _Level, expected: float, steps: float, 
     if not asked or not (is_lowered or asked[-1].share > FUTILE):
         return False
     joined = asked[-1].left.left_out - level.left_out
-    return level.left_out > joined and expected**2 > steps * asked[-1].spent
+    return level.left_out > joined and expected**2 > (steps - expected) * asked[-1].spent
 
 
 def _is_futile(level: _Level, found: _Level, limit: int) -> bool:

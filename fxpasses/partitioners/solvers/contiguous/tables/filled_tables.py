@@ -18,6 +18,8 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["FilledTable", "Pipeline", "Table"]
 
+LAST = 2
+"""How many devices at the end tell one pipeline from another."""
 ROUNDING = 1 + 1e-12
 """What a sum may be larger than the same sum in another order."""
 
@@ -72,6 +74,16 @@ class _Steps:
     loads: Floats
 
 
+@attrs.frozen
+class _Way:
+    """The end of a pipeline, as what devices run from an ideal on, the last of them first; its value at least."""
+
+    value: float
+    state: int
+    ideal: int
+    runs: tuple[tuple[int, tuple[int, ...]], ...]
+
+
 @attrs.frozen(eq=False, slots=False)
 class FilledTable:
     """What the dynamic program found.
@@ -99,8 +111,34 @@ class FilledTable:
         devices = self.states.used.sum(axis=1)
         value = dict(self._ends)
         state = min(value, key=lambda each: (int(devices[each]) if self.fewest else 0, value[each], int(devices[each])))
-        ideal, runs = self._whole, []
-        total = value[state]
+        return self._back(_Way(value[state], state, self._whole, ()))
+
+    def others(self, count: int) -> list[Pipeline]:
+        """The best pipelines under the threshold that use or end with other devices; not where loads add up."""
+        ways = [_Way(value, state, self._whole, ()) for state, value in self._ends]
+        for _device in range(LAST):
+            ways = sorted(ways, key=lambda way: way.value)[:count]
+            ways = [longer for way in ways for longer in self._longer(way)]
+        return [self._back(way) for way in sorted(ways, key=lambda way: way.value)[:count]]
+
+    def _longer(self, way: _Way) -> list[_Way]:
+        """A way with one more device before it, the best for each."""
+        if not way.ideal:
+            return [way]
+        found = []
+        for step in self._steps(way.state, way.ideal, self.below):
+            total = np.maximum(step.values, step.loads)
+            best = int(np.argmin(total))
+            first, runs = int(step.ideals[best]), way.runs
+            if step.kind >= 0:
+                runs = (*runs, (self.states.device(way.state, step.kind), self._members(first, way.ideal)))
+            value = max(way.value if way.runs else 0.0, float(total[best]))
+            found.append(_Way(value, step.before, first, runs))
+        return found
+
+    def _back(self, way: _Way) -> Pipeline:
+        """The best pipeline of which the end is known."""
+        total, state, ideal, runs = way.value, way.state, way.ideal, list(way.runs)
         while ideal:
             before, kind, first = self._best_step(state, ideal)
             if kind >= 0:
