@@ -274,13 +274,13 @@ def test_annealings_that_nobody_needs_any_more_do_not_begin(monkeypatch: pytest.
 def test_no_more_begin_where_putting_together_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is little time; else all stages are gone through."""
     stages = list[object]()
-    real = Recombining._begun
+    real = Recombining._begin_next
 
-    def recorded(self: Recombining, own: object, best: Answer, length: float) -> Answer:
+    def recorded(self: Recombining, own: recombining._Round, length: float) -> None:
         stages.append(own)
-        return real(self, own, best, length)  # type: ignore[arg-type]  # whatever it was given
+        real(self, own, length)
 
-    monkeypatch.setattr(Recombining, "_begun", recorded)
+    monkeypatch.setattr(Recombining, "_begin_next", recorded)
     search = search_of(encoder_decoder(4, [1.0] * 6))
     first = first_answer(search)
     assert first is not None

@@ -147,23 +147,24 @@ class Recombining:
         while best.rank[0] > bound and (length := min(left(), ROUND if len(found) == 1 else LONGER * ROUND)) > 0:
             own = self._round or _Round({start.rank: start}, list(STAGES))
             while best.rank[0] > bound and (own.stages or self._annealings):
-                best = self._advance(own, best, length) if self._annealings else self._begun(own, best, length)
+                if not self._annealings:
+                    self._begin_next(own, length)
+                best = self._advance(own, best, length)
             self._round = None
             found |= own.found
         if best.rank[0] > bound and seconds > MUCH * ROUND:
             last = _Round(found, [STAGES[-1]])
-            self._begun(last, best, ROUND)
+            self._begin_next(last, ROUND)
             self._advance(last, best, ROUND)
         return found[min(found)]
 
-    def _begun(self, own: _Round, best: Answer, length: float) -> Answer:
-        """Let the next stage of a round of some seconds begin; the best answer so far."""
+    def _begin_next(self, own: _Round, length: float) -> None:
+        """Let the next stage of a round of some seconds begin."""
         stage = own.stages.pop(0)
         answers = sorted(own.found.values(), key=Answer.by_rank)[: stage.starts]
         runs = _runs(stage, _size(answers[0]), _given(answers), AT_ONCE * length * stage.share)
         self._search.account.spent += sum(run.steps for _, run in runs) * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE
         self._run(runs)
-        return best
 
     def _advance(self, own: _Round, best: Answer, length: float) -> Answer:
         """Wait for what has begun, let the next stage begin, and put together what was found so far."""
@@ -171,7 +172,7 @@ class Recombining:
         self._search.account.spent += len(answers) * ANSWERING
         own.found |= {answer.rank: answer for answer in (best, *answers)}
         if own.stages:
-            self._begun(own, best, length)
+            self._begin_next(own, length)
         before = self._search.account.spent
         best = _put_together(self._search, own.found)
         if length < LITTLE and self._search.account.spent - before > LONG:
