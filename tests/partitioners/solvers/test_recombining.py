@@ -354,7 +354,7 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
     monkeypatch.setattr(Recombining, "better", recorded)
     monkeypatch.setattr(Recombining, "put_first_together", lambda _self, best, _seconds: best)
     narrowed = list[float]()
-    monkeypatch.setattr(certifying._Gap, "narrow", lambda _gap, steps: narrowed.append(steps))
+    monkeypatch.setattr(certifying._Gap, "narrow", lambda _gap, steps, **_near: narrowed.append(steps))
     monkeypatch.setattr(certifying._Gap, "refine", lambda *_args, **_options: None)
     monkeypatch.setattr(certifying, "_decided", lambda _search, proven, _goal, _budget, best: (best, proven))
     monkeypatch.setattr(certifying, "_close", lambda *_args: None)

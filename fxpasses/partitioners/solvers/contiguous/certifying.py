@@ -58,9 +58,9 @@ NARROWING, LONGER = 0.8 * STEPS_A_SECOND, 0.05
 CORES = 20
 """How many cores a try of it goes through."""
 PROMISING, VAIN = 500, 3
-"""How many ideals these are at first, and how many times in turn nothing may be found."""
+"""How many ideals these are near the goal, twice as many from the bound on; how many times in turn nothing is found."""
 NEAR_GOAL = 0.1
-"""How far before the goal thresholds begin, as a share of the gap."""
+"""How far before the goal thresholds begin where that is near, as a share of the gap."""
 ROOMS_SHARE = 0.3
 """The part of the time left that it may take to find out what each device can take with its transfers."""
 
@@ -139,13 +139,14 @@ class _Gap:
     def _take(self, best: Answer) -> None:
         self.best, self.goal = best, min(self.goal, best.rank[0] * BETTER)
 
-    def narrow(self, steps: float) -> None:
+    def narrow(self, steps: float, *, is_near: bool) -> None:
         """Look for something better among the most promising ideals, and among ever more of them, until that is vain.
 
-        Thresholds begin near the goal: below the best value nothing is found.
+        Thresholds begin at the bound; or near the goal once something was found, or if that ``is_near`` the best value,
+        below which nothing is found.
         """
-        account, most, vain = self.search.account, PROMISING, 0
-        least = self.goal - NEAR_GOAL * (self.goal - self.proven)
+        account, most, vain = self.search.account, PROMISING if is_near else 2 * PROMISING, 0
+        least = self._near_goal if is_near else self.proven
         begun, last = account.spent, float(2 * CORES * PREPARING * PROMISING * self.search.units.size)
         while not self.is_closed and vain < VAIN and account.spent - begun + last / 2 < steps:
             before = account.spent
@@ -155,10 +156,14 @@ class _Gap:
             if found is not None:
                 self.best = Answer.of(self.search, found)
                 self.goal, vain = self.best.by_value() * BETTER, 0
-                most, least = PROMISING, self.goal - NEAR_GOAL * (self.goal - self.proven)
+                most, least = PROMISING, self._near_goal
             else:
                 most, vain, last = 2 * most, vain + 1, 2 * last
                 least = (least + self.goal) / 2
+
+    @property
+    def _near_goal(self) -> float:
+        return self.goal - NEAR_GOAL * (self.goal - self.proven)
 
     def refine(self, below: float, steps: float, limit: int, *, lowers: bool) -> None:
         """Ask for something better under a threshold; if it ``lowers``, a lower one where the steps do not reach.
@@ -217,12 +222,13 @@ def _improve(gap: _Gap, steps: float) -> None:
     """
     if is_long(gap.search.units):
         return
-    seconds = min(RECOMBINING, gap.search.problem.time_budget)
+    seconds, goal = min(RECOMBINING, gap.search.problem.time_budget), gap.goal
     gap.recombine_first(seconds)
     if gap.search.has_many_states:
         gap.recombine(max(seconds, PART * steps / STEPS_A_SECOND))
     else:
-        gap.narrow(max(NARROWING * min(1.0, gap.search.problem.time_budget), LONGER * steps))
+        few = max(NARROWING * min(1.0, gap.search.problem.time_budget), LONGER * steps)
+        gap.narrow(few, is_near=gap.goal < goal)
         gap.recombine(seconds / 2)
 
 
