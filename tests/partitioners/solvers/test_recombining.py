@@ -18,7 +18,7 @@ from test_refining import search_of
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying, recombining
+from fxpasses.partitioners.solvers.contiguous import certifying, recombining, searching
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import LOADING, Annealing, PipelineAnnealer, Run
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import prefixes
@@ -206,6 +206,9 @@ def test_they_start_at_other_answers_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first is not None
     others = search.others(prefixes([range(search.units.size)]), 2 * first.rank[0], 3)
     assert len(others) == 3
+    with monkeypatch.context() as limited:
+        limited.setattr(searching, "OTHERS_STEPS", 1.0)
+        assert not search.others(prefixes([range(search.units.size)]), 2 * first.rank[0], 3)
     runs = list[Run]()
     real = PipelineAnnealer.begun
 

@@ -72,8 +72,8 @@ class PipelineAnnealer:
 
     def annealed(self, start: Answer, cooling: Cooling) -> Answer | None:
         """The best on the way from an answer, or None where nothing kept the budgets."""
-        with ThreadPoolExecutor(1) as threads:
-            return next(iter(self.answers(self.begun([(lambda: start, cooling)], threads))), None)
+        home = self._best_home(lambda: start, cooling, *self._draw.spawn(1))
+        return None if home is None else answer_of(self.search, home)
 
     def begun(self, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
         """Annealings that some threads are given."""
@@ -92,10 +92,8 @@ class PipelineAnnealer:
         return [answer_of(self.search, home) for home in homes if home is not None]
 
     def _best_home(self, start: Callable[[], Answer], cooling: Cooling, draw: np.random.Generator) -> Ints | None:
-        units, answer = self.search.units, start()
-        home = np.zeros(units.size, dtype=np.int64)
-        home[units.unit_of] = answer.device_of
-        return self._annealer.run(home, cooling, draw, self._order(answer))[0]
+        answer = start()
+        return self._annealer.run(_home_of(self.search, answer), cooling, draw, self._order(answer))[0]
 
     def _order(self, answer: Answer) -> tuple[int, ...]:
         """All devices, those that an answer does not use at the end."""
@@ -110,9 +108,7 @@ def with_changed_places(search: Search, answer: Answer, count: int) -> list[Answ
     """
     kind = {device: number for number, each in enumerate(search.classes) for device in each.devices}
     seconds = [np.where(each.banned, np.inf, each.weight) for each in search.classes]
-    home = np.zeros(search.units.size, dtype=np.int64)
-    home[search.units.unit_of] = answer.device_of
-    found = []
+    home, found = _home_of(search, answer), []
     for first, second in itertools.pairwise(answer.order):
         if kind[first] == kind[second]:
             continue
@@ -124,6 +120,13 @@ def with_changed_places(search: Search, answer: Answer, count: int) -> list[Answ
         changed[own[:cut]], changed[own[cut:]] = second, first
         found.append(answer_of(search, changed))
     return sorted((each for each in found if math.isfinite(each.rank[0])), key=Answer.by_rank)[:count]
+
+
+def _home_of(search: Search, answer: Answer) -> Ints:
+    """The device of each unit."""
+    home = np.zeros(search.units.size, dtype=np.int64)
+    home[search.units.unit_of] = answer.device_of
+    return home
 
 
 def answer_of(search: Search, home: Ints) -> Answer:

@@ -125,7 +125,7 @@ class Recombining:
         starts: list[Callable[[], Answer]] = [lambda: start, *(partial(other, place) for place in range(OTHERS))]
         starts += _given(with_changed_places(search, start, CHANGED))
         self._round = _Round({start.rank: start}, list(STAGES[1:]))
-        self._run(_runs(STAGES[0], _size(start), starts, FIRST * min(1.0, search.problem.time_budget)))
+        self._run(_runs(STAGES[0], search.units.size, starts, FIRST * min(1.0, search.problem.time_budget)))
 
     def put_first_together(self, best: Answer, seconds: float) -> Answer:
         """The best answer after the first annealings; the next ones of a round of some seconds begin."""
@@ -162,7 +162,7 @@ class Recombining:
         """Let the next stage of a round of some seconds begin."""
         stage = own.stages.pop(0)
         answers = sorted(own.found.values(), key=Answer.by_rank)[: stage.starts]
-        runs = _runs(stage, _size(answers[0]), _given(answers), AT_ONCE * length * stage.share)
+        runs = _runs(stage, self._search.units.size, _given(answers), AT_ONCE * length * stage.share)
         self._search.account.spent += sum(run.steps for _, run in runs) * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE
         self._run(runs)
 
@@ -190,11 +190,6 @@ class Recombining:
 
 def _given(answers: Sequence[Answer]) -> list[Callable[[], Answer]]:
     return [lambda answer=answer: answer for answer in answers]  # type: ignore[misc]  # mypy cannot infer defaults
-
-
-def _size(answer: Answer) -> int:
-    """How many units there are."""
-    return sum(len(units) for _device, units in answer.pipeline.runs)
 
 
 def _runs(stage: _Stage, units: int, starts: Sequence[Callable[[], Answer]], seconds: float) -> list[Run]:

@@ -40,6 +40,8 @@ __all__ = [
 
 IDEALS_A_SECOND = 60_000
 STEPS_A_SECOND = 300e6
+OTHERS_STEPS = STEPS_A_SECOND
+"""What it may take to find more answers than the best."""
 FIRST_SECONDS = 0.2
 """What the first answer may take beside the budget; the searches after it do not pay for that."""
 MAX_STATES = 8192
@@ -197,9 +199,12 @@ class Search:
         return self._counted(search.run(words, below, steps), words)
 
     def others(self, words: Words, below: float, count: int) -> list[Answer]:
-        """Some of the best under a threshold that cut at some ideals; they use or end with other devices."""
+        """Some of the best under a threshold that cut at some ideals; they use or end with other devices.
+
+        None where that takes long. It may run beside other work, so nothing is counted.
+        """
         search = self._dynamic_program(below, self.states)
-        return [Answer.of(self, pipeline) for pipeline in search.others(words, below, count)]
+        return [Answer.of(self, pipeline) for pipeline in search.others(words, below, count, OTHERS_STEPS)]
 
     def _dynamic_program(self, below: float, states: States) -> PipelineSearch:
         fewest = self.problem.objective == "devices"

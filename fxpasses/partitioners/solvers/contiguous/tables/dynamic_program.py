@@ -107,10 +107,10 @@ class PipelineSearch:
         taken = filled.table.steps
         return Outcome(None, False, taken) if taken > steps else Outcome(filled.best(), True, taken)
 
-    def others(self, words: NDArray[np.uint64], below: float, count: int) -> list[Pipeline]:
-        """Some of the best pipelines under a threshold, which use or end with other devices."""
-        filled = self._filled(words, below)
-        return [] if filled is None else filled.others(count)
+    def others(self, words: NDArray[np.uint64], below: float, count: int, steps: float = math.inf) -> list[Pipeline]:
+        """Some of the best under a threshold, which use or end with other devices; none if that takes long."""
+        filled = self._filled(words, below, steps)
+        return [] if filled is None or filled.table.steps > steps else filled.others(count)
 
     def _filled(self, words: NDArray[np.uint64], below: float, steps: float = math.inf) -> FilledTable | None:
         """All that is known of pipelines under ``below`` that cut at ideals of a family; None where there are none.
