@@ -322,8 +322,11 @@ class Topology:
         Raises:
             InputError: one of them is not there.
         """
-        ends = (self[source].name, self[target].name)
-        return self._links.get(ends) or self._links.get(ends[::-1]) or Link(*ends)
+        ends = (source, target)
+        if (known := self._links.get(ends)) is None:
+            known = self._links.get(ends[::-1]) or Link(self[source].name, self[target].name)
+            self._links[ends] = known
+        return known
 
     @cached_property
     def _by_name(self) -> dict[str, Device]:
@@ -331,6 +334,7 @@ class Topology:
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], Link]:
+        """The links by their ends as they were given, and as somebody has asked for them since."""
         return {(link.first, link.second): link for link in self.links}
 
     def seconds(self, source: str, target: str, size: float) -> float:

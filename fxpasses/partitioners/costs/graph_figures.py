@@ -91,6 +91,7 @@ class GraphFigures:
     sends_state: bool = True
     beside_state: float = 0.0
     devices: tuple[Device, ...] = ()
+    _sent: dict[Node, int] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -283,7 +284,9 @@ class GraphFigures:
 
     def sent(self, node: Node) -> int:
         """Bytes that go over a link where the users of a node are on another device."""
-        return value_bytes(node) * (2 if node in self.trained else 1)
+        if (known := self._sent.get(node)) is None:
+            known = self._sent[node] = value_bytes(node) * (2 if node in self.trained else 1)
+        return known
 
     def seconds(self, devices: Sequence[Device], support: Support | None = None) -> Iterator[dict[str, float]]:
         """For each node its seconds by device, without the devices that cannot run it.

@@ -121,9 +121,9 @@ def test_the_relaxed_problem_alone_finds_the_answer(monkeypatch: pytest.MonkeyPa
     looked_at = []
     search = pipelines.smallest
 
-    def only_relaxed(own: Any, *rest: Any) -> Any:
+    def only_relaxed(own: Any, *rest: Any, **known: Any) -> Any:
         looked_at.append(own.units.size)
-        return search(own, *rest) if len(looked_at) == 1 else (None, 0.0)
+        return search(own, *rest, **known) if len(looked_at) == 1 else (None, 0.0)
 
     monkeypatch.setattr(pipelines, "MANY_VIEWS", 1)
     monkeypatch.setattr(pipelines, "LADDER", (1,))

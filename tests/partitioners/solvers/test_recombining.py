@@ -197,6 +197,10 @@ def test_the_first_annealings_begin_once_and_only_looking_at_them_takes_steps() 
         rounds.begin(first)
         assert not rounds._annealings
         assert rounds.put_first_together(first, 0.1) is first
+    idle = Recombining(search, is_idle=True)
+    idle.begin(first)
+    assert not idle._annealings
+    assert idle.put_first_together(first, 0.1) is first
 
 
 def test_they_start_at_other_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -205,6 +206,7 @@ def test_cores_that_grow_fast_lower_the_threshold_before_they_take_all_steps() -
     assert taken[0] == 0.0
     assert taken == sorted(taken)
     assert taken[-1] <= few.steps
+    assert min(after - before for before, after in itertools.pairwise(taken) if after > before) >= refining.CORE
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))

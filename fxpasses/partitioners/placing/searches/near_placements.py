@@ -133,8 +133,8 @@ class _Nearby:
                 if trials <= 0:
                     return best, 0
                 trials -= 1
-                if (trial := self._tried(home, turns)).rank < best.rank:
-                    best, first = trial, number
+                if (better := self._better(home, turns, best)) is not None:
+                    best, first = better, number
                     break
             else:
                 return best, trials
@@ -155,30 +155,50 @@ class _Nearby:
         return first, {**home, **dict.fromkeys(itertools.chain.from_iterable(moved), target)}
 
     def _changes(self, home: Mapping[Node, str], first: int, pairs: bool) -> Iterator[tuple[int, dict[Node, str]]]:
-        """One unit on another device; then, for ``pairs``, two of different devices, each in the other's place.
+        """One unit on another device, first where a neighbour is; then, for ``pairs``, two in each other's place.
 
         Units come in turn from the first one on; each change is told with the number of its unit.
         """
         turn = [(first + step) % len(self.units) for step in range(len(self.units))]
-        for number in turn:
-            nodes, may = self.units[number]
-            for name in may:
-                if name != home[nodes[0]]:
-                    yield number, {**home, **dict.fromkeys(nodes, name)}
+        at = [home[nodes[0]] for nodes, _ in self.units]
+        for beside in (True, False):
+            for number in turn:
+                nodes, may = self.units[number]
+                near = {at[other] for other in self.joined[number]}
+                for name in may:
+                    if name != at[number] and (name in near) == beside:
+                        yield number, {**home, **dict.fromkeys(nodes, name)}
         for number, partner in itertools.combinations(turn, 2) if pairs else ():
             (one, may_one), (other, may_other) = self.units[number], self.units[partner]
-            here, there = home[one[0]], home[other[0]]
+            here, there = at[number], at[partner]
             if here != there and there in may_one and here in may_other:
                 yield number, {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
 
     def _tried(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> _Trial:
-        request, cut = self.request, runs_of if turns is None else runs_by_schedule
-        runs = cut(self.figures.graph_module, home, self.figures.dependencies, turns)
-        over = sum(check_budgets(self.figures, request.topology, runs, request.training).over.values())
-        if over:
-            return _Trial(home, runs, over, math.inf)
-        value = objective_value(self.figures, request.topology, request.objective, runs, request.training)
-        return _Trial(home, runs, 0, value)
+        """What a placement needs and takes."""
+        runs = self._runs(home, turns)
+        over = self._over(runs)
+        return _Trial(home, runs, over, math.inf if over else self._value(runs))
+
+    def _better(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None, best: _Trial) -> _Trial | None:
+        """A placement if it is better than another one; the memory of what takes longer is not followed."""
+        if best.over:
+            found = self._tried(home, turns)
+            return found if found.rank < best.rank else None
+        runs = self._runs(home, turns)
+        value = self._value(runs)
+        return _Trial(home, runs, 0, value) if value < best.value and not self._over(runs) else None
+
+    def _runs(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> Runs:
+        cut = runs_of if turns is None else runs_by_schedule
+        return cut(self.figures.graph_module, home, self.figures.dependencies, turns)
+
+    def _over(self, runs: Runs) -> int:
+        return sum(check_budgets(self.figures, self.request.topology, runs, self.request.training).over.values())
+
+    def _value(self, runs: Runs) -> float:
+        request = self.request
+        return objective_value(self.figures, request.topology, request.objective, runs, request.training)
 
 
 def _joined(units: Sequence[tuple[Node, ...]]) -> tuple[tuple[int, ...], ...]:

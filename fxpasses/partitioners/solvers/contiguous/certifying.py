@@ -55,6 +55,8 @@ PART = 0.15
 """The part of much time for that where many states leave nothing else to try."""
 NARROWING, LONGER = 0.8 * STEPS_A_SECOND, 0.05
 """Steps of narrowing where there is a second, and where there is much time a part of it."""
+BEFOREHAND, LEAST = 1.6 * STEPS_A_SECOND, 0.3 * STEPS_A_SECOND
+"""Narrowing takes no longer than until all took so much; and what it takes at least."""
 CORES = 20
 """How many cores a try of it goes through."""
 PROMISING, VAIN = 500, 3
@@ -75,17 +77,16 @@ def smallest(
 ) -> tuple[Answer | None, float]:
     """The pipeline of the smallest value under a goal, over all ideals, and what no pipeline can be below.
 
-    ``known`` is an answer of the search that reaches the goal, if there is one, and ``recombining`` looks for better
-    ones beside what is done here; it may have begun.
+    ``known`` is an answer of the search that reaches the goal, if there is one. ``recombining`` looks for better ones
+    beside what is done here, and may have begun; without it only the bound is worked on.
 
     The threshold starts near the bound, where few ideals are of interest, and grows. The second is ``goal`` or more if
     all was looked at and nothing found.
     """
     (steps, limit), proven, count = search.account.limits(budget), 0.0, 0
     if bound > 0 and math.isfinite(goal) and search.can_refine and every_ideal(search, goal, FEW) is None:
-        with recombining or Recombining(search) as beside:
-            gap = _Gap(search, known, goal, bound, beside)
-            _work_on(gap, (steps, limit))
+        gap = _Gap(search, known, goal, bound, recombining or Recombining(search, is_idle=True))
+        _work_on(gap, (steps, limit))
         return gap.best, gap.proven
     at_once = is_long(search.units)  # the ideals of a long graph take longer to prepare than to go along
     for below in (goal,) if at_once else _thresholds(bound, goal):
@@ -191,11 +192,14 @@ class _Gap:
 def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
     """Refine a little, decide over all ideals, then refine with all that is left: one of them is mostly quick.
 
-    Where none is, much time that is left goes into a better answer.
+    Where none is, much time that is left goes into a better answer. Where only the bound counts, little time goes into
+    the first of them.
     """
     (steps, limit), search, begun = budget, gap.search, gap.search.account.spent
     goal, is_alone = gap.goal, search.has_many_states
     gap.refine(goal, steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    if gap.recombining.is_idle and steps < LITTLE:
+        return
     if gap.is_wide:
         _improve(gap, steps)
     if steps > MUCH and not gap.is_closed:
@@ -220,14 +224,15 @@ def _improve(gap: _Gap, steps: float) -> None:
 
     Not in long graphs, where one try of either takes longer than all else.
     """
-    if is_long(gap.search.units):
+    if is_long(gap.search.units) or gap.recombining.is_idle:
         return
     seconds, goal = min(RECOMBINING, gap.search.problem.time_budget), gap.goal
     gap.recombine_first(seconds)
     if gap.search.has_many_states:
         gap.recombine(max(seconds, PART * steps / STEPS_A_SECOND))
     else:
-        few = max(NARROWING * min(1.0, gap.search.problem.time_budget), LONGER * steps)
+        most = min(NARROWING, max(LEAST, BEFOREHAND - gap.search.account.spent))
+        few = max(most * min(1.0, gap.search.problem.time_budget), LONGER * steps)
         gap.narrow(few, is_near=gap.goal < goal)
         gap.recombine(seconds / 2)
 

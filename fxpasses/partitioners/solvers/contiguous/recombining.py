@@ -88,10 +88,11 @@ class _Round:
 class Recombining:
     """Annealings and dynamic programs in turn, for one search.
 
-    In a ``with`` statement: what nobody waits for any more at its end does not begin.
+    In a ``with`` statement: what nobody waits for any more at its end does not begin. Idle, it begins nothing.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, *, is_idle: bool = False) -> None:
+        self.is_idle = is_idle
         self._search = search
         self._threads = ThreadPoolExecutor(AT_ONCE - 1)
         self._annealings: list[Annealing] = []
@@ -107,7 +108,7 @@ class Recombining:
     @property
     def has_time(self) -> bool:
         """Whether the budget reaches for any of that."""
-        return PipelineAnnealer.takes(self._search)
+        return not self.is_idle and PipelineAnnealer.takes(self._search)
 
     def begin(self, start: Answer, others: Callable[[], list[Answer]] = list) -> None:
         """Let the first annealings begin from an answer, beside what else is done, unless they have.

@@ -254,7 +254,9 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     if units.size == search.units.size:
         return None, bound
     relaxed = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
-    found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2)
+    is_worth_it = bool(passed) or problem.time_budget >= MUCH_TIME
+    with Recombining(relaxed, is_idle=not is_worth_it) as beside:
+        found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2, recombining=beside)
     return None if found is None else _settled(search, found, passed), max(bound, min(proven, goal))
 
 
@@ -281,7 +283,7 @@ def _none(search: Search) -> PlacementError:
 
 def _fewest(search: Search) -> tuple[Answer, float]:
     """The fewest devices that keep the budgets, then the smallest largest load; with a bound on their number."""
-    best = _first_answer(search.ordered(0.0), 0.0, Recombining(search))
+    best = _first_answer(search.ordered(0.0), 0.0, Recombining(search, is_idle=True))
     budget, bound = search.problem.time_budget, fewest_by_memory(search.units, search.tables.memory)
     steps, limit = search.account.limits(budget)
     most = len(search.tables.memory) if best is None else int(best.rank[0])

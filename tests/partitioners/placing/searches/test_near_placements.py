@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fxpasses import Device, Link, Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.near_placements import near_placements
+from fxpasses.partitioners.placing.searches.near_placements import _Nearby, near_placements
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
 
 class Ladder(nn.Module):
@@ -69,6 +73,51 @@ def test_where_no_change_helps_some_units_leap_together() -> None:
     assert found[0].value < 0.9 * alone.value
     assert [each.value for each in found] == [each.value for each in again]
     assert proven.value == alone.value
+
+
+def nearby(graph: GraphModule, request: Request) -> _Nearby:
+    """The units of a graph, and what changes of them come to."""
+    figures = GraphFigures.of(graph)
+    tables = tables_of(request.problem(figures, "free", figures.needs))
+    problem = request.problem(figures, "free", figures.needs)
+    return _Nearby.of(figures, request, tables, reduce_problem(problem, tables))
+
+
+def test_a_unit_goes_first_to_a_device_that_has_a_neighbour() -> None:
+    """Then to the others, then two change places; each change comes once."""
+    graph = torch.export.export(Ladder(3), (torch.randn(64, 64),)).module(check_guards=False)
+    names = ("a", "b", "c")
+    near = nearby(graph, Request(Topology.of([Device(name) for name in names]), "latency"))
+    home = {node: "b" if is_left(node) else "a" for nodes, _ in near.units for node in nodes}
+    at = [home[nodes[0]] for nodes, _ in near.units]
+
+    changes = list(near._changes(home, 2, pairs=False))
+
+    told = [(number, changed[near.units[number][0][0]]) for number, changed in changes]
+    beside = [device in {at[other] for other in near.joined[number]} for number, device in told]
+    assert beside == sorted(beside, reverse=True)
+    assert 0 < sum(beside) < len(beside)
+    assert len(set(told)) == len(told) == 2 * len(near.units)
+    both = list(near._changes(home, 2, pairs=True))
+    assert [changed for _, changed in both[: len(changes)]] == [changed for _, changed in changes]
+    assert len(both) == len(changes) + at.count("a") * at.count("b")
+
+
+@pytest.mark.parametrize("memory", [None, "120KB"])
+def test_what_is_better_is_found_without_following_the_memory_of_the_rest(memory: str | None) -> None:
+    """A placement is better if it passes budgets by fewer bytes, or takes less."""
+    graph = torch.export.export(Ladder(3), (torch.randn(64, 64),)).module(check_guards=False)
+    devices = [Device("a", memory, flops=1e9, bandwidth=1e9), Device("b", "160KB", flops=2e9, bandwidth=1e9)]
+    near, draw = nearby(graph, Request(Topology.of(devices), "latency")), random.Random(0)
+    homes = [{node: draw.choice("ab") for nodes, _ in near.units for node in nodes} for _ in range(40)]
+    found = [near._tried(home, None) for home in homes]
+    assert len({each.over > 0 for each in found}) == 2
+
+    for best in found:
+        for home, each in zip(homes, found, strict=True):
+            better = near._better(home, None, best)
+            assert (better is not None) == (each.rank < best.rank)
+            assert better is None or better.rank == each.rank
 
 
 def is_left(node: Node) -> bool:

@@ -23,6 +23,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.linked.islands import all_uses, between_devices, islands_of
 from fxpasses.partitioners.solvers.contiguous.linked.link_answers import annealed, proven_small
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
+from fxpasses.partitioners.solvers.contiguous.recombining import Recombining
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, Answer, Search
 
 __all__ = ["by_links"]
@@ -54,7 +55,9 @@ def _between(search: Search, best: Answer, bound: float) -> tuple[Answer | None,
     linked = between_devices(search)
     if linked is None or not search.problem.time_budget:
         return None, bound
-    found, proven = smallest(linked, bound, best.rank[0] * BETTER, search.problem.time_budget)
+    with Recombining(linked) as beside:
+        goal, budget = best.rank[0] * BETTER, search.problem.time_budget
+        found, proven = smallest(linked, bound, goal, budget, recombining=beside)
     return None if found is None else Answer.of(search, found.pipeline), proven / BETTER
 
 

@@ -40,8 +40,8 @@ GROWTH, GRADUAL = 2, 1.5
 SCARCE, HARDLY, RISES, BACK = 0.05, 0.2, 8, 2
 """Parts of the promising ideals, and of all of a core, of which at least one should be left; in how many steps the
 threshold rises where it is not, and how many cores back the search goes."""
-CORE = 2e6
-"""Steps that a core takes, however few ideals it has."""
+CORE, PICKING = 0.5e6, 1.5e6
+"""Steps that a core takes, however few ideals it has, and those that it takes besides to pick the most promising."""
 ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
@@ -212,7 +212,7 @@ class Refining:
         while True:
             level = levels[-1]
             found, _spare, spent = self._possible(level, pays(reached), reached, math.inf, most)
-            taken += CORE + spent
+            taken += PICKING + spent
             if found is None:
                 return Refined(None, taken, reached)
             enough = min(SCARCE * most, HARDLY * len(level.words)) if found.left_out else 2.0
@@ -230,7 +230,7 @@ class Refining:
 
     def _preparing(self, level: _Level) -> float:
         each = PREPARING_LONG if is_long(self.units) else PREPARING
-        return each * float(len(level.words)) * self.units.size
+        return CORE + each * float(len(level.words)) * self.units.size
 
     def _lower(self, spare: float, load: Floats, below: float, least: float) -> float:
         """The threshold at which the devices could take so much less along, or halfway to the least."""
