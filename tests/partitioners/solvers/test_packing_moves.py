@@ -6,7 +6,9 @@ import attrs
 import numpy as np
 import pytest
 
+from fxpasses.partitioners.solvers.annealing.graphs import graph_of, state_of
 from fxpasses.partitioners.solvers.free.packing_moves import packed_by_moves
+from fxpasses.partitioners.solvers.free.packing_steps import pack
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
 from fxpasses.partitioners.solvers.proofs.packing import Packing
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
@@ -45,6 +47,27 @@ def test_moves_find_nearly_all_assignments_where_there_is_little_room() -> None:
             assert model.legal(home[None]).all()
             found += 1
     assert found >= 57
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_move_leaves_the_fewest_bytes_over(seed: int) -> None:
+    """Of all moves from a device that is over, as the sums of whole assignments say."""
+    model, _planted = packed(seed, 0.9)
+    home = np.argmax(~model.banned, axis=1)
+    over = np.maximum(model.needs(home[None])[0] - model.memory, 0.0)
+    best = np.inf
+    for unit, target in zip(*np.nonzero(~model.banned), strict=True):
+        after = np.where(np.arange(model.size) == unit, target, home)
+        needs = model.needs(after[None])[0]
+        if over[home[unit]] and needs[home[unit]] < model.needs(home[None])[0, home[unit]]:
+            best = min(best, float(np.maximum(needs - model.memory, 0.0).sum()))
+    graph = graph_of(model)
+    state = state_of(model, graph, home)
+
+    pack(graph, state, np.full(1, 3), np.zeros(model.devices))
+
+    assert np.maximum(model.needs(state.home[None])[0] - model.memory, 0.0).sum() == best
+    assert np.count_nonzero(state.home != home) == 1
 
 
 def test_an_assignment_that_fits_stays_as_it_is() -> None:

@@ -30,7 +30,7 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["near_placements"]
 
-SECONDS_A_NODE = 2e-5
+SECONDS_A_NODE = 1.2e-5
 """About what it takes to follow one placement: what trials are counted in."""
 LEAST_SECONDS = 0.5
 LEAP, AFTERWARDS = 3, 200
