@@ -84,7 +84,7 @@ def _best(graph: Graph, state: State, over: Floats, step: int) -> int:
 @inlined
 def _leaves(graph: Graph, state: State, unit: int, device: int) -> float:
     """Bytes that a unit would leave free where it is."""
-    size = graph.kept[unit]
+    size: float = graph.kept[unit]
     for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
         if state.holders[graph.hold[place], device] == 1:
             size += graph.shared[graph.hold[place]]
@@ -100,7 +100,7 @@ def _leaves(graph: Graph, state: State, unit: int, device: int) -> float:
 @inlined
 def _enters(graph: Graph, state: State, unit: int, device: int) -> float:
     """Bytes that a unit would take on another device."""
-    size = graph.kept[unit]
+    size: float = graph.kept[unit]
     for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
         if state.holders[graph.hold[place], device] == 0:
             size += graph.shared[graph.hold[place]]
