@@ -245,6 +245,9 @@ def test_promising_ideals_hold_a_better_pipeline_than_the_first_one() -> None:
     assert again.words is not None
     assert (found.words == again.words).all()
     assert found.below < 1.1 * optimum
+    some = search.promising(0.9 * optimum, 1.1 * optimum, 400, found.steps / 2)
+    assert some.words is None
+    assert some.steps < found.steps
     pipeline = search.run(found.words, found.below * (1 + 1e-9)).pipeline
     assert pipeline is not None
     assert optimum * (1 - 1e-9) <= pipeline.value < 1.02 * optimum

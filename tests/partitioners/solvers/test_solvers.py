@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
@@ -11,16 +12,20 @@ import networkx as nx
 import numpy as np
 import pytest
 from hash_seeds import printed_under_two_hash_seeds
+from test_refining import search_of
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from fxpasses.devices import Device
+from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
 from fxpasses.partitioners.solvers import solving
+from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Window, all_ideals, crossed, prefixes, unpack
 from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders, orders_between
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.linked.islands import between_devices
+from fxpasses.partitioners.solvers.contiguous.tables import dynamic_program
 from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -489,6 +494,29 @@ def test_the_search_stops_when_its_steps_are_spent() -> None:
 
     assert outcome.pipeline is None
     assert not outcome.finished
+
+
+def test_a_search_over_links_stops_soon_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device counts once for each one before and after it, so fewer ideals are gone on from between two looks."""
+    places = [Device(f"d{index}") for index in range(4)]
+    pairs = itertools.combinations(places, 2)
+    links = [Link(one.name, other.name, 1e9 * (1 + number)) for number, (one, other) in enumerate(pairs)]
+    graph = nx.DiGraph(nx.union(nx.path_graph(range(30), nx.DiGraph), nx.path_graph(range(30, 60), nx.DiGraph)))
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_bytes=1e8)
+    linked = between_devices(search_of(PlacementProblem(graph, places, links)))
+    assert linked is not None
+    assert len(linked.classes) > 16
+    words = every_ideal(linked, 24.0, 10_000)
+    assert words is not None
+    monkeypatch.setattr(dynamic_program, "CELLS", 100_000)
+
+    every = linked.run(words, 24.0)
+    some = linked.run(words, 24.0, steps=every.steps / 20)
+
+    assert every.pipeline is not None
+    assert not some.finished
+    assert some.steps < every.steps / 5
 
 
 def test_a_solution_tells_its_gap() -> None:

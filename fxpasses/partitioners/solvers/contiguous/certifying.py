@@ -151,7 +151,7 @@ class _Gap:
         begun, last = account.spent, float(2 * CORES * PREPARING * PROMISING * self.search.units.size)
         while not self.is_closed and vain < VAIN and account.spent - begun + last / 2 < steps:
             before = account.spent
-            words = self.search.promising(least, self.goal, most).words
+            words = self.search.promising(least, self.goal, most, steps - (before - begun)).words
             found = None if words is None else self.search.run(words, self.goal).pipeline
             last = account.spent - before
             if found is not None:

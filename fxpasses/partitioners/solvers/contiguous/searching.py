@@ -168,9 +168,9 @@ class Search:
         self.account.spent += refined.steps
         return refined
 
-    def promising(self, least: float, below: float, most: int) -> Refined:
+    def promising(self, least: float, below: float, most: int, steps: float = math.inf) -> Refined:
         """Some of the ideals at which a pipeline under a threshold may be cut, found in the same way."""
-        refined = self._refining.promising(self._payment, least, below, most)
+        refined = self._refining.promising(self._payment, least, below, most, steps)
         self.account.spent += refined.steps
         return refined
 

@@ -66,6 +66,8 @@ FEW_UNITS = 120
 """Units up to which it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
+LINKED = 0.5
+"""The part of the time for the search in which links that differ count at their best; as much is for what follows."""
 STOPS = 1000
 REFINING = 8
 LESS = 0.99
@@ -96,6 +98,7 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
     """The answer for units that are left when all that can be joined is joined."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     bound = load_bound(units, tables.memory, problem.objective, search.prices)
+    is_linked = problem.objective == "throughput" and links_differ(tables)
     if problem.objective == "throughput" and not is_long(units):
         bound = heavy_bound(units, search.kinds, bound)
     if problem.objective == "devices":
@@ -108,9 +111,10 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
                 first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
             if first is not None and first.rank[0] <= bound:
                 return first.device_of, first.order, bound
-            best, proven = _exact_answer(search, first, bound, beside)
+            budget = problem.time_budget * (LINKED if is_linked else 1.0)
+            best, proven = _exact_answer(search, first, bound, budget, beside)
         bound = max(bound, proven)
-    if problem.objective == "throughput" and links_differ(tables) and best.rank[0] > bound:
+    if is_linked and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)
         best, proven = by_links(search, best, bound)
@@ -212,9 +216,10 @@ def _stops(answer: Answer) -> Ints:
     return np.cumsum([len(units) for _device, units in answer.pipeline.runs])
 
 
-def _exact_answer(search: Search, best: Answer | None, bound: float, beside: Recombining) -> tuple[Answer, float]:
+def _exact_answer(
+    search: Search, best: Answer | None, bound: float, budget: float, beside: Recombining
+) -> tuple[Answer, float]:
     """The best over all ideals with the proven bound, or what there is when the budget does not reach."""
-    budget = search.problem.time_budget
     goal = math.inf if best is None else best.rank[0] * BETTER
     settled, light = _light_answer(search, bound, goal)
     if best is not None and settled is not None and settled.rank < best.rank:

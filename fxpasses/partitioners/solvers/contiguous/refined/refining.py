@@ -46,8 +46,9 @@ ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
 FUTILE, MANY = 0.95, 3000
 """Share of the ideals of a core that are left where it does not help to go on, with so many or where they grow fast."""
-RESERVE, AGAIN = 0.1, 8
-"""What is left once the threshold is lowered: a share of all steps, or so many times what the first core took."""
+RESERVE, AGAIN, TWICE = 0.1, 8, 2
+"""What is left once the threshold is lowered: a share of all steps, or so many times what the first core took, up to
+twice all steps."""
 REACH = 0.4
 """The share of that which one core may take."""
 KEPT = 0.6
@@ -179,7 +180,8 @@ class Refining:
                 taken += spent
             if found is None or _is_futile(level, found, limit):
                 if not is_lowered and asked:
-                    most, is_lowered = max(most, taken + RESERVE * steps, taken + AGAIN * asked[0].spent), True
+                    reserve = max(RESERVE * steps, min(AGAIN * asked[0].spent, TWICE * steps))
+                    most, is_lowered = max(most, taken + reserve), True
                 while asked and asked[-1].spent > REACH * (most - taken):
                     asked.pop()
                 if below <= least or not asked:
@@ -197,7 +199,9 @@ class Refining:
             else:
                 return Refined(found.words, taken, below)
 
-    def promising(self, pays: Callable[[float], Payment], least: float, below: float, most: int) -> Refined:
+    def promising(
+        self, pays: Callable[[float], Payment], least: float, below: float, most: int, steps: float = math.inf
+    ) -> Refined:
         """Some ideals that a pipeline under a threshold may be cut at: of each core only the most promising are left.
 
         Where hardly any are left, the search goes back a few cores under a higher threshold.
@@ -207,9 +211,10 @@ class Refining:
             least: The first threshold.
             below: The last one.
             most: About how many ideals go from core to core.
+            steps: How many there are.
         """
         levels, taken, reached = [self._split(self._row(), GRADUAL)], 0.0, least
-        while True:
+        while taken < steps:
             level = levels[-1]
             found, _spare, spent = self._possible(level, pays(reached), reached, math.inf, most)
             taken += PICKING + spent
@@ -223,6 +228,7 @@ class Refining:
                 levels.append(self._split(found, GRADUAL))
             else:
                 return Refined(found.words, taken, reached)
+        return Refined(None, taken, reached)
 
     def _expected(self, asked: list[_Asked], level: _Level) -> float:
         """The steps that a core may take, by what the one before it took for its pairs."""

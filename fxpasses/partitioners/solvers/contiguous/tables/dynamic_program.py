@@ -31,8 +31,8 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 __all__ = ["Measure", "Outcome", "PipelineSearch"]
 
 SLACK = 1e-9
-MAX_BLOCK = 256
-CELLS = 1_000_000
+MAX_BLOCK, CELLS, FEW_CLASSES = 256, 1_000_000, 8
+"""Ideals that are gone on from at once, and pairs of ideals, of so many classes of devices; fewer pairs of more."""
 CALL, CELL = 1000, 0.3
 """Steps that one call costs, and each cell that it looks at."""
 MANY_PAIRS = 30e6
@@ -160,10 +160,10 @@ class PipelineSearch:
         reach = np.searchsorted(
             family.position, family.position + self._reach(float(family.position[-1])), side="right"
         )
-        blocks, first = [], 0
+        blocks, first, most = [], 0, CELLS // max(1, len(self.classes) // FEW_CLASSES)
         while first < family.count:
             wide = max(1, int(reach[first]) - first)
-            last = min(family.count, first + max(8, min(MAX_BLOCK, CELLS // wide)))
+            last = min(family.count, first + max(8, min(MAX_BLOCK, most // wide)))
             blocks.append((first, last))
             first = last
         return blocks
