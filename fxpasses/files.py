@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from fxpasses.errors import FxPassesError, InputError
 
-__all__ = ["write_text"]
+__all__ = ["path_of", "write_text"]
+
+
+def path_of(given: Any, what: str, *, error: type[FxPassesError] = InputError) -> Path:
+    """What somebody gave as a path.
+
+    Args:
+        given: The path.
+        what: What it leads to, for the message.
+        error: What is raised.
+
+    Raises:
+        InputError: it is no path.
+    """
+    if not isinstance(given, (str, os.PathLike)):
+        raise error(f"The path of {what} is a text or a pathlib.Path, not {given!r}.")
+    return Path(given)
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, error: type[FxPassesError] = InputError) -> None:

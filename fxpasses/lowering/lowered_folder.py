@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fxpasses.errors import InputError
+from fxpasses.files import path_of
 from fxpasses.lowering.current_state import replaced_tensors
 from fxpasses.lowering.end_to_end import lower_with_plan
 from fxpasses.lowering.lowered_module import LoweredModule
@@ -41,7 +42,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     Raises:
         InputError: it cannot be made or written to.
     """
-    path = Path(folder)
+    path = path_of(folder, "a folder")
     existing = path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -63,8 +64,12 @@ def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
         and ``graph.svg`` where Graphviz's ``dot`` is found.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: it is no lowered model, or the folder cannot be written.
     """
+    if not isinstance(lowered, LoweredModule):
+        raise InputError(
+            f"save() takes what fxpasses.lower() gave, not {type(lowered).__name__}; lower the model first."
+        )
     check_writable(folder)
     target = Path(folder)
     made = not target.exists()
@@ -129,7 +134,7 @@ def load(folder: str | os.PathLike[str]) -> LoweredModule:
         InputError: there is no such folder, or a file of it is missing or broken.
         PlanError: the plan does not fit the program.
     """
-    path = Path(folder)
+    path = path_of(folder, "a saved model")
     if not path.is_dir():
         raise InputError(f"There is no folder {str(folder)!r} that fxpasses lower --out wrote.")
     program = load_program(path / PROGRAM)

@@ -109,6 +109,8 @@ def place(
     _check_training(training)
     training = plan.training if plan is not None and training is None else training
     check_offload(offload, training)
+    if name is not None and not isinstance(name, str):
+        raise InputError(f"The name of a model is a text, not {name!r}.")
     clock = clock or Clock(progress)
     topology = _topology(devices, links, device_map, plan)
     check_torch_devices(topology.devices)

@@ -18,7 +18,7 @@ from fxpasses.partitioners.tensor_sizes import Sizes, storage_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.programs.current_program import program_of
-from fxpasses.values import has_value, nested_graph_modules, propagate_values
+from fxpasses.values import has_value, nested_graph_modules, propagate_values, record_copies_back
 
 __all__ = ["MeasureCosts", "measure_graph"]
 
@@ -111,6 +111,7 @@ class MeasureCosts(PassBase):
         """Measure every node."""
         if self.example_inputs is not None and not all(map(has_value, graph_module.graph.find_nodes(op="placeholder"))):
             propagate_values(graph_module, self.example_inputs)
+        record_copies_back(graph_module)
         graph_modules = list(nested_graph_modules(graph_module))
         _give_each_node_its_own_entries(graph_modules)
         for inner in graph_modules:

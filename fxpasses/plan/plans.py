@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +17,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InputError, PlanError
-from fxpasses.files import write_text
+from fxpasses.files import path_of, write_text
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
@@ -187,6 +186,8 @@ class Plan:
         """
         if not isinstance(renames, Mapping):
             raise PlanError(f"Renames are a dict like {{'layers': 'blocks'}}, not {renames!r}.")
+        if no_path := [path for pair in renames.items() for path in pair if not isinstance(path, str)]:
+            raise PlanError(f"Renames are from a path of a module to another one, and {no_path[0]!r} is none.")
         return attrs.evolve(self, parts=tuple(rename(self.parts, renames)))
 
     def check(
@@ -310,7 +311,7 @@ class Plan:
         Raises:
             PlanError: there is no such file, or it is no plan.
         """
-        data = read_json(Path(path), "plan file", error=PlanError)
+        data = read_json(path_of(path, "a plan", error=PlanError), "plan file", error=PlanError)
         try:
             return cls.from_json(data)
         except PlanError as error:

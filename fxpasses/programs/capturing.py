@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CaptureError, InputError
+from fxpasses.files import path_of
 from fxpasses.programs.calling_convention import give_plain_outputs
 from fxpasses.programs.lost_backwards import telling_lost_backwards
 from fxpasses.programs.replaced_buffers import writing_replaced
@@ -48,7 +49,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     Raises:
         InputError: there is no such file, or it is no exported program.
     """
-    file = Path(path)
+    file = path_of(path, "a saved program")
     if not file.exists():
         raise InputError(f"There is no file {str(path)!r}.")
     if not file.is_file():

@@ -7,6 +7,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.errors import CaptureError
+from fxpasses.values import record_copies_back
 
 __all__ = ["module_of_program"]
 
@@ -39,6 +40,7 @@ def module_of_program(program: ExportedProgram) -> GraphModule:
             "of torch.fx has; give it another name.",
             reason=f"{name!r} is an attribute of every GraphModule",
         ) from error
+    record_copies_back(module)
     return module
 
 

@@ -37,6 +37,8 @@ __all__ = [
     "simulate",
 ]
 
+MOST_SAMPLES = 100_000
+
 Detail = Literal["parts", "ops"]
 """What a span is: a whole part, or one operator of it."""
 
@@ -185,7 +187,9 @@ def simulate(
         if device in course.held
     }
     budgets = {device.name: device.available_mem_bytes for device in topology.devices}
-    ends = [max((task.end for task in todo.tasks if task.sample == index), default=0.0) for index in range(samples)]
+    ends = [0.0] * samples
+    for task in todo.tasks:
+        ends[task.sample] = max(ends[task.sample], task.end)
     flows = _Flows(todo.tasks, of_task, assignment if detail == "ops" else None)
     timeline = Timeline(tuple(spans), memory, budgets, tuple(tracks), tuple(flows))
     return Simulation(timeline, samples, overlap, tuple(ends), tuple(_critical_path(todo.tasks)))
@@ -194,6 +198,11 @@ def simulate(
 def _checked(samples: int, overlap: Overlap | None, detail: Detail, step: TrainingStep | None) -> Overlap:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InputError(f"A simulation takes 1 sample or more, not {samples!r}.")
+    if samples > MOST_SAMPLES:
+        raise InputError(
+            f"A simulation takes {MOST_SAMPLES} samples at most, not {samples}; after some hundred, each takes as long "
+            "as the one before."
+        )
     if step is not None and samples > 1:
         raise InputError(
             f"A training step is simulated for one sample, not {samples}: what several hold at a time depends on the "

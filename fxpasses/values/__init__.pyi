@@ -1,3 +1,4 @@
+from .copied_back import record_copies_back
 from .fake_modes import fake_mode_of, fake_of, nested_graph_modules, obtain_fake_mode, unify_fake_modes
 from .fake_values import compute_value, give_value, propagate_values, refresh_callers, refresh_value, refresh_values
 from .recorded_values import describe_like, has_value, same_value, set_value, shape_env_of, value_of_arguments
@@ -12,6 +13,7 @@ __all__ = [
     "nested_graph_modules",
     "obtain_fake_mode",
     "propagate_values",
+    "record_copies_back",
     "refresh_callers",
     "refresh_value",
     "refresh_values",

@@ -361,3 +361,11 @@ def test_a_structure_of_other_types_is_refused(tmp_path: Path, content: str) -> 
 
     with pytest.raises(InputError, match=r"structure\.json' is missing or broken \(.*\); save the model again\.$"):
         load(tmp_path)
+
+
+def test_what_is_no_path_and_no_lowered_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^save\(\) takes what fxpasses\.lower\(\) g"):
+        save(nn.Linear(4, 4), tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^The path of a saved model is a text or a pathlib\.Path, not None\.$"):
+        load(None)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()

@@ -514,3 +514,9 @@ def test_a_program_in_a_file_is_called_after_it(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Mlp().eval(), (torch.ones(2, 64),)), tmp_path / "mlp.pt2")
 
     assert str(tmp_path / "mlp.pt2") == place(tmp_path / "mlp.pt2", devices=[Device("a")]).plan.model
+
+
+def test_a_name_is_a_text() -> None:
+    """The plan could be saved, and not be read again."""
+    with pytest.raises(InputError, match=r"^The name of a model is a text, not 3\.$"):
+        place(Mlp().eval(), (torch.ones(2, 64),), devices=[Device("a")], name=3)  # type: ignore[arg-type]

@@ -430,3 +430,8 @@ def test_modules_keep_their_whole_names() -> None:
         model, inputs, device_map={"_first": "a", "last_": "b", "program": "a"}, devices=[*map(Device, "ab")]
     )
     assert {"_first": "a", "last_": "b", "program": "a"} == mapped.plan.device_map()
+
+
+def test_a_plan_is_read_from_a_path() -> None:
+    with pytest.raises(PlanError, match=r"^The path of a plan is a text or a pathlib\.Path, not None\.$"):
+        Plan.load(None)  # type: ignore[arg-type]

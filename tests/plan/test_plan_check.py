@@ -119,6 +119,8 @@ def test_a_module_that_the_plan_does_not_name_cannot_be_renamed(plan: Plan) -> N
     with pytest.raises(PlanError, match=r"^The plan names nothing in 'layrs'; did you mean 'layers'\?$"):
         plan.rename_modules({"layrs": "blocks"})
 
+    with pytest.raises(PlanError, match=r"^Renames are from a path of a module to another one, and 3 is none\.$"):
+        plan.rename_modules({"layers": 3})  # type: ignore[dict-item]
     assert plan == plan.rename_modules({"layers": "blocks", "blocks": "layers"})
 
 

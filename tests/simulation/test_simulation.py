@@ -306,6 +306,11 @@ def test_the_figures_are_plain_data(branches: tuple[Assignment, dict[str, Device
     ("options", "sentence"),
     [
         ({"samples": 0}, "A simulation takes 1 sample or more, not 0."),
+        (
+            {"samples": 10**11},
+            "A simulation takes 100000 samples at most, not 100000000000; after some hundred, each takes as long as "
+            "the one before.",
+        ),
         ({"overlap": "all"}, "There is no overlap 'all'; there is none, devices, copies."),
         ({"detail": "all"}, "There is no detail 'all'; there is parts, ops."),
     ],

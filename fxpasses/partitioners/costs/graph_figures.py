@@ -33,6 +33,7 @@ from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
+from fxpasses.values import record_copies_back
 
 __all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
 
@@ -121,6 +122,7 @@ class GraphFigures:
         note_limits(graph_module)
         note_layouts(graph_module)
         note_rows(graph_module)
+        record_copies_back(graph_module)
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]

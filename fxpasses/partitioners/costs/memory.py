@@ -19,6 +19,7 @@ from fxpasses.effects import EffectAnalysis
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
+from fxpasses.partitioners.costs.given_parts import check_parts
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.residence import Residence
@@ -43,7 +44,13 @@ def predict_memory(
 
     Returns:
         For each device by name, in the order in which they first appear.
+
+    Raises:
+        InputError: a part has no device, or one of the arguments is something else.
+        PartitionError: the assignment is of another graph.
+        MissingMetadataError: a node has no value.
     """
+    check_parts(graph_module, assignment, device_of)
     course = follow_memory(graph_module, assignment, device_of, effects)
     return {name: course.memory(name) for name in course.held}
 

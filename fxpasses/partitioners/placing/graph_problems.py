@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import InfeasibleError, InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
 from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
@@ -229,7 +229,12 @@ def assignment_of(
     Returns:
         Parts named after their device: ``left``, and ``left_1`` for its second run. Together they are acyclic; a device
         whose operators need values back from another one has several.
+
+    Raises:
+        InputError: the answer is something else.
     """
+    if not isinstance(solution, PlacementSolution):
+        raise InputError(f"The answer of a solver is a PlacementSolution, not {type(solution).__name__}.")
     return runs_of(graph_module, homes_of(solution), dependencies).assignment
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,21 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.fx import symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 from torch.nn.attention.flex_attention import flex_attention
 
-from fxpasses import Device, LoweredModule, PassManager, Training, lower
-from fxpasses.partitioners import place_by_device, predict_memory
+from fxpasses import (
+    Assignment,
+    Device,
+    InputError,
+    LoweredModule,
+    MissingMetadataError,
+    PartitionError,
+    PassManager,
+    Training,
+    lower,
+)
+from fxpasses.partitioners import place_by_device, predict_memory, predict_training_memory
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 from fxpasses.passes import MeasureCosts
 
@@ -532,3 +544,45 @@ def test_torchs_own_loops_need_what_their_steps_make(name: str, rows: int) -> No
         real = allocated_peak(lambda: lowered(x)) + x.nbytes
 
     assert real <= lowered.report.devices[0].peak_bytes <= 1.02 * real
+
+
+def one_part(graph: GraphModule) -> Assignment:
+    return Assignment.of(graph, {node: "only" for node in graph.graph.nodes if node.op.startswith("call")})
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ({}, "Part 'only' has no device; there are devices for none."),
+        ({"other": Device("a")}, "Part 'only' has no device; there are devices for 'other'."),
+        ({"only": "a"}, "The device of part 'only' is a fxpasses.Device, not 'a'."),
+        (None, "The devices of parts are a dict by the names of the parts, not None."),
+    ],
+    ids=str,
+)
+def test_parts_without_a_device_are_refused(devices: Any, message: str) -> None:
+    graph = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),)).module(check_guards=False)
+
+    with pytest.raises(InputError, match=re.escape(message)):
+        predict_memory(graph, one_part(graph), devices)
+    with pytest.raises(InputError, match=re.escape(message)):
+        predict_training_memory(graph, one_part(graph), devices, Training())
+
+
+def test_predictions_say_what_does_not_fit_together() -> None:
+    """Graphs without values, and parts of other graphs, were predicted to need nothing."""
+    graph, again = (
+        torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),)).module(check_guards=False) for _ in range(2)
+    )
+    traced, devices = symbolic_trace(nn.Sequential(nn.Linear(4, 4))), {"only": Device("a")}
+
+    with pytest.raises(PartitionError, match="The assignment is of another graph than the one that is given"):
+        predict_memory(again, one_part(graph), devices)
+    with pytest.raises(MissingMetadataError, match=re.escape("run MeasureCosts(example_inputs=...) first")):
+        predict_memory(traced, one_part(traced), devices)
+    with pytest.raises(InputError, match=r"^What is kept in training is said by a fxpasses\.Training, not by None\.$"):
+        predict_training_memory(graph, one_part(graph), devices, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^Which node is in which part is an Assignment, not dict\.$"):
+        predict_memory(graph, {}, devices)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=re.escape("A graph is a GraphModule, not Linear; of a program take .module")):
+        predict_memory(nn.Linear(4, 4), one_part(graph), devices)  # type: ignore[arg-type]

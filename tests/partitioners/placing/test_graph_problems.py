@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses import Device, MissingMetadataError, PlacementError, fake_devices
+from fxpasses import Device, InputError, MissingMetadataError, PlacementError, fake_devices
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import Assignment, solve_placement
@@ -433,3 +433,9 @@ def test_an_operator_that_is_forbidden_wherever_it_can_run_is_told() -> None:
 
     assert str(caught.value).endswith(") may run nowhere (forbidden on a; b cannot run it): give it a device.")
     assert place_by_device(graph, devices, forbidden={relu: ["b"]}).device_of
+
+
+def test_an_answer_is_one_of_a_solver() -> None:
+    graph = torch.export.export(torch.nn.Linear(4, 4), (torch.randn(2, 4),)).module(check_guards=False)
+    with pytest.raises(InputError, match=r"^The answer of a solver is a PlacementSolution, not NoneType\.$"):
+        assignment_of(graph, None)  # type: ignore[arg-type]

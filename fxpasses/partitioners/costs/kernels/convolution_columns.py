@@ -17,19 +17,26 @@ _PLACES_OF_THREAD = 512
 """From so many places for each thread on, they share what is unfolded."""
 _SHORT, _LONG, _COLUMNS, _TABLES = 512, 1024, 64, 1152
 """Rows and columns of a block of a matrix, and tables of what multiplies it."""
+_CACHE = 1 << 19
+"""Floats that the cache of a core holds."""
 _ROWS = 16
 """Rows of a block are a multiple of so many."""
 
 
-def in_columns(shapes: Convolution, made: int, *, before_bias: int = 0, is_last: bool = False) -> int:
+def in_columns(
+    shapes: Convolution, made: int, *, before_bias: int = 0, is_last: bool = False, is_in_cache: bool = False
+) -> int:
     """Where each thread has the columns of one group, and what is made may be laid out then.
 
     Of channels that come last all places are seen at once, else one slice. Half precision is added up as floats,
-    and groups whose channels lie apart, too; what is no number that BLAS knows is computed without columns.
+    and groups whose channels lie apart, too; what is no number that BLAS knows is computed without columns. If
+    ``is_in_cache``, as many are made at once as the cache of a core holds.
     """
     if shapes.dtype is torch.float16:
         return made + max(before_bias + (0 if is_last else shapes.result_bytes), 0 if is_last else 2 * made)
     numbers = (shapes.column_bytes if is_last else _columns_of_slice(shapes)) // shapes.element
+    if is_in_cache:
+        numbers = min(numbers, _CACHE)
     if shapes.is_half:
         numbers += max(shapes.channels * math.prod(shapes.source[2:]), shapes.made * math.prod(shapes.result[2:]))
     elif is_last and shapes.groups > 1:

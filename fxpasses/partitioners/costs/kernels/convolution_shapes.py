@@ -28,6 +28,8 @@ _VOLUMES = 5
 """Dimensions of a batch of volumes."""
 _BORDER = 6
 """The widest border that kernels of one channel a group know."""
+_WIDEST = 13
+"""The most places in a row of a kernel that sees a border, which kernels know."""
 _TILE_PAIRS = 32
 """Channels fill tiles of so many."""
 
@@ -152,6 +154,12 @@ class Convolution:
         has_wide_border = self.is_depthwise and max(self.padding) > _BORDER
         is_one_place = math.prod(self.kernel) == 1 and {*self.dilation} != {1}
         return reaches or self._sees_nothing or has_wide_border or is_one_place
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a long row of a kernel sees a border, in floats: kernels for many places of the result know none."""
+        is_long = self.kernel[-1] > _WIDEST and self.padding[-1] > 0
+        return is_long and not (self.is_half or self.is_depthwise or self.reaches_beyond)
 
     @property
     def _sees_nothing(self) -> bool:

@@ -67,6 +67,8 @@ def forward_in_blocks(shapes: Convolution) -> int:
         made = shapes.weight_in_blocks(block, keeps_channels=True) + shapes.in_blocks(shapes.result, block)
         return max(in_columns(shapes, own), made if shapes.made % block == 0 else 0)
     unfolded = in_columns(shapes, own) if shapes.reaches_beyond else 0
+    if shapes.is_wide:
+        unfolded = in_columns(shapes, own, is_in_cache=True)
     if shapes.is_depthwise and shapes.is_volumes:
         return max(shapes.source_bytes + shapes.weight_of_channels(is_filled=False) + own, 3 * own, unfolded)
     is_image = is_few(shapes)
@@ -118,7 +120,7 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
     while_made += sample_in_floats(shapes.other_way_round())
     if has_bias and shapes.is_strided and shapes.groups > 1:
         while_made = max(while_made, 3 * own)
-    if shapes.reaches_beyond:
+    if shapes.reaches_beyond or shapes.is_wide:
         while_made = max(while_made, in_columns(shapes, own, before_bias=own + ALIGNMENT if has_bias else 0))
     is_uneven_row = shapes.is_uneven and len(shapes.kernel) == 1
     is_wide = shapes.groups > 1 and shapes.made > shapes.vector // 2
@@ -178,6 +180,7 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
         may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond or shapes.grows
+        may_be_in_blocks = may_be_in_blocks or shapes.is_wide
         if shapes.is_depthwise or not (shapes.has_tiles or (block and may_be_in_blocks)):
             return unfolded
         if shapes.has_tiles and not (shapes.reaches_beyond or shapes.grows):
@@ -236,7 +239,8 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     weight = _spread_weight(shapes)
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     unfolded = 0
-    if not shapes.is_depthwise and (shapes.reaches_beyond or not (shapes.fills(shapes.made) or shapes.block)):
+    do_few_know = shapes.reaches_beyond or shapes.is_wide
+    if not shapes.is_depthwise and (do_few_know or not (shapes.fills(shapes.made) or shapes.block)):
         unfolded = shapes.weight_bytes + in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
     if shapes.fills(shapes.made):
         is_apart = shapes.is_strided and (shapes.is_uneven or shapes.is_half)
@@ -276,7 +280,7 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
         sums = sums_of_columns(shapes, is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0
-    do_few_know = shapes.reaches_beyond or (shapes.dtype is torch.bfloat16 and shapes.grows)
+    do_few_know = shapes.reaches_beyond or shapes.is_wide or (shapes.dtype is torch.bfloat16 and shapes.grows)
     if do_few_know or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
         unfolded = 2 * shapes.weight_bytes + sums_of_columns(shapes, is_last=True) + bias
     if shapes.is_depthwise:

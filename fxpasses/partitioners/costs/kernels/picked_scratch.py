@@ -17,7 +17,9 @@ from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size
 
 __all__ = ["PICKED"]
 
-_NUMBER = 8
+_NUMBER, _TABLES = 8, 512
+_FEW_KNOWN, _MORE_KNOWN = 10, 0.145
+"""To look for so many, times a power of how many are looked at, nothing is sorted."""
 aten = torch.ops.aten
 
 
@@ -38,6 +40,17 @@ def _unique_rows_bytes(args: Sequence[Any], result: Any, *, place: int = 1) -> i
     if len(args) <= place or args[place] is None:
         return dense_copies(args, result)
     return bytes_as(given, given.dtype) + dense_copies([given.movedim(args[place], 0)], None)
+
+
+def _known_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Both in one, sorted, and from where, if there are many to look for; each is there once, as far as is known."""
+    count, many = (concrete_size(each.numel()) if isinstance(each, Tensor) else 1 for each in args[:2])
+    if many < _FEW_KNOWN * count**_MORE_KNOWN:
+        return 0
+    element = max(each.element_size() for each in args[:2] if isinstance(each, Tensor))
+    if isinstance(args[0], int) and not args[1].is_floating_point():
+        element = _NUMBER  # a number is one of the widest type
+    return 2 * (element + _NUMBER) * (count + many) + count * _NUMBER + _TABLES
 
 
 def _masked_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -95,6 +108,7 @@ PICKED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put_bytes),
         aten.masked_select.default: _mask_bytes,
         aten.masked_scatter_backward.default: _unmasked_bytes,
+        **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor), _known_bytes),
         aten._unique2.default: _unique_bytes,
         aten.unique_dim.default: _unique_rows_bytes,
         aten.unique_consecutive.default: partial(_unique_rows_bytes, place=3),

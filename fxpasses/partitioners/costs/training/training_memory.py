@@ -16,8 +16,10 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
 from fxpasses.effects import EffectAnalysis
+from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_storages import Place
+from fxpasses.partitioners.costs.given_parts import check_parts
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
@@ -55,8 +57,14 @@ def predict_training_memory(
         values included. Gradients of the outputs count; what a loss function outside of the graph holds does not.
 
     Raises:
+        InputError: A part has no device, or one of the arguments is something else.
+        PartitionError: The assignment is of another graph.
+        MissingMetadataError: A node has no value.
         PlacementError: An operator cannot run without data.
     """
+    check_parts(graph_module, assignment, device_of)
+    if not isinstance(training, Training):
+        raise InputError(f"What is kept in training is said by a fxpasses.Training, not by {training!r}.")
     needs = needs_in_order(graph_module, assignment, needs or trace_backward(graph_module))
     course = follow_training(MemoryFacts.of(graph_module, effects), assignment, device_of, training, needs)
     return {name: course.memory(name) for name in course.held}

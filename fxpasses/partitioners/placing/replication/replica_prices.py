@@ -95,7 +95,7 @@ class Prices:
         return self._price(self.topology.seconds(self.home[node], device.name, size), size) if size else 0
 
     def _price(self, seconds: float, size: int) -> int:
-        return 1000 * size if self.how == "always" else round(seconds * PICOSECONDS)
+        return 1000 * size if self.how == "always" else round(min(seconds * PICOSECONDS, NEVER))
 
     def making(self, node: Node, device: Device) -> int:
         """The price of computing a node on a device; one at least, so that ties are sent."""

@@ -442,6 +442,26 @@ def test_few_places_and_large_kernels_are_never_predicted_too_small(name: str, l
     assert_enough(*FEW_PLACES[name], last=last, dtype=torch.float32)
 
 
+WIDE = {
+    "sequence": ((2, 32, 200), (32, 32, 15), {"padding": 7}),
+    "strided sequence": ((2, 32, 200), (16, 32, 16), {"stride": 4, "padding": 6}),
+    "few places": ((2, 32, 20), (32, 32, 15), {"padding": 7}),
+    "image": ((2, 16, 30, 30), (48, 16, 15, 15), {"padding": 7}),
+    "many columns": ((2, 32, 24, 40), (32, 32, 3, 21), {"padding": 1}),
+    "groups": ((2, 64, 100), (64, 32, 31), {"padding": 15, "groups": 2}),
+    "positions of speech": ((1, 64, 50), (64, 16, 128), {"padding": 64, "groups": 4}),
+    "sequence transposed": ((2, 32, 40), (32, 16, 16), {"stride": 8, "padding": 4, "transposed": True}),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(WIDE))
+def test_long_rows_that_see_a_border_are_never_predicted_too_small(name: str, last: bool) -> None:
+    """From 14 places on kernels unfold what they read: three quarters were missing, backward more."""
+    assert_enough(*WIDE[name], last=last, dtype=torch.float32)
+
+
 UNFOLDED = {
     "groups of a volume": ((2, 16, 7, 7, 7), (32, 4, 3, 3, 3), {"padding": 1, "groups": 4}),
     "depthwise volume": ((2, 12, 7, 7, 7), (12, 1, 3, 3, 3), {"groups": 12}),

@@ -181,6 +181,16 @@ def test_what_is_unique_is_found_by_sorting(inverse: bool, counts: bool, is_dens
     assert_near(aten.unique_dim.default, (x, 0, True, inverse, counts))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize(("count", "many"), [(5000, 500), (1000, 20_000), (1000, 5), (1, 400)])
+def test_what_is_among_many_is_found_by_sorting(count: int, many: int, dtype: torch.dtype) -> None:
+    given, known = torch.randperm(count).to(dtype), torch.randperm(many).to(dtype)
+
+    assert_near(aten.isin.Tensor_Tensor, (given, known), more=1.15)
+    if count == 1:
+        assert_near(aten.isin.Scalar_Tensor, (3, known), more=1.15)
+
+
 @pytest.mark.parametrize("layout", ["dense", "by columns", "repeated"])
 def test_a_mask_is_made_numbers_to_pick_by(layout: str) -> None:
     x = torch.randn(60, 40)
