@@ -125,8 +125,11 @@ def flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[
 
 
 def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    given = iter(pytree.tree_leaves((args, kwargs)))
-    flat = []
+    leaves = pytree.tree_leaves((args, _in_order(program, kwargs)))
+    wanted = sum(spec.kind is InputKind.USER_INPUT for spec in program.graph_signature.input_specs)
+    if len(leaves) > wanted:
+        raise InputError(f"the program takes {wanted} values, but the given inputs hold {len(leaves)}")
+    given, flat = iter(leaves), []
     # constants, and parameters as an embedding with ``max_norm`` writes them
     written = {node.name for node in analyze_effects(program.graph_module).written_inputs()}
     for spec in program.graph_signature.input_specs:
@@ -140,6 +143,17 @@ def _program_inputs(program: ExportedProgram, args: Any, kwargs: dict[str, Any])
         is_own = isinstance(kept, torch.Tensor) and (spec.kind is InputKind.BUFFER or spec.arg.name in written)
         flat.append(kept.detach().clone().requires_grad_(kept.requires_grad) if is_own else kept)
     return flat
+
+
+def _in_order(program: ExportedProgram, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword inputs in the order in which the program takes them."""
+    signature = program.module_call_graph[0].signature if program.module_call_graph else None
+    names = None if signature is None else signature.forward_arg_names
+    if not kwargs or not names:
+        return kwargs
+    if unknown := [name for name in kwargs if name not in names]:
+        raise InputError(f"the program takes no input {unknown[0]!r}; it takes {', '.join(names)}")
+    return {name: kwargs[name] for name in names if name in kwargs}
 
 
 @contextlib.contextmanager

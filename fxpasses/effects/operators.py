@@ -11,7 +11,18 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
-from fxpasses.effects.calls import NO_TENSOR_RULE, PLAIN_RULE, CallEffects, Constant, Rule, flat_nodes, is_off, words
+from fxpasses.effects.calls import (
+    NO_TENSOR_RULE,
+    PLAIN_RULE,
+    CallEffects,
+    Constant,
+    Rule,
+    flat_nodes,
+    is_off,
+    name_of,
+    names_of,
+    words,
+)
 
 __all__ = [
     "MAY_HAND_BACK",
@@ -22,6 +33,7 @@ __all__ = [
     "overload_rule",
     "overloads_rule",
     "packet_overloads",
+    "writes_out",
 ]
 
 # Composite operators that may hand back their input though their schema does not say so.
@@ -81,6 +93,7 @@ _HIDDEN_STATISTICS = {
     "miopen_batch_norm": ("running_mean", "running_var", "training"),
     "_batch_norm_impl_index": ("running_mean", "running_var", "training"),
     "instance_norm": ("running_mean", "running_var", "use_input_stats"),
+    "batch_norm_update_stats": ("running_mean", "running_var", ""),  # always
 }
 WORLD_NAMES = words(
     """
@@ -405,7 +418,19 @@ def overloads_rule(name: str, overloads: list[OpOverload]) -> Rule:
 def _out_rule(ordinary: Rule, writing: Rule, out_names: frozenset[str], node: Node) -> CallEffects:
     if node.kwargs and any(node.kwargs.get(name) is not None for name in out_names):
         return writing(node)
-    return ordinary(node)
+    return writes_out(ordinary(node), node)
+
+
+def writes_out(effects: CallEffects, node: Node) -> CallEffects:
+    """The same of a call that is given ``out=``, one tensor or several, whatever they are called in a schema."""
+    written = tuple(dict.fromkeys(flat_nodes(node.kwargs["out"]))) if node.kwargs.get("out") is not None else ()
+    if not written:
+        return effects
+    returns = max(effects.returns, 1)
+    aliases = tuple((each,) for each in written) if len(written) == returns else (written,) * returns
+    reason = f"{name_of(node.target)} writes {names_of(written)}"
+    writes = tuple(dict.fromkeys((*effects.writes, *written)))
+    return attrs.evolve(effects, writes=writes, returns=returns, aliases=aliases, looks_only=False, reason=reason)
 
 
 def _constant_or(base: _SchemaRule) -> Rule:

@@ -44,6 +44,7 @@ from fxpasses.effects.operators import (
     overload_rule,
     overloads_rule,
     packet_overloads,
+    writes_out,
 )
 
 __all__ = ["rule_for_target"]
@@ -176,12 +177,13 @@ def _functional_rule(node: Node) -> CallEffects:
     is_on = not is_off(given.get("training", True)) and not is_off(given.get("p", given.get("dropout_p", 1.0)))
     random = name in _RANDOM_FUNCTIONALS or (drops and is_on)
     hands_back = bool(given.get("inplace")) or (drops and not random) or name.startswith("_")
-    return CallEffects(
+    effects = CallEffects(
         writes=writes,
         aliases=(source,) if hands_back else (),
         random=random,
         reason=f"{name} writes {names_of(writes)}" if writes else f"{name} draws random numbers" if random else "",
     )
+    return writes_out(effects, node)
 
 
 def _written_by_functional(name: str, given: Mapping[str, Any], source: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -289,6 +291,10 @@ def _method_rule(name: str) -> Rule | None:
         return _first_operand_rule
     if name in ("append", "extend", "insert", "update", "setdefault"):
         return _container_rule
+    if name == "fill":  # of an array that shares memory with a tensor; tensors have none
+        return _inplace_rule
+    if name in _JOINING and name.startswith("__"):
+        return _joining_rule
     if overloads := aten_overloads(name):
         return overloads_rule(name, overloads)
     if name in _FRESH_METHODS or _is_operator_method(name):
@@ -315,10 +321,47 @@ def _operator_rule(function: Any) -> Rule:
         return _getitem_rule
     if name == "pos":
         return _first_operand_rule
+    if name in _JOINING:
+        return _joining_rule
     in_place = name.startswith("i") and hasattr(operator, f"__{name}__") and name not in _NOT_IN_PLACE
     return _inplace_rule if in_place else PLAIN_RULE
 
 
+def _joining_rule(node: Node) -> CallEffects:
+    """Lists that are joined or repeated hold what they held; tensors are added or multiplied."""
+    return aliasing_rule(node) if any(map(_is_list, node.args)) else PLAIN_RULE(node)
+
+
+def _summing_rule(node: Node) -> CallEffects:
+    """The same of ``sum``, which joins lists where it starts from one."""
+    start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start")
+    return aliasing_rule(node) if _is_list(start) else PLAIN_RULE(node)
+
+
+def _is_list(given: Any) -> bool:
+    """Whether an operand is several values: written as such, recorded as such, or made by what gives several."""
+    waiting = [given]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (tuple, list)):
+            return True
+        if isinstance(value, Node) and not isinstance(value.meta.get("val"), torch.Tensor):
+            if isinstance(value.meta.get("val"), (tuple, list)) or name_of(value.target) in _LISTS:
+                return True
+            if name_of(value.target) in _JOINING:
+                waiting.extend(value.args)
+            elif value.target is operator.getitem and isinstance(value.args[1], slice):
+                waiting.append(value.args[0])
+    return False
+
+
+_JOINING = frozenset({"add", "concat", "mul", "__add__", "__radd__", "__mul__", "__rmul__"})
+_LISTS = words(
+    """
+    unbind split chunk tensor_split hsplit vsplit dsplit split_with_sizes unsafe_split unsafe_chunk
+    unsafe_split_with_sizes broadcast_tensors meshgrid tuple list align_tensors
+    """
+)
 _NOT_IN_PLACE = frozenset({"invert", "inv", "index", "is_", "is_not", "indexOf", "itemgetter"})
 
 
@@ -328,6 +371,8 @@ def _builtin_rule(function: Any) -> Rule | None:
         return _getattr_rule
     if name == "print":
         return _world_rule
+    if name == "sum":
+        return _summing_rule
     if name in _PURE_BUILTINS:
         return PLAIN_RULE
     return aliasing_rule if name in _CONTAINER_BUILTINS else None

@@ -77,6 +77,12 @@ class _VisitNested:
         return _edits_by_hand(owner) and not _has_hooks(owner)
 
 
+class _AfterEdits(PassResult):
+    """What a walk has changed, after an override of ``call`` may have edited by hand: only a change is sure."""
+
+    is_vague = True
+
+
 class ExportPass(PassBase):
     """Rebuild a graph op by op, without rebuilding what stays.
 
@@ -162,7 +168,7 @@ class ExportPass(PassBase):
         with name, run.active():
             result = self.call_submodule(graph_module, tuple(self.inputs(graph_module)))
         _check_symbolic_inputs(symbolic, result.graph_module)
-        return PassResult(result.graph_module, result.modified)
+        return (_AfterEdits if by_hand else PassResult)(result.graph_module, result.modified)
 
     def should_preserve_symbolic_input_metadata(self) -> bool:
         """Whether an input with a symbolic size that becomes a fixed one is an error; a subclass may say no."""

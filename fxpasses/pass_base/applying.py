@@ -196,7 +196,8 @@ def _read(pass_: Any, returned: Any, module: GraphModule) -> Outcome:
         return Outcome(returned, None, claimed)
     inner = getattr(returned, "graph_module", None)
     if isinstance(inner, GraphModule) and hasattr(returned, "modified"):
-        return Outcome(inner, None, bool(returned.modified), getattr(returned, "report", None))
+        claimed = None if not returned.modified and getattr(returned, "is_vague", False) else bool(returned.modified)
+        return Outcome(inner, None, claimed, getattr(returned, "report", None))
     raise also_as(PassError, TypeError())(_wrong_return(pass_, returned), reason="wrong return type")
 
 

@@ -382,7 +382,7 @@ def _is_no_op(node: Node, graph_module: GraphModule, effects: EffectAnalysis) ->
         return False
     if not _same_layout(source.meta.get("val"), node.meta.get("val")):
         return False
-    if node.target in _COPIES:
+    if node.target in _COPIES or _is_asked_to_copy(node):
         return _copy_is_needless(node, source, effects)
     call = effects.call(node)
     return call.returns == 1 and call.aliases == ((source,),) and _always_aliases(node)
@@ -400,9 +400,18 @@ def _gives_back_what_it_writes(node: Node, effects: EffectAnalysis) -> bool:
 
 def _always_aliases(node: Node) -> bool:
     """Whether a call that may alias its input surely gives it back when the layouts are equal."""
+    return _name_of(node) in _IDENTITIES
+
+
+def _is_asked_to_copy(node: Node) -> bool:
+    """Whether a cast may copy what is of the type already: by name, or by a truth value behind the type."""
+    flags = (*node.args[2:], node.kwargs.get("copy", False)) if _name_of(node) == "to" else ()
+    return any(isinstance(flag, Node) or flag is True for flag in flags)
+
+
+def _name_of(node: Node) -> str:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "_opname", node.target)
-    name = getattr(name, "__name__", name)
-    return name in _IDENTITIES
+    return str(getattr(name, "__name__", name))
 
 
 _IDENTITIES = frozenset(

@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import re
 
 import attrs
 import check_passes
@@ -14,6 +15,7 @@ from fxpasses import (
     CheckError,
     CycleError,
     GraphError,
+    InputError,
     PassError,
     PassManager,
     PipelineError,
@@ -39,6 +41,7 @@ from fxpasses.checks import (
     well_formed,
 )
 from fxpasses.journal.comparing import graph_text
+from fxpasses.passes import RemoveNoOps
 
 aten = torch.ops.aten
 
@@ -648,3 +651,36 @@ def test_a_check_of_ones_own_is_any_function():
 
     with pytest.raises(LookupError, match="fewer than 100"):
         PassManager([as_pass(nothing)], checks=[AtLeast(100)])(traced())
+
+
+class Matrix(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.mv(a.view(3, 2), b)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("by_name", ["", "b", "ab"])
+def test_keyword_inputs_are_bound_by_their_names(names: str, by_name: str) -> None:
+    given = {"a": torch.ones(3, 2), "b": torch.zeros(2)}
+    args = tuple(given[name] for name in "ab" if name not in by_name)
+    program = torch.export.export(Matrix(), args, {name: given[name] for name in by_name})
+
+    check = same_outputs((), {name: given[name] for name in names})
+
+    assert PassManager([RemoveNoOps()], checks=[check])(program) is not None
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((1,), {"beta": 1}, "the program takes no input 'beta'; it takes a, b"),
+        ((1, 1, 1), {}, "the program takes 2 values, but the given inputs hold 3"),
+    ],
+    ids=["misspelt", "too many"],
+)
+def test_inputs_that_a_program_does_not_take_are_refused(args: tuple, kwargs: dict, message: str) -> None:
+    program = torch.export.export(Matrix(), (torch.ones(3, 2), torch.zeros(2)))
+    values = [torch.ones(3, 2) for _ in args], {name: torch.zeros(2) for name in kwargs}
+
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        PassManager([RemoveNoOps()], checks=[same_outputs(*values)])(program)

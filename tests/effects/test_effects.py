@@ -1247,3 +1247,90 @@ def test_complaint_01_an_illegal_order_is_refused_with_the_path_that_forbids_it(
             dependencies.stable_order(extra=[forbidden])
         assert effects.why_ordered(earlier, later)
         assert {earlier.name, later.name} <= {found.name for found in caught.value.path}
+
+
+def elsewhere(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
+    return graph.call_function(target, args, named)
+
+
+def places(graph: Graph) -> Node:
+    return elsewhere(graph, torch.empty, 0, dtype=torch.long)
+
+
+def sorted_into(graph: Graph, b: Node) -> None:
+    elsewhere(graph, torch.sort, elsewhere(graph, torch.neg, b), out=(b, places(graph)))
+
+
+def largest_into(graph: Graph, b: Node) -> None:
+    elsewhere(graph, torch.topk, elsewhere(graph, torch.neg, b), 4, out=[b, places(graph)])
+
+
+def normalized_into(graph: Graph, b: Node) -> None:
+    elsewhere(graph, torch.nn.functional.normalize, b, out=b)
+
+
+def view_of_joined(graph: Graph, b: Node) -> None:
+    joined = elsewhere(graph, operator.add, elsewhere(graph, torch.unbind, b), (b,))
+    graph.call_method("fill_", (elsewhere(graph, operator.getitem, joined, 0), 4.0))
+
+
+def view_of_repeated(graph: Graph, b: Node) -> None:
+    repeated = elsewhere(graph, operator.mul, elsewhere(graph, torch.chunk, b, 2), 2)
+    part = elsewhere(graph, operator.getitem, repeated, slice(1, 3))
+    graph.call_method("fill_", (elsewhere(graph, operator.getitem, part, 0), 4.0))
+
+
+def view_of_sum(graph: Graph, b: Node) -> None:
+    together = elsewhere(graph, sum, [elsewhere(graph, torch.unbind, b)], ())
+    graph.call_method("fill_", (elsewhere(graph, operator.getitem, together, 0), 4.0))
+
+
+def array(graph: Graph, b: Node) -> None:
+    graph.call_method("fill", (graph.call_method("numpy", (b,)), 4.0))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [sorted_into, largest_into, normalized_into, view_of_joined, view_of_repeated, view_of_sum, array],
+)
+def test_writes_to_several_outputs_and_by_way_of_lists_are_seen(write: Callable[[Graph, Node], None]) -> None:
+    """None of them was: they were dropped, and reads were merged across them."""
+    graph = Graph()
+    b = elsewhere(graph, operator.sub, graph.placeholder("x"), 1.0)
+    before = elsewhere(graph, torch.sin, b)
+    write(graph, b)
+    graph.output((before, elsewhere(graph, torch.sin, b)))
+    module = GraphModule({}, graph)
+    x = torch.rand(4, 4)
+    expected = module(x.clone())
+    assert not torch.equal(*expected)
+
+    for cleaned in (EliminateDeadCode(), CSEPass()):
+        cleaned(module)
+        assert all(map(torch.equal, module(x.clone()), expected))
+
+
+@pytest.mark.parametrize("target", [torch.batch_norm_update_stats, aten.batch_norm_update_stats.default])
+def test_statistics_that_are_only_updated_are_written(target: Any) -> None:
+    graph = Graph()
+    x, mean, var = map(graph.placeholder, "xmv")
+    updated = graph.call_function(target, (x, mean, var, 0.5))
+    graph.output(mean)
+
+    assert analyze_effects(GraphModule({}, graph)).of(updated).writes
+    assert is_impure(updated)
+
+
+def test_what_is_added_up_is_fresh() -> None:
+    """Tensors that are added or multiplied, and sums of them, share no memory with what they are made of."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    made = [
+        elsewhere(graph, operator.add, x, x),
+        elsewhere(graph, operator.mul, x, 2),
+        elsewhere(graph, sum, [x, x]),
+    ]
+    graph.output(tuple(made))
+    effects = analyze_effects(GraphModule({}, graph))
+
+    assert not any(effects.call(node).aliases for node in made)

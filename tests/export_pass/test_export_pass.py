@@ -785,3 +785,27 @@ def test_map_args_is_there_under_its_upstream_name():
     map_args(aten.add.Tensor, lambda value, argument: seen.append(argument.name) or value, (1, 2), {"alpha": 3})
 
     assert ["self", "other", "alpha"] == seen
+
+
+def test_edits_by_hand_before_the_walk_are_no_lie() -> None:
+    """What ``super().call`` says is about the walk; a strict manager took it for what the pass says."""
+
+    class SinToCos(ExportPass):
+        def call(self, graph_module: GraphModule) -> PassResult:
+            for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+                node.target = torch.ops.aten.cos.default
+            return super().call(graph_module)
+
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin() + 1
+
+    program = torch.export.export(Sine(), (torch.ones(2),))
+    manager = PassManager([SinToCos()], strict=True)
+
+    first = manager(program)
+    second = manager(first.exported_program)
+
+    assert first.modified
+    assert not second.modified
+    assert torch.equal(first.exported_program.module()(torch.ones(2)), torch.ones(2).cos() + 1)

@@ -770,3 +770,33 @@ def test_cleanups_are_values_with_a_name_and_a_digest() -> None:
     assert EliminateDeadCode() != EliminateDeadCode(attributes=False)
     assert "EliminateDeadCode(attributes=False)" == repr(EliminateDeadCode(attributes=False))
     assert CSEPass({aten.add, aten.mul}).digest == CSEPass({aten.mul, aten.add}).digest
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda x: x.to(torch.float32, copy=True),
+        lambda x: x.to("cpu", copy=True),
+        lambda x: x.to(torch.zeros(1), copy=True),
+    ],
+    ids=["type", "device", "like another"],
+)
+def test_a_cast_that_is_asked_to_copy_is_no_view(copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """It was taken out though the copy was written to, or given back."""
+
+    class Copying(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return copied(x).add_(1), x * 2
+
+    class Returning(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return copied(x)
+
+    for model in (Copying(), Returning()):
+        graph = torch.export.export(model, (X,)).module(check_guards=False)
+        assert not any(node.name.startswith("to") for node in find_no_ops(graph))
+        x = X.clone()
+        RemoveNoOps()(graph)
+        given = graph(x)
+        assert torch.equal(x, X)
+        assert all(each.data_ptr() != x.data_ptr() for each in pytree.tree_leaves(given))

@@ -259,3 +259,33 @@ def test_partitions_that_make_no_sense_are_refused():
         fuse_by_partitions(source, [[a, c]])
 
     assert text == str(source.graph)
+
+
+class Named(nn.Module):
+    """Has what parts would be called: a child, a buffer, a child in a child."""
+
+    def __init__(self):
+        super().__init__()
+        self.fused_0 = nn.Linear(3, 3)
+        self.register_buffer("fused_1", torch.ones(3))
+
+    def forward(self, x):
+        return self.fused_0(x.sin().cos()) + self.fused_1
+
+
+def test_parts_are_called_what_nothing_else_is():
+    """A part took the place of a child of its name, of an earlier part, too."""
+    graph_module = symbolic_trace(Named())
+    x = torch.randn(2, 3)
+    expected, state = graph_module(x), dict(graph_module.state_dict())
+
+    for _ in range(2):
+        waves = [node for node in graph_module.graph.nodes if node.op == "call_method" or node.op == "call_module"]
+        fuse_by_partitions(graph_module, [[node for node in waves if node.target != "fused_0"]])
+
+    assert torch.equal(graph_module(x), expected)
+    assert state.keys() == graph_module.state_dict().keys()
+    assert isinstance(graph_module.fused_0, nn.Linear)
+    assert [name for name, _ in graph_module.named_children()] == ["fused_0", "fused_0_1", "fused_0_2"][
+        : len(graph_module._modules)
+    ]

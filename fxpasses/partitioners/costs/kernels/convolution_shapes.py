@@ -151,9 +151,21 @@ class Convolution:
         sizes = zip(self.source[2:], self.kernel, self.dilation, strict=True)
         left = min(place - (kernel - 1) * apart - 1 for place, kernel, apart in sizes)
         reaches = left <= 0 if self.is_dilated else left < 0 and self.is_volumes
-        has_wide_border = self.is_depthwise and max(self.padding) > _BORDER
         is_one_place = math.prod(self.kernel) == 1 and {*self.dilation} != {1}
-        return reaches or self._sees_nothing or has_wide_border or is_one_place
+        return reaches or self._sees_nothing or self._has_wide_border or is_one_place
+
+    @property
+    def is_bordered(self) -> bool:
+        """Whether one channel a group sees a wide border of an image, and that is all that is unusual.
+
+        What large processors have for it is known; of smaller ones the hungriest kernel counts.
+        """
+        is_usual = {*self.dilation} == {1} and not (self.is_volumes or self._sees_nothing)
+        return self._has_wide_border and is_usual and self.vector == LARGEST_VECTOR
+
+    @property
+    def _has_wide_border(self) -> bool:
+        return self.is_depthwise and max(self.padding) > _BORDER
 
     @property
     def is_wide(self) -> bool:

@@ -212,8 +212,9 @@ def forward_in_order(shapes: Convolution) -> int:
     has_tables = has_tables or (shapes.reaches_beyond and not shapes.is_depthwise)
     tables = table_bytes(shapes) if has_tables else 0
     in_order = _weight_in_order(shapes, shapes.made, shapes.channels) + tables + more_table_bytes(shapes)
-    unfolded = shapes.weight_bytes + in_columns(shapes, 0, is_last=True) if shapes.reaches_beyond else 0
-    if shapes.reaches_beyond and shapes.is_depthwise:
+    is_beyond = shapes.reaches_beyond and not shapes.is_bordered
+    unfolded = shapes.weight_bytes + in_columns(shapes, 0, is_last=True) if is_beyond else 0
+    if is_beyond and shapes.is_depthwise:
         unfolded = max(unfolded, shapes.weight_of_channels(is_filled=True))
     return max(in_order, unfolded, shapes.weight_bytes + in_rows(shapes) if shapes.is_one_row else 0)
 
@@ -276,7 +277,7 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
     unfolds = shapes.is_dilated and (shapes.is_strided or (shapes.is_volumes and shapes.is_padded))
     if shapes.vector != LARGEST_VECTOR:
         unfolds = unfolds or (shapes.is_dilated and shapes.groups > 1) or (shapes.is_depthwise and shapes.is_volumes)
-    if unfolds or is_lacking:
+    if unfolds or is_lacking or shapes.is_bordered:
         sums = sums_of_columns(shapes, is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0

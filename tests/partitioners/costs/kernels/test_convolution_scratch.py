@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, Plan, fake_devices, lower
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.costs.kernels.processor_blocks import LARGEST_VECTOR, vector_size
 from fxpasses.programs import capture
 from fxpasses.units import KiB
 
@@ -460,6 +461,26 @@ WIDE = {
 def test_long_rows_that_see_a_border_are_never_predicted_too_small(name: str, last: bool) -> None:
     """From 14 places on kernels unfold what they read: three quarters were missing, backward more."""
     assert_enough(*WIDE[name], last=last, dtype=torch.float32)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "kernel"), [(16, 15), (20, 31), (64, 17)])
+def test_wide_borders_of_one_channel_a_group_need_no_block_for_each(
+    channels: int, kernel: int, stride: int, dtype: torch.dtype
+) -> None:
+    """With channels last they were said to need 256 times their weight."""
+    if not has_instructions_for(dtype) or vector_size() != LARGEST_VECTOR:
+        pytest.skip("known of large processors only")
+    given = torch.randn(2, channels, 40, 40).to(dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(channels, 1, kernel, kernel).to(dtype).contiguous(memory_format=torch.channels_last)
+    settings = ([stride] * 2, [kernel // 2] * 2, [1] * 2, False, [0] * 2, channels)
+    gradient = torch.ones_like(aten.convolution.default(given, weight, None, *settings))
+
+    assert_near(aten.convolution.default, (given, weight, None, *settings), tables=8000)
+    args = (gradient, given, weight, [channels], *settings, [True, True, True])
+    assert_near(aten.convolution_backward.default, args, tables=8000)
 
 
 UNFOLDED = {
