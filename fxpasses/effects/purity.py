@@ -339,13 +339,19 @@ def _summing_rule(node: Node) -> CallEffects:
 
 
 def _is_list(given: Any) -> bool:
-    """Whether an operand is several values: written as such, recorded as such, or made by what gives several."""
-    waiting = [given]
-    while waiting:
+    """Whether an operand is several values: written as such, recorded as such, or made by what gives several.
+
+    Of values that nobody has recorded, those that it was joined from are looked at, some dozens.
+    """
+    waiting, seen = [given], set[Node]()
+    while waiting and len(seen) < _JOINED:
         value = waiting.pop()
         if isinstance(value, (tuple, list)):
             return True
-        if isinstance(value, Node) and not isinstance(value.meta.get("val"), torch.Tensor):
+        if not isinstance(value, Node) or value in seen:
+            continue
+        seen.add(value)
+        if not isinstance(value.meta.get("val"), torch.Tensor):
             if isinstance(value.meta.get("val"), (tuple, list)) or name_of(value.target) in _LISTS:
                 return True
             if name_of(value.target) in _JOINING:
@@ -355,6 +361,7 @@ def _is_list(given: Any) -> bool:
     return False
 
 
+_JOINED = 50
 _JOINING = frozenset({"add", "concat", "mul", "__add__", "__radd__", "__mul__", "__rmul__"})
 _LISTS = words(
     """
