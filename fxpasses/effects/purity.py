@@ -341,24 +341,30 @@ def _summing_rule(node: Node) -> CallEffects:
 def _is_list(given: Any) -> bool:
     """Whether an operand is several values: written as such, recorded as such, or made by what gives several.
 
-    Of values that nobody has recorded, those that it was joined from are looked at, some dozens.
+    Of values that nobody has recorded, the first that they were joined from are looked at, some dozens.
     """
-    waiting, seen = [given], set[Node]()
-    while waiting and len(seen) < _JOINED:
-        value = waiting.pop()
-        if isinstance(value, (tuple, list)):
+    for _ in range(_JOINED):
+        if not isinstance(given, Node) or not _may_be_list(given):
+            return isinstance(given, (tuple, list))
+        if name_of(given.target) in _LISTS or isinstance(given.meta.get("val"), (tuple, list)):
             return True
-        if not isinstance(value, Node) or value in seen:
-            continue
-        seen.add(value)
-        if not isinstance(value.meta.get("val"), torch.Tensor):
-            if isinstance(value.meta.get("val"), (tuple, list)) or name_of(value.target) in _LISTS:
-                return True
-            if name_of(value.target) in _JOINING:
-                waiting.extend(value.args)
-            elif value.target is operator.getitem and isinstance(value.args[1], slice):
-                waiting.append(value.args[0])
+        given = next((each for each in given.args if not isinstance(each, int)), None)
     return False
+
+
+def _may_be_list(node: Node) -> bool:
+    """Whether a value may be several, by what it is made of: a list is joined to lists, and repeated as a whole."""
+    value, name = node.meta.get("val"), name_of(node.target)
+    if value is not None:
+        return isinstance(value, (tuple, list))
+    if name in _JOINING:
+        others = (Node, tuple, list, int) if "mul" in name else (Node, tuple, list)
+        return all(isinstance(other, others) for other in node.args) and not any(map(_is_call, node.args))
+    return name in _LISTS or (node.target is operator.getitem and isinstance(node.args[1], slice))
+
+
+def _is_call(given: Any) -> bool:
+    return isinstance(given, Node) and given.op in ("call_module", "placeholder", "get_attr")
 
 
 _JOINED = 50
