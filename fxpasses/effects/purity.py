@@ -341,30 +341,40 @@ def _summing_rule(node: Node) -> CallEffects:
 def _is_list(given: Any) -> bool:
     """Whether an operand is several values: written as such, recorded as such, or made by what gives several.
 
-    Of values that nobody has recorded, the first that they were joined from are looked at, some dozens.
+    Of values that nobody has recorded, what they were joined from is looked at, some dozens, the first each time.
     """
     for _ in range(_JOINED):
-        if not isinstance(given, Node) or not _may_be_list(given):
-            return isinstance(given, (tuple, list))
-        if name_of(given.target) in _LISTS or isinstance(given.meta.get("val"), (tuple, list)):
+        parts = _parts(given)
+        if any(map(_is_surely_list, (given, *parts))):
             return True
-        given = next((each for each in given.args if not isinstance(each, int)), None)
+        if not parts or not all(map(_may_be_list, parts)):
+            return False
+        given = parts[0]
     return False
 
 
-def _may_be_list(node: Node) -> bool:
-    """Whether a value may be several, by what it is made of: a list is joined to lists, and repeated as a whole."""
-    value, name = node.meta.get("val"), name_of(node.target)
-    if value is not None:
-        return isinstance(value, (tuple, list))
-    if name in _JOINING:
-        others = (Node, tuple, list, int) if "mul" in name else (Node, tuple, list)
-        return all(isinstance(other, others) for other in node.args) and not any(map(_is_call, node.args))
-    return name in _LISTS or (node.target is operator.getitem and isinstance(node.args[1], slice))
+def _parts(given: Any) -> list[Any]:
+    """What a value is joined, repeated or cut from if it is a list and nobody has recorded it."""
+    if not isinstance(given, Node) or "val" in given.meta:
+        return []
+    if given.target is operator.getitem and isinstance(given.args[1], slice):
+        return [given.args[0]]
+    name = name_of(given.target)
+    repeats = "mul" in name  # a whole number of times
+    return [each for each in given.args if not (repeats and isinstance(each, int))] if name in _JOINING else []
 
 
-def _is_call(given: Any) -> bool:
-    return isinstance(given, Node) and given.op in ("call_module", "placeholder", "get_attr")
+def _is_surely_list(given: Any) -> bool:
+    if not isinstance(given, Node):
+        return isinstance(given, (tuple, list))
+    if "val" in given.meta:
+        return isinstance(given.meta["val"], (tuple, list))
+    return name_of(given.target) in _LISTS
+
+
+def _may_be_list(given: Any) -> bool:
+    """Whether a part may be a list: what modules and inputs give are mostly tensors, and so is what they join."""
+    return isinstance(given, Node) and given.op not in ("call_module", "placeholder", "get_attr")
 
 
 _JOINED = 50

@@ -18,6 +18,7 @@ from fxpasses.outlining.boundaries import Leaf, Value, put_together, value_in
 from fxpasses.outlining.graph_writing import GraphWriter, without_collections
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
+from fxpasses.outlining.part_names import unique_name
 from fxpasses.outlining.regions import RegionWriter
 
 __all__ = [
@@ -54,7 +55,8 @@ def outline(
 
     Args:
         graph_module: Changed in place; not recompiled.
-        parts: A name and the nodes of each group. Groups must be disjoint and must not wait for each other.
+        parts: A name and the nodes of each group; where the module has something of that name, a number is put behind
+            it. Groups must be disjoint and must not wait for each other.
         constants: Where a parameter, buffer or constant lives that a part uses through a ``get_attr`` node outside of
             all groups. ``"share"``: in every part that uses it, as the same object. ``"own"``: in the first part
             that uses it; the others get it as an input. ``"duplicate"``: the first part has the original, the others
@@ -74,6 +76,9 @@ def outline(
     """
     with without_collections():
         plan = make_plan(graph_module, parts, constants=constants, dependencies=dependencies)
+        used = set(dir(graph_module))  # children, parameters and buffers, and what every module has
+        for part in plan.parts:
+            part.name = unique_name(part.name, used)
         build_parts(plan, always_return_tuple=always_return_tuple)
         _replace_by_calls(plan, always_return_tuple)
     if move_state:

@@ -15,7 +15,7 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.errors import CycleError, PartitionError, also_as
 from fxpasses.outlining import outline
 from fxpasses.outlining.outline_plan import Constants, Policy
-from fxpasses.outlining.part_names import unique_name
+from fxpasses.outlining.part_names import numbered_names
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.given import lists_of_nodes, nodes_of
 from fxpasses.partitioners.grouping.small_parts import live_nodes
@@ -58,8 +58,8 @@ def fuse_by_partitions(
     Args:
         gm: The module; changed in place, and recompiled.
         partitions: The nodes of each.
-        prefix: The submodules are called this and their place in the list, with another number behind it where the
-            module has something of that name.
+        prefix: The submodules are called this and their place in the list, as far as a child can be called so; where
+            the module has something of that name, with another number behind it.
         always_return_tuple: Whether a submodule with a single output gives a tuple, too.
         constants: Where parameters and constants live that a partition reads by ``get_attr`` nodes outside of it: they
             stay outside and are passed in, as in torch, or ``"share"``: they move into all that use them, or another
@@ -81,9 +81,9 @@ def fuse_by_partitions(
     dependencies = dependencies if dependencies is not None else view_of(gm)
     Assignment.of(gm, groups, dependencies=dependencies)
     alive = live_nodes(dependencies)
-    used = set(dir(gm))  # children, parameters and buffers, and what every module has
+    names = numbered_names(range(len(groups)), prefix)
     kept = [
-        (unique_name(f"{prefix}{place}", used), nodes)
+        (names[place], nodes)
         for place, nodes in enumerate(groups)
         if alive is None or any(alive[dependencies.position[node]] for node in nodes)
     ]

@@ -262,7 +262,7 @@ def test_partitions_that_make_no_sense_are_refused():
 
 
 class Named(nn.Module):
-    """Has what parts would be called: a child, a buffer, a child in a child."""
+    """Has what parts would be called: a child and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -270,7 +270,7 @@ class Named(nn.Module):
         self.register_buffer("fused_1", torch.ones(3))
 
     def forward(self, x):
-        return self.fused_0(x.sin().cos()) + self.fused_1
+        return self.fused_0(x.sin().cos()).tanh() + self.fused_1
 
 
 def test_parts_are_called_what_nothing_else_is():
@@ -279,11 +279,25 @@ def test_parts_are_called_what_nothing_else_is():
     x = torch.randn(2, 3)
     expected, state = graph_module(x), dict(graph_module.state_dict())
 
-    for _ in range(2):
-        waves = [node for node in graph_module.graph.nodes if node.op == "call_method" or node.op == "call_module"]
-        fuse_by_partitions(graph_module, [[node for node in waves if node.target != "fused_0"]])
+    def waves():
+        return [[node] for node in graph_module.graph.nodes if node.target in ("sin", "cos", "tanh")]
 
+    fuse_by_partitions(graph_module, waves()[:2])
+    assert [name for name, _ in graph_module.named_children()] == ["fused_0", "fused_0_1", "fused_1_1"]
+    fuse_by_partitions(graph_module, waves())
+
+    assert [name for name, _ in graph_module.named_children()] == ["fused_0", "fused_0_1", "fused_1_1", "fused_0_2"]
     assert torch.equal(graph_module(x), expected)
     assert state.keys() == graph_module.state_dict().keys()
     assert isinstance(graph_module.fused_0, nn.Linear)
-    assert {name for name, _ in graph_module.named_children()} <= {"fused_0", "fused_0_1", "fused_0_2"}
+
+
+def test_a_prefix_that_no_child_can_have_is_made_one():
+    graph_module = symbolic_trace(Named())
+    x = torch.randn(2, 3)
+    expected = graph_module(x)
+
+    fuse_by_partitions(graph_module, [[node for node in graph_module.graph.nodes if node.target == "sin"]], "a.part_")
+
+    assert [name for name, _ in graph_module.named_children()] == ["fused_0", "a_part_0"]
+    assert torch.equal(graph_module(x), expected)

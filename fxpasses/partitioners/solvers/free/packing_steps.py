@@ -82,12 +82,19 @@ def _best(graph: Graph, state: State, over: Floats, step: int) -> int:
 
 
 @inlined
-def _leaves(graph: Graph, state: State, unit: int, device: int) -> float:
-    """Bytes that a unit would leave free where it is."""
+def _alone(graph: Graph, state: State, unit: int, device: int, holders: int) -> float:
+    """What a unit keeps, with the blocks that so many units on a device hold: itself only, or nobody."""
     size: float = graph.kept[unit]
     for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
-        if state.holders[graph.hold[place], device] == 1:
+        if state.holders[graph.hold[place], device] == holders:
             size += graph.shared[graph.hold[place]]
+    return size
+
+
+@inlined
+def _leaves(graph: Graph, state: State, unit: int, device: int) -> float:
+    """Bytes that a unit would leave free where it is."""
+    size = _alone(graph, state, unit, device, 1)
     top = state.top[device]
     if graph.rank[unit] == top and state.ranks[device, top] == 1:
         below = top - 1
@@ -100,10 +107,7 @@ def _leaves(graph: Graph, state: State, unit: int, device: int) -> float:
 @inlined
 def _enters(graph: Graph, state: State, unit: int, device: int) -> float:
     """Bytes that a unit would take on another device."""
-    size: float = graph.kept[unit]
-    for place in range(graph.hold_start[unit], graph.hold_start[unit + 1]):
-        if state.holders[graph.hold[place], device] == 0:
-            size += graph.shared[graph.hold[place]]
+    size = _alone(graph, state, unit, device, 0)
     if graph.rank[unit] > state.top[device]:
         size += graph.sizes[graph.rank[unit]] - graph.sizes[state.top[device]]
     return size
