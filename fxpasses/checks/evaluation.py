@@ -34,11 +34,15 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 @attrs.frozen(eq=False)
 class Evaluation:
-    """What one run gave: the outputs, the value of each node by name, and gradients by name if asked for."""
+    """What one run gave: the outputs, the value of each node by name, and gradients by name if asked for.
+
+    ``left`` are the inputs and buffers as the run left them, by what they are called in a message.
+    """
 
     outputs: list[Any]
     values: dict[str, list[Any]]
     gradients: dict[str, torch.Tensor]
+    left: dict[str, torch.Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -89,7 +93,8 @@ def evaluate(
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
         outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
         found = _gradients(subject, outputs, flat) if gradients else {}
-    return Evaluation([_copied(output) for output in outputs], recorder.values, found)
+        left = {name: _copied(tensor) for name, tensor in _own_tensors(subject, flat)}
+    return Evaluation([_copied(output) for output in outputs], recorder.values, found, left)
 
 
 def _fresh(gradients: bool) -> Any:
@@ -170,6 +175,23 @@ def _state_kept(module: GraphModule) -> Iterator[None]:
                     tensor.copy_(copied)
                     # the counter itself goes back too, so that nobody takes this for a change of the module
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The inputs, by position, for passes may rename them, and the buffers that a run can write."""
+    if isinstance(subject, ExportedProgram):
+        kinds = [(spec.kind, spec.target) for spec in subject.graph_signature.input_specs]
+    else:
+        kinds = [(InputKind.USER_INPUT, None)] * len(flat)
+        yield from ((f"buffer {name}", buffer) for name, buffer in subject.named_buffers())
+    position = 0
+    for (kind, target), value in zip(kinds, flat, strict=True):
+        if kind is InputKind.BUFFER and isinstance(value, torch.Tensor):
+            yield f"buffer {target}", value
+        elif kind is InputKind.USER_INPUT:
+            if isinstance(value, torch.Tensor):
+                yield f"input {position}", value
+            position += 1
 
 
 def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> dict[str, torch.Tensor]:

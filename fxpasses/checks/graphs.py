@@ -41,7 +41,15 @@ _COMPUTES = ("call_function", "call_method", "call_module")
 
 
 def graphs_of(subject: GraphModule | ExportedProgram) -> Iterator[tuple[str, GraphModule]]:
-    """The graph modules of a module or program with their paths, outermost first, each once."""
+    """The graph modules of a module or program with their paths, outermost first, each once.
+
+    Raises:
+        GraphError: It is neither (also a ``TypeError``).
+    """
+    if not isinstance(subject, (GraphModule, ExportedProgram)):
+        raise also_as(GraphError, TypeError())(
+            f"a check looks at a GraphModule or an ExportedProgram, not at {type(subject).__name__}"
+        )
     root = subject.graph_module if isinstance(subject, ExportedProgram) else subject
     for path, module in root.named_modules():
         if isinstance(module, GraphModule):

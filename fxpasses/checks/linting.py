@@ -32,17 +32,27 @@ def lint(subject: GraphModule | ExportedProgram) -> None:
     Raises:
         GraphError: Names the first node that is wrong, and says how to put it right (also a ``RuntimeError``).
     """
-    module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
-    lint_graphs([inner for inner in module.modules() if isinstance(inner, GraphModule)], root=module)
+    lint_graphs(*_graphs_in(subject))
 
 
 def well_formed(subject: GraphModule | ExportedProgram) -> None:
     """Like :func:`lint`, but only what no torch.fx graph may break: order, users, names, targets."""
-    module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
-    lint_graphs([inner for inner in module.modules() if isinstance(inner, GraphModule)], root=module, strict=False)
+    lint_graphs(*_graphs_in(subject), strict=False)
 
 
-def lint_graphs(modules: list[GraphModule], *, root: GraphModule, strict: bool = True) -> None:
+def _graphs_in(subject: Any) -> tuple[list[GraphModule], torch.nn.Module]:
+    root = subject.graph_module if isinstance(subject, ExportedProgram) else subject
+    found = (
+        [inner for inner in root.modules() if isinstance(inner, GraphModule)]
+        if isinstance(root, torch.nn.Module)
+        else []
+    )
+    if not found:
+        raise also_as(GraphError, TypeError())(f"lint looks at graphs, and a {type(subject).__name__} holds none")
+    return found, root
+
+
+def lint_graphs(modules: list[GraphModule], root: torch.nn.Module, *, strict: bool = True) -> None:
     """Lint the graphs of these modules, each by itself."""
     for module in modules:
         if (problem := _first_problem(module, strict)) is not None:
@@ -171,7 +181,7 @@ def _out_of_place(nodes: list[Node]) -> Iterator[tuple[Node | None, str]]:
             yield nodes[last], "is a placeholder that stands after calls; placeholders come first"
 
 
-def _error(module: GraphModule, root: GraphModule, node: Node | None, what: str) -> GraphError:
+def _error(module: GraphModule, root: torch.nn.Module, node: Node | None, what: str) -> GraphError:
     path = next((name for name, inner in root.named_modules() if inner is module), "")
     where = f" of the nested graph {path!r}" if path else ""
     if node is None:

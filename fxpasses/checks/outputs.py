@@ -20,8 +20,8 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
     """The check that a graph gives the same outputs as the input of the run, on the given arguments.
 
     It runs after every pass that changes something, so the first pass that goes wrong is named, and the first node
-    whose value differs from what it was before that pass. State that a run writes to is put back; random numbers are
-    drawn from the same seed.
+    whose value differs from what it was before that pass. Inputs and buffers must be left as before, too. State that
+    a run writes to is put back; random numbers are drawn from the same seed.
 
     Args:
         args: Inputs, as a call would give them.
@@ -84,6 +84,9 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
         for index, (mine, theirs) in enumerate(zip(reference.outputs, now.outputs, strict=True)):
             if (how := compare_tensors(mine, theirs, self.tolerances)) is not None:
                 return f"output {index} differs: {how}"
+        for name, tensor in reference.left.items():
+            if name in now.left and (how := compare_tensors(tensor, now.left[name], self.tolerances)) is not None:
+                return f"{name} is left in another state: {how}"  # a pass may take buffers away
         for name, gradient in reference.gradients.items():
             if name not in now.gradients:
                 if not name.startswith("parameter"):  # a pass may fold parameters away
@@ -135,4 +138,8 @@ def _tolerances(given: Mapping[torch.dtype, float] | float | None) -> dict[torch
         return dict(TOLERANCES)
     if isinstance(given, Mapping):
         return {**TOLERANCES, **given}
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise also_as(PipelineError, TypeError())(
+            f"same_outputs(tolerances=): a number, or a mapping from dtypes to numbers, not {given!r}"
+        )
     return dict.fromkeys(TOLERANCES, float(given))

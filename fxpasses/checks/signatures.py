@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxpasses.checks.sessions import InputCheck
-from fxpasses.errors import GraphError
+from fxpasses.errors import GraphError, also_as
 from fxpasses.metadata import value_of
 
 __all__ = ["same_signature", "signature_is_valid"]
@@ -31,8 +31,12 @@ class _SignatureIsValid:
         return self.pass_name
 
     def __call__(self, subject: ExportedProgram | GraphModule) -> None:
-        if not isinstance(subject, ExportedProgram):
+        if isinstance(subject, GraphModule):
             return
+        if not isinstance(subject, ExportedProgram):
+            raise also_as(GraphError, TypeError())(
+                f"signature_is_valid looks at an ExportedProgram, not at {type(subject).__name__}"
+            )
         _specs_fit(subject)
         try:
             subject.validate()  # type: ignore[no-untyped-call]  # torch has not annotated it

@@ -109,16 +109,19 @@ def extract_submodule(graph_module: GraphModule, nodes: Iterable[Node], name: st
     Args:
         graph_module: Where the nodes are; changed in place, not recompiled.
         nodes: Compute nodes (and constants); any order.
-        name: The wished name of the submodule; made unique.
+        name: The wished name of the submodule, with dots for one inside of another; made unique.
 
     Returns:
         The call.
 
     Raises:
-        GraphError: There are no nodes, or one is a placeholder, the output, or not in this graph.
+        GraphError: There are no nodes, or one is a placeholder, the output, or not in this graph; or the name is none
+            that a submodule can have.
         CycleError: A node outside needs one of them and is needed by another (or must run between them, because of
             its effects); carries the path.
     """
+    if not isinstance(name, str) or not all(name.split(".")):
+        raise GraphError(f"a submodule is named like an attribute, as 'part_0' or 'block.part_0'; {name!r} is no name")
     graph = graph_module.graph
     chosen = _chosen_nodes(graph, nodes)
     _check_regions(chosen)
@@ -131,7 +134,7 @@ def extract_submodule(graph_module: GraphModule, nodes: Iterable[Node], name: st
     constants = _constants_of(chosen)
     body = _build_body(graph_module, chosen, inputs, outputs, constants, name)
     path = _free_path(graph_module, name)
-    graph_module.add_module(path, body)
+    set_attribute(graph_module, path, body)
     last = chosen[-1]
     with graph.inserting_after(last):
         call = graph.create_node("call_module", path, tuple(inputs), name=path)

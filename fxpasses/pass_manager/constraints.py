@@ -289,8 +289,8 @@ def order_error(message: str) -> PipelineError:
 
 
 def is_meant(asked: Any, pass_: Any) -> bool:
-    """Whether a user who writes ``asked`` (a pass, its class or its name) means ``pass_``."""
-    if asked is pass_:
+    """Whether a user who writes ``asked`` (a pass, its class, its name, or what it wraps) means ``pass_``."""
+    if asked is pass_ or asked is getattr(pass_, "__wrapped__", pass_):
         return True
     if isinstance(asked, str):
         return same_name(asked, pass_name(pass_))

@@ -598,6 +598,7 @@ class Unflattener:
         for name, value in self.state.values.items():
             holder = placed[name.rpartition(".")[0]]
             leaf = name.rpartition(".")[2]
+            _refuse_own(holder, leaf, name)
             if isinstance(value, torch.nn.Parameter):
                 holder.register_parameter(leaf, value)
             elif isinstance(value, torch.Tensor) and name in self.state.buffers:
@@ -614,7 +615,19 @@ class Unflattener:
         for each in reversed(waiting):
             holder, _, leaf = each.rpartition(".")
             placed[each] = self.modules.get(each) or ModuleContainer()
+            _refuse_own(placed[holder], leaf, each)
             placed[holder].add_module(leaf, placed[each])
+
+
+def _refuse_own(holder: torch.nn.Module, leaf: str, path: str) -> None:
+    """A name that the new modules need for themselves, such as ``graph``, cannot be one of the model's."""
+    if leaf in holder._modules or leaf in holder._parameters or leaf in holder._buffers:
+        return
+    if leaf in vars(holder) or hasattr(type(holder), leaf) or leaf in type(holder).__annotations__:
+        raise SplitError(
+            f"{path!r} of the model cannot be called {leaf!r} here, because a {type(holder).__name__} has an attribute "
+            "of that name; rename it before the model is exported."
+        )
 
 
 def _numbered_children(paths: Iterator[str] | Any) -> dict[str, list[str]]:

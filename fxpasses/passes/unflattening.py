@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import InputError, SplitError, also_as
@@ -47,6 +48,11 @@ class UnflattenedModule(InterpreterModule):
         SplitError: As :func:`unflatten` does.
     """
 
+    graph_signature: ExportGraphSignature
+    range_constraints: Any
+    module_call_graph: list[Any]
+    flat_args_adapter: FlatArgsAdapter | None
+
     def __init__(
         self,
         export_module: ExportedProgram,
@@ -61,7 +67,7 @@ class UnflattenedModule(InterpreterModule):
             Unflattener(program, clone).build(self)
         self.graph_signature = program.graph_signature
         self.range_constraints = program.range_constraints
-        self.module_call_graph: list[Any] = list(program.module_call_graph)
+        self.module_call_graph = list(program.module_call_graph)
         self.flat_args_adapter = flat_args_adapter
         _check_calls(self, program)
 

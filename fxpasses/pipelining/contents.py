@@ -56,7 +56,7 @@ def stage_contents(pipe: Pipe) -> list[StageContents]:
 
 def _computing(pipe: Pipe, index: int) -> Iterator[Node]:
     recomputed = dict.fromkeys(pipe.traffic.recomputed[index])
-    for node in pipe.get_stage_module(index).part.graph.nodes:  # type: ignore[union-attr]  # a graph module
+    for node in pipe.get_stage_module(index).part.graph.nodes:
         if node.op not in ("placeholder", "get_attr", "output") and node.name not in recomputed:
             yield node
 

@@ -42,22 +42,24 @@ class StageModule(torch.nn.Module):
         aliases: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__()
-        object.__setattr__(self, "part", part)  # not a child: its attributes are this module's own
-        for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"):
             object.__setattr__(self, held, getattr(part, held))
-        self.route = route
-        self.contract = contract
-        self.out_spec = out_spec
-        self.aliases = {name: tuple(others) for name, others in aliases.items()}
-        self.training = part.training
+        self.part: GraphModule
+        self.route: Route
+        self.contract: InputContract
+        self.out_spec: pytree.TreeSpec
+        self.aliases: dict[str, tuple[str, ...]]
+        others = {name: tuple(others) for name, others in aliases.items()}
+        own = {"part": part, "route": route, "contract": contract, "out_spec": out_spec, "aliases": others}
+        self.__dict__.update(own)  # the model may have children of these names, which assigning would replace
         self.register_state_dict_post_hook(_add_aliases)  # type: ignore[no-untyped-call]  # torch's
         self.register_load_state_dict_pre_hook(_drop_aliases)  # type: ignore[no-untyped-call]  # torch's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stage; see the class for what it takes and gives."""
         values = self._enter(args, kwargs)
-        values.update((slot, find_attribute(self, name).value) for slot, name in self.route.held)
-        result = self.part(*(values[slot] for slot in self.route.called_with))  # type: ignore[operator]
+        values.update((slot, find_attribute(self.part, name).value) for slot, name in self.route.held)
+        result = self.part(*(values[slot] for slot in self.route.called_with))
         values.update(zip(self.route.made, result if self.route.makes_tuple else (result,), strict=True))
         if self.route.leaving is not None:
             leaves = [leaf.constant if leaf.slot is None else values[leaf.slot] for leaf in self.route.leaving]

@@ -540,6 +540,43 @@ def test_same_outputs_compares_two_modules_by_itself():
         same_outputs(x)
 
 
+def test_same_outputs_sees_that_an_input_or_a_buffer_is_not_written_any_more():
+    class Counts(torch.nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            self.by = by
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x):
+            self.count.add_(self.by)
+            return x + 1
+
+    x = torch.ones(2)
+    writes, reads = fx.symbolic_trace(lambda x: x.add_(1).sum()), fx.symbolic_trace(lambda x: (x + 1).sum())
+    programs = [torch.export.export(Counts(by), (x,)) for by in (1, 2)]
+
+    same_outputs((x,))(writes, writes)
+    same_outputs((x,))(programs[0], programs[0])
+    with pytest.raises(GraphError, match="input 0 is left in another state: they are 1 apart, more than 2e-05"):
+        same_outputs((x,))(writes, reads)
+    with pytest.raises(GraphError, match="buffer count is left in another state: they are 1 apart"):
+        same_outputs((x,))(*programs)
+    with pytest.raises(GraphError, match="buffer count is left in another state: they are 1 apart"):
+        same_outputs((x,))(*(program.module() for program in programs))
+    assert torch.equal(torch.ones(2), x)
+
+
+def test_checks_say_what_they_look_at():
+    with pytest.raises(TypeError, match=r"^lint looks at graphs, and a Linear holds none$"):
+        lint(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"^signature_is_valid looks at an ExportedProgram, not at NoneType$"):
+        signature_is_valid(None)
+    with pytest.raises(TypeError, match=r"^a check looks at a GraphModule or an ExportedProgram, not at NoneType$"):
+        metadata_is_complete(None)
+    with pytest.raises(TypeError, match="a number, or a mapping from dtypes to numbers, not 'x'"):
+        same_outputs((), tolerances="x")
+
+
 def test_values_that_are_no_numbers_are_compared_too():
     x = torch.tensor([float("nan"), float("inf")])
 

@@ -489,6 +489,19 @@ def test_a_single_output_is_handed_over_and_several_are_a_tuple() -> None:
     graph.lint()
 
 
+def test_a_submodule_is_made_inside_of_another_where_its_name_has_a_dot() -> None:
+    graph_module = exported_module()
+
+    call = extract_submodule(graph_module, [node_named(graph_module.graph, "sin")], "block.part")
+
+    assert "block.part" == call.target
+    assert "block_part" == call.name
+    assert isinstance(graph_module.block.part, GraphModule)
+    for name in ("", "a..b", None):
+        with pytest.raises(GraphError, match=r"named like an attribute, as 'part_0' or 'block.part_0'; .* is no name"):
+            extract_submodule(graph_module, [call], name)  # type: ignore[arg-type]  # what is tried
+
+
 def test_attributes_move_with_their_nodes_and_ties_hold() -> None:
     """What only the part uses moves into it, non-persistent buffers stay so, and a tied weight is one tensor still."""
     graph_module = exported_module()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpasses import PassBase, PassManager, PipelineError, this_before_that_pass_constraint, topological_sort_passes
+from fxpasses.pass_base import pass_result_wrapper
 from fxpasses.pass_manager import all_of, must_also_run, must_be_adjacent, must_not_both, validate_constraints
 
 
@@ -53,6 +54,15 @@ def test_each_constraint_says_what_is_wrong(constraint, fine, wrong, message):
 
     assert message in str(caught.value)
     assert isinstance(caught.value, RuntimeError)
+
+
+def test_a_constraint_on_a_function_holds_for_what_wraps_it():
+    rule, wrapped = this_before_that_pass_constraint(A, B), pass_result_wrapper(A)
+
+    validate_constraints([wrapped, B], [rule])
+    with pytest.raises(PipelineError, match="Expected 'a' before 'b' but found 'b' at index 0 and 'a' at index 1"):
+        validate_constraints([B, wrapped], [rule])
+    assert [wrapped, B] == topological_sort_passes([B, wrapped], [rule])
 
 
 def test_constraints_compose_and_report_everything():

@@ -395,3 +395,22 @@ def test_a_deep_tree_of_a_thousand_modules_is_unflattened_without_recursion() ->
 
     assert torch.equal(tree(x), unflattened(x))
     assert list(tree.state_dict()) == list(unflattened.state_dict())
+
+
+@pytest.mark.parametrize("name", ["graph", "graph_module", "arg_names", "range_constraints", "flat_args_adapter"])
+def test_a_name_that_the_new_module_needs_for_itself_is_refused_in_a_sentence(name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(2, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            layer: nn.Module = getattr(self, name)
+            result: Tensor = layer(x)
+            return result
+
+    program = torch.export.export(Named(), (torch.ones(2),))
+
+    message = f"'{name}' of the model cannot be called '{name}' here, because a UnflattenedModule has an attribute of"
+    with pytest.raises(SplitError, match=message):
+        unflatten(program)

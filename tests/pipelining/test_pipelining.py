@@ -594,3 +594,22 @@ def test_a_buffer_that_one_stage_writes_is_not_read_by_another():
         StageError, match=r"^mul.* in stage 1 reads a buffer that add_ writes in stage 0; move the split"
     ):
         pipeline(Counting(), (X,), split_spec={"second": BEGINNING})
+
+
+@pytest.mark.parametrize("name", ["contract", "out_spec", "part", "route", "aliases"])
+def test_a_model_may_call_its_layers_as_a_stage_calls_what_it_needs(name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+            self.last = nn.Linear(4, 4)
+            self.last.weight = getattr(self, name).weight
+
+        def forward(self, x):
+            return self.last(getattr(self, name)(x))
+
+    model = Named()
+    pipe = pipeline(model, (X,), split_spec={"last": BEGINNING})
+
+    torch.testing.assert_close(pipe(X), model(X))
+    assert {f"{name}.weight", f"{name}.bias", "last.weight"} == set(pipe.get_stage_module(0).state_dict())
