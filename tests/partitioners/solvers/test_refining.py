@@ -276,6 +276,29 @@ def test_a_unit_left_out_stands_in_for_one_value_only() -> None:
     assert [[0, 1], [0, 2]] == core.units.uses.tolist()
 
 
+def test_a_value_of_the_core_goes_on_for_what_is_cheapest_on_the_way() -> None:
+    """Its own user pays three seconds; behind an operator left out, whose value takes one, at least that is paid."""
+    graph: Any = nx.DiGraph([("a", "near"), ("a", "between"), ("between", "far"), ("near", "far")])
+    for node, seconds in {"a": 3.0, "near": 1.0, "between": 1.0, "far": 1.0}.items():
+        graph.nodes[node].update(seconds=4.0, output_seconds=seconds)
+    search = search_of(PlacementProblem(graph, fake_devices(2)))
+    names = {int(unit): node for node, unit in zip(graph, search.units.unit_of.tolist(), strict=True)}
+
+    core = Core.of(search.units, search.classes, np.array([names[unit] != "between" for unit in range(4)]))
+
+    (group,) = core.classes
+    number = {names[unit]: place for place, unit in enumerate(core.chosen.tolist())}
+    paid = {
+        (maker, tuple(user for value, user in core.units.uses.tolist() if value == number)): group.leaving[number]
+        for number, maker in enumerate(core.units.source.tolist())
+    }
+    assert {
+        (number["a"], (number["near"],)): 2.0,
+        (number["a"], (number["near"], number["far"])): 1.0,
+        (number["near"], (number["far"],)): 1.0,
+    } == paid
+
+
 def test_exported_transformers_of_hundreds_of_operators_get_their_certificate() -> None:
     """Masks and rotary tables are computed beside the first layer; windows of prices alone hold millions of ideals."""
     import torch

@@ -2,11 +2,14 @@
 
 A unit that is left out takes no seconds and no bytes, but what went through it still goes from its makers to its users:
 a path of such units is cut before or after one of them, so the cheapest value on it crosses, wherever they run. Those
-values have a maker in the core, and stand in for its own.
+values have a maker in the core, and stand in for its own: one value of the core may be several, the cheapest of which
+goes to all that is reached, and the others, with what is above, to those that are reached by dearer values only.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -121,9 +124,8 @@ def _values(units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) ->
     uses: list[tuple[int, int]] = []
     charged: list[Floats] = []
     for value in np.flatnonzero(is_chosen[units.source]).tolist():
-        users, cost = _charged(direct[value], far[value], costs[:, :, value])
-        uses += [(len(source), user) for user in users]
-        if users:
+        for users, cost in _charged(direct[value], far[value], costs[:, :, value]):
+            uses += [(len(source), user) for user in users]
             source.append(int(units.source[value]))
             charged.append(cost)
     none = np.zeros((2, len(classes), 0))
@@ -154,16 +156,19 @@ def _reached(units: Units, costs: Floats, is_chosen: Bools) -> tuple[list[list[i
     return direct, far
 
 
-def _charged(own: list[int], far: Costs, cost: Floats) -> tuple[list[int], Floats]:
-    """Who a value of the core goes to and what it costs: all that is reached for no less, or only its own users."""
-    if own:
-        return sorted({*own, *(unit for unit, each in far.items() if (each >= cost * ALIKE).all())}), cost
-    if not far:
-        return [], cost
-    dearest = max(float(each.sum()) for each in far.values())
-    reached = sorted(unit for unit, each in far.items() if each.sum() >= dearest * ALIKE)
-    least: Floats = np.min([far[unit] for unit in reached], axis=0)
-    return reached, least
+def _charged(own: list[int], far: Costs, cost: Floats) -> Iterator[tuple[list[int], Floats]]:
+    """A value of the core as several: users, each with all that is reached for no less, and what they cost besides."""
+    levels = [(own, cost)] if own else []
+    for unit, each in sorted(far.items(), key=lambda item: (-float(item[1].sum()), item[0])):
+        least = np.minimum(levels[-1][1], each) if levels else each
+        if levels and (least >= levels[-1][1] * ALIKE).all():
+            levels[-1][0].append(unit)
+        else:
+            levels.append(([unit], least))
+    reached: set[int] = set()
+    for (users, level), (_cheaper, less) in itertools.pairwise([*levels, ([], np.zeros_like(cost))]):
+        reached.update(users)
+        yield sorted(reached), level - less
 
 
 def held_by(units: Units) -> Bools:
