@@ -349,7 +349,8 @@ class Topology:
         pairs = [(link, self.link(link.second, link.first)) for link in self.links]
         if all(way.bandwidth == back.bandwidth for way, back in pairs):
             return self
-        links = [attrs.evolve(way, bandwidth=2 / (1 / way.bandwidth + 1 / back.bandwidth)) for way, back in pairs]
+        slow = [(way, (1 / way.bandwidth + 1 / back.bandwidth) / 2) for way, back in pairs]
+        links = [attrs.evolve(way, bandwidth=1 / each if each else math.inf) for way, each in slow]
         return Topology(self.devices, links)
 
     @classmethod

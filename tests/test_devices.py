@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -238,6 +239,17 @@ def test_pairs_are_joined_along_the_fastest_routes() -> None:
     assert Link("b", "d", 2e9, 2e-6) == topology.link("b", "d")
     assert Link("c", "d", 3e9, 0.0) == topology.link("c", "d")
     assert Link("a", "c", 1e6, 1e-6) == Topology.routed(devices, links, size=1).link("a", "c")
+
+
+def test_links_without_a_limit_have_none_there_and_back() -> None:
+    """Also beside one whose ways differ, whose two rates count as one for what goes both ways."""
+    devices = [Device(name) for name in "abc"]
+    topology = Topology.of(devices, [Link("a", "b", math.inf), Link("b", "c", 1e9), Link("c", "b", 3e9)])
+
+    both = topology.there_and_back()
+
+    assert both.link("a", "b").bandwidth == math.inf
+    assert both.link("b", "c").bandwidth == pytest.approx(1.5e9)
 
 
 def test_a_link_counts_both_ways_unless_another_leads_back() -> None:

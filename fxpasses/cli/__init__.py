@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +20,16 @@ __all__ = ["main"]
 
 @contextlib.contextmanager
 def _one_sentence(context: click.Context) -> Iterator[None]:
-    """What this package or click refuses is one sentence and exit code 2; the help goes its own way."""
+    """What is refused, or cannot be written, is one sentence and exit code 2; the help goes its own way."""
     try:
         yield
     except FxPassesError as error:
         click.echo(f"error: {error}", err=True)
+        context.exit(2)
+    except BrokenPipeError:  # click ends without a word where nobody reads on
+        raise
+    except OSError as error:
+        click.echo(f"error: {error}.", err=True)
         context.exit(2)
     except click.UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later: the command alone
@@ -50,6 +57,8 @@ class _Group(click.Group):
 @click.version_option(package_name="fxpasses")
 def main() -> None:
     """Graph-transformation passes over torch.fx, from a model to GraphModules that run on their devices."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of models and devices may be in any letters
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 main.add_command(lower_command)

@@ -143,7 +143,7 @@ def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=as_json, no_color=no_color or None)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if console.width < 1 or (not console.is_terminal and "COLUMNS" not in os.environ):  # some terminals say 0
         console.width = WIDTH
     return console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -469,3 +470,34 @@ def noisy():
 
     assert ["left", "right"] == [part["name"] for part in json.loads(done.stdout)["plan"]["parts"]]
     assert {"loading weights", "said in C"} <= set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_cannot_be_written_is_no_plan_that_does_not_fit(tmp_path: Path, options: list[str]) -> None:
+    """``--check`` gives exit code 1 where a plan no longer fits; a full disk is something else."""
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    plan = str(tmp_path / "plan.json")
+    command = [sys.executable, "-m", "fxpasses", "place", f"{tmp_path / 'mymodel.py'}:model"]
+    subprocess.run([*command, *TWO, "--no-advice", "--out", plan], check=True, capture_output=True)
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, "--check", plan, *options], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert 2 == done.returncode
+    assert "error: [Errno 28] No space left on device." == done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("surroundings", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "0"}])
+def test_any_terminal_gets_its_tables(tmp_path: Path, surroundings: dict[str, str]) -> None:
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    command = [sys.executable, "-m", "fxpasses", "place", f"{tmp_path / 'mymodel.py'}:model", "--no-advice"]
+
+    done = subprocess.run(
+        [*command, "--device", "gerät=cpu"], capture_output=True, check=False, env={**os.environ, **surroundings}
+    )
+
+    name = "ger\\xe4t" if "COLUMNS" not in surroundings else "gerät"
+    assert 0 == done.returncode
+    assert name in done.stdout.decode()

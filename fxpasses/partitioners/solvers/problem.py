@@ -8,6 +8,7 @@ they share once, and the largest number of bytes that is alive while one of them
 
 from __future__ import annotations
 
+import math
 import numbers
 import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -32,6 +33,8 @@ ENOUGH = 0.5
 """Seconds of budget from which on integer programs get all their seconds; the default of what places graphs."""
 LEAST_EFFORT = 0.2
 """What they get in any case: enough for problems of ten nodes."""
+LONGEST = 1e9
+"""Seconds: no budget is longer."""
 PROGRAM = 1.5
 """Seconds that a program gets beside those of the budget: what proves most problems of sixteen nodes."""
 
@@ -42,6 +45,12 @@ def _devices(given: Iterable[Device]) -> tuple[Device, ...]:
 
 def _links(given: Iterable[Link]) -> tuple[Link, ...]:
     return _listed("links", "links", given)
+
+
+def _seconds(given: Any) -> Any:
+    """A number as Python has it; what is longer than anybody waits is that long, so that steps can be counted."""
+    number = plain_number(given)
+    return LONGEST if isinstance(number, float) and LONGEST < number < math.inf else number
 
 
 def as_groups(groups: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
@@ -118,7 +127,7 @@ class PlacementProblem:
     colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=as_groups)
     pinned: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
-    time_budget: float = attrs.field(default=1.0, kw_only=True, converter=plain_number)
+    time_budget: float = attrs.field(default=1.0, kw_only=True, converter=_seconds)
     seed: int = attrs.field(default=0, kw_only=True, converter=plain_number)
     effort: float | None = attrs.field(default=None, kw_only=True)
     explain: str = attrs.field(default="always", kw_only=True)

@@ -246,7 +246,7 @@ def _limit(problem: PlacementProblem, tables: CostTables, index: int) -> str:
     if pin is None and forbidden and unable:
         reasons.append(f"{listed(unable, MOST_TOLD)} cannot run it")
     where = f"may run on {', '.join(allowed)} only" if allowed else "may run nowhere"
-    otherwise = "no other device can run it" if allowed else _says(problem.graph.nodes[node]["seconds"])
+    otherwise = "no other device can run it" if allowed else _says(problem.graph.nodes[node].get("seconds", 0.0))
     return f"{where} ({'; '.join(reasons) or otherwise})"
 
 

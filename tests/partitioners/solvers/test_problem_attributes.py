@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 
 from fxpasses import Device
-from fxpasses.errors import PlacementError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 
 READ = (
@@ -94,3 +94,20 @@ def test_an_option_of_another_type_is_refused(options: dict[str, Any], sentence:
         PlacementProblem(chain(seconds=1), **{"devices": [Device("x"), Device("y")], **options})
 
     assert sentence == str(failure.value)
+
+
+def test_a_node_without_seconds_may_be_forbidden_everywhere() -> None:
+    """It takes none; what forbids it is told, not that they are missing."""
+    graph = nx.DiGraph([("a", "b")])
+    graph.nodes["b"]["seconds"] = 1.0
+
+    for options in ({"forbidden": {"a": ["x", "y"]}}, {"forbidden": {"a": ["x"]}, "pinned": {"a": "x"}}):
+        with pytest.raises(InfeasibleError, match=r"^'a' may run nowhere \(.*forbidden on x.*\): give it a device\.$"):
+            solve_placement(PlacementProblem(graph, [Device("x"), Device("y")], **options))  # type: ignore[arg-type]
+
+
+def test_a_budget_of_more_seconds_than_anybody_waits_is_cut() -> None:
+    problem = PlacementProblem(chain(seconds=1.0), [Device("x"), Device("y")], time_budget=1e300)
+
+    assert 1e9 == problem.time_budget
+    assert 1.0 == solve_placement(problem).objective_value

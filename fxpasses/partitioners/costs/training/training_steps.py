@@ -48,6 +48,11 @@ class TrainingStep:
         """Whether some parameter gets a gradient."""
         return bool(self.needs.trained)
 
+    @property
+    def orders_traced(self) -> int:
+        """In how many other orders of the graph its backward was looked at."""
+        return len(self._in_order)
+
     def seconds(self, node: Node, device: Device) -> float:
         """Seconds of the forward and the backward of a node."""
         return seconds_of(node, device) * (FORWARD_AND_BACKWARD if node in self.needs.differentiable else 1)

@@ -33,7 +33,9 @@ ALL = 2
 def best_of_all(
     figures: GraphFigures, request: Request, tables: CostTables, units: Units, trials: int, bound: float
 ) -> tuple[Found | None, bool]:
-    """The best free placement that was seen to keep the budgets, and whether all that may be better were looked at.
+    """The best free placement that was seen to keep the budgets, and whether all that may be were looked at.
+
+    Each is looked at with its operators in the order of the graph.
 
     Args:
         figures: The measured graph.
@@ -66,4 +68,4 @@ def best_of_all(
         found = Found.of(figures, request, "free", runs, bound)
         if found.value < value:
             best, value = found, found.value
-    return best, best is not None and (not is_bounded or len(order) <= trials)
+    return best, not is_bounded or len(order) <= trials

@@ -30,8 +30,13 @@ from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["near_placements"]
 
-SECONDS_A_NODE = 1.2e-5
-"""About what it takes to follow one placement: what trials are counted in."""
+TRIAL, SECONDS_A_NODE = 2.5e-4, 1.2e-5
+"""About what it takes to follow one placement, and what each node in it takes: what trials are counted in."""
+STEP, TRACE_A_NODE = 2.0, 2e-3
+"""How many times as long that takes for a training step; and seconds a node of tracing another order of its forward,
+which gives its backward another order, too."""
+AGAIN = 0.05
+"""What a placement counts that was seen before, in trials."""
 LEAST_SECONDS = 0.5
 LEAP, AFTERWARDS = 3, 200
 """The most units that go elsewhere together, and how many changes may follow before the best is gone on from again."""
@@ -49,14 +54,14 @@ def near_placements(
         starts: Placements, the most promising first; as many as there is time for are changed as long as that helps.
         bound: No free placement is below it.
     """
-    trials = int(max(LEAST_SECONDS, request.time_budget) / (SECONDS_A_NODE * len(figures.nodes)))
+    trials = int(max(LEAST_SECONDS, request.time_budget) / _seconds_of_trial(figures, request))
     if trials < len(starts):
         return []
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
     known, is_all = best_of_all(figures, request, tables, units, trials, bound)
     found = [] if known is None else [known]
-    if is_all:
+    if is_all and (found or request.objective != "latency"):  # other turns may need fewer bytes than the graph's own
         return found
     nearby = _Nearby.of(figures, request, tables, units)
     units_of_start = len(nearby.units) * len(nearby.names)
@@ -66,6 +71,10 @@ def near_placements(
         if not best.over:
             found.append(Found.of(figures, request, "free", best.runs, bound))
     return found
+
+
+def _seconds_of_trial(figures: GraphFigures, request: Request) -> float:
+    return (TRIAL + SECONDS_A_NODE * len(figures.nodes)) * (1.0 if request.training is None else STEP)
 
 
 @attrs.frozen(eq=False)
@@ -83,6 +92,20 @@ class _Trial:
         return self.over, self.value
 
 
+@attrs.frozen
+class _Seen:
+    """What was found out about a placement: the bytes over, None if its memory was not followed, and what it takes."""
+
+    over: int | None
+    value: float
+
+    def may_be_better(self, best: _Trial) -> bool:
+        """Whether it is better than another one, as far as that is known."""
+        if best.over:
+            return self.over is None or self.over < best.over
+        return not self.over and self.value < best.value
+
+
 @attrs.frozen(eq=False)
 class _Nearby:
     """The units of a graph, on which devices each may be, and which others use its values or make those it uses."""
@@ -92,6 +115,7 @@ class _Nearby:
     names: tuple[str, ...]
     units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
     joined: tuple[tuple[int, ...], ...]
+    _seen: dict[tuple[str, ...], _Seen] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
@@ -104,7 +128,7 @@ class _Nearby:
                 found.append((nodes, may))
         return cls(figures, request, names, tuple(found), _joined([nodes for nodes, _ in found]))
 
-    def best(self, start: Runs, trials: int, bound: float) -> _Trial:
+    def best(self, start: Runs, trials: float, bound: float) -> _Trial:
         """Take the first change that helps, and go on from there, until none does; then leap from the best, and so on.
 
         Latency may ask for parts that are cut where one has to wait; then operators keep their turns in the start.
@@ -114,26 +138,33 @@ class _Nearby:
         if self.request.objective == "latency":
             turns = _turns(start)
             best, turns = min((best, None), (self._tried(home, turns), turns), key=lambda each: each[0].rank)
+        self._seen.clear()  # they were seen in the turns of another start
         best, left = self._improved(best, turns, trials)
         draw = np.random.default_rng(self.request.seed)
         while left > 0 and best.value > bound * (1 + 1e-9):
             first, home = self._leap(best.home, draw)
-            steps = min(left, AFTERWARDS)
-            found, unused = self._improved(self._tried(home, turns), turns, steps - 1, first, pairs=False)
-            left -= steps - unused
+            found, left = self._improved(self._tried(home, turns), turns, left - 1, first, most=AFTERWARDS, pairs=False)
             best = min(best, found, key=lambda each: each.rank)
         return best
 
     def _improved(
-        self, best: _Trial, turns: Mapping[Node, float] | None, trials: int, first: int = 0, *, pairs: bool = True
-    ) -> tuple[_Trial, int]:
-        """Where changes that help lead to, the first one each time, and how many trials are left then."""
+        self,
+        best: _Trial,
+        turns: Mapping[Node, float] | None,
+        trials: float,
+        first: int = 0,
+        *,
+        most: float = math.inf,
+        pairs: bool = True,
+    ) -> tuple[_Trial, float]:
+        """Where ``most`` changes that help lead to, the first one each time, and how many trials are left then."""
         while True:
             for number, home in self._changes(best.home, first, pairs):
-                if trials <= 0:
-                    return best, 0
-                trials -= 1
-                if (better := self._better(home, turns, best)) is not None:
+                if trials <= 0 or most <= 0:
+                    return best, max(trials, 0.0)
+                better, took = self._better(home, turns, best)
+                trials, most = trials - took, most - 1
+                if better is not None:
                     best, first = better, number
                     break
             else:
@@ -180,14 +211,36 @@ class _Nearby:
         over = self._over(runs)
         return _Trial(home, runs, over, math.inf if over else self._value(runs))
 
-    def _better(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None, best: _Trial) -> _Trial | None:
-        """A placement if it is better than another one; the memory of what takes longer is not followed."""
+    def _better(
+        self, home: Mapping[Node, str], turns: Mapping[Node, float] | None, best: _Trial
+    ) -> tuple[_Trial | None, float]:
+        """A placement if it is better than another one, and how many trials it took to find out.
+
+        The memory of what takes longer is not followed.
+        """
+        key = tuple(home[nodes[0]] for nodes, _ in self.units)
+        seen, traced = self._seen.get(key), self._traced
+        if seen is not None and not seen.may_be_better(best):
+            return None, AGAIN
         if best.over:
             found = self._tried(home, turns)
-            return found if found.rank < best.rank else None
+            self._seen[key] = _Seen(found.over, found.value)
+            return found if found.rank < best.rank else None, self._took(traced)
         runs = self._runs(home, turns)
         value = self._value(runs)
-        return _Trial(home, runs, 0, value) if value < best.value and not self._over(runs) else None
+        over = self._over(runs) if value < best.value else None
+        self._seen[key] = _Seen(over, value)
+        return None if over is None or over else _Trial(home, runs, 0, value), self._took(traced)
+
+    @property
+    def _traced(self) -> int:
+        """How many orders of the forward were traced."""
+        return 0 if self.request.training is None else self.request.training.orders_traced
+
+    def _took(self, traced: int) -> float:
+        """A trial, and those in whose time another order was traced."""
+        tracing = TRACE_A_NODE * len(self.figures.nodes) / _seconds_of_trial(self.figures, self.request)
+        return 1.0 + (self._traced - traced) * tracing
 
     def _runs(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> Runs:
         cut = runs_of if turns is None else runs_by_schedule

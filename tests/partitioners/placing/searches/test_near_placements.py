@@ -14,7 +14,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.near_placements import _Nearby, near_placements
+from fxpasses.partitioners.placing.searches.near_placements import AGAIN, _Nearby, near_placements
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
@@ -115,9 +115,39 @@ def test_what_is_better_is_found_without_following_the_memory_of_the_rest(memory
 
     for best in found:
         for home, each in zip(homes, found, strict=True):
-            better = near._better(home, None, best)
+            better, _took = near._better(home, None, best)
             assert (better is not None) == (each.rank < best.rank)
             assert better is None or better.rank == each.rank
+
+
+def test_what_was_seen_is_not_followed_again() -> None:
+    """It counts little; but where memory was not followed, as something was quicker, it may be looked at again."""
+    graph = torch.export.export(Ladder(3), (torch.randn(64, 64),)).module(check_guards=False)
+    topology = Topology.of([Device("a", "120KB", flops=1e9, bandwidth=1e9), Device("b", "160KB", flops=2e9)])
+    near = nearby(graph, Request(topology, "throughput"))
+    full = dict.fromkeys((node for nodes, _ in near.units for node in nodes), "a")
+    best = near._tried(full, None)
+    draw = random.Random(0)
+    homes = [{node: draw.choice("ab") for nodes, _ in near.units for node in nodes} for _ in range(20)]
+
+    first = [near._better(home, None, best) for home in homes]
+    second = [near._better(home, None, best) for home in homes]
+
+    assert best.over
+    assert {1.0} == {took for _, took in first}
+    assert {took for better, took in second if better is None} <= {AGAIN}
+    assert [better and better.rank for better, _ in first] == [better and better.rank for better, _ in second]
+
+
+def test_a_tiny_graph_that_fits_nowhere_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All assignments of eight operators were followed: changes of one of them can find nothing."""
+    graph = torch.export.export(Ladder(2), (torch.randn(64, 64),)).module(check_guards=False)
+    figures = GraphFigures.of(graph)
+    request = Request(Topology.of([Device("a", "60KB"), Device("b", "60KB")]), "throughput")
+    start = runs_of(graph, dict.fromkeys(figures.nodes, "a"))
+    monkeypatch.setattr(_Nearby, "best", lambda *_: pytest.fail("it was looked for changes"))
+
+    assert [] == near_placements(figures, request, request.problem(figures, "free", figures.needs), [start], 0.0)
 
 
 def is_left(node: Node) -> bool:

@@ -9,7 +9,8 @@ goes to all that is reached, and the others, with what is above, to those that a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,6 +30,7 @@ Bools = NDArray[np.bool_]
 Costs = dict[int, Floats]
 """For units of the core, what crosses at least on the way to them: leaving and entering for each class, ``(2, c)``."""
 
+NOTHING_GIVEN: Mapping[int, int] = MappingProxyType({})
 ALIKE = 1 - 1e-12
 LIGHT = 8
 """Units of this part of the mean weight, or less, are all alike light."""
@@ -56,11 +58,20 @@ class Core:
     after: csr_array[np.float32]
 
     @classmethod
-    def of(cls, units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) -> Core:
-        """Leave out the others. Time O(units + uses), and more where many paths lead through units left out."""
+    def of(
+        cls,
+        units: Units,
+        classes: tuple[DeviceClass, ...],
+        is_chosen: Bools,
+        stands_for: Mapping[int, int] = NOTHING_GIVEN,
+    ) -> Core:
+        """Leave out the others. Time O(units + uses), and more where many paths lead through units left out.
+
+        ``stands_for`` is the value that a unit left out should stand in for, where that can be; else it is the dearest.
+        """
         chosen = np.flatnonzero(is_chosen)
         number = np.cumsum(is_chosen) - 1
-        source, uses, costs = _values(units, classes, is_chosen)
+        source, uses, costs = _values(units, classes, is_chosen, stands_for)
         before, after = _nearest(units, is_chosen)
         shares = units.shares[is_chosen[units.shares[:, 1]]]
         core = Units(
@@ -116,10 +127,12 @@ def _relation(number: Ints, shape: tuple[int, int], pairs: Ints) -> csr_array[np
     return csr_array((np.ones(len(pairs), dtype=np.float32), (rows, number[pairs[:, 1]])), shape=shape)
 
 
-def _values(units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) -> tuple[Ints, Ints, Floats]:
+def _values(
+    units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools, stands_for: Mapping[int, int]
+) -> tuple[Ints, Ints, Floats]:
     """The makers of the core's values, pairs (value, user), and costs ``(2, classes, values)``; units as numbered."""
     costs = np.array([[group.leaving for group in classes], [group.entering for group in classes]])
-    direct, far = _reached(units, costs, is_chosen)
+    direct, far = _reached(units, costs, is_chosen, stands_for)
     source: list[int] = []
     uses: list[tuple[int, int]] = []
     charged: list[Floats] = []
@@ -133,11 +146,13 @@ def _values(units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools) ->
     return np.array(source, dtype=np.int64), pairs, np.stack(charged, axis=2) if charged else none
 
 
-def _reached(units: Units, costs: Floats, is_chosen: Bools) -> tuple[list[list[int]], list[Costs]]:
+def _reached(
+    units: Units, costs: Floats, is_chosen: Bools, stands_for: Mapping[int, int]
+) -> tuple[list[list[int]], list[Costs]]:
     """For each value its users in the core, and those that it reaches through units left out.
 
-    A unit left out passes on one of the values that it uses, the dearest one: when it runs before a cut, only its own
-    values cross there, so they can stand in for no more than one.
+    A unit left out passes on one of the values that it uses, the given or the dearest one: when it runs before a cut,
+    only its own values cross there, so they can stand in for no more than one.
     """
     direct = [[user for user in users if is_chosen[user]] for users in units.users]
     far: list[Costs] = [{} for _ in units.source]
@@ -147,7 +162,9 @@ def _reached(units: Units, costs: Floats, is_chosen: Bools) -> tuple[list[list[i
         ahead = [value for value in earlier if is_chosen[units.source[root[value]]]]
         if not ahead:
             continue
-        first = max(ahead, key=lambda value: float(least[value].sum()))
+        first = stands_for.get(unit, -1)
+        if first not in ahead:
+            first = max(ahead, key=lambda value: float(least[value].sum()))
         reached = far[root[first]]
         for value in units.made[unit]:
             root[value], least[value] = root[first], np.minimum(least[first], least[value])

@@ -26,6 +26,7 @@ from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.refined.arc_lists import ArcLists
 from fxpasses.partitioners.solvers.contiguous.refined.cores import Core, held_by, mattering, widest_first
 from fxpasses.partitioners.solvers.contiguous.refined.joining import Joining
+from fxpasses.partitioners.solvers.contiguous.refined.parallel_paths import parallel_paths
 from fxpasses.partitioners.solvers.contiguous.refined.spare import Fluid, Payment, Question
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -153,6 +154,19 @@ class Refining:
         """How much each unit matters to where pipelines are cut."""
         return mattering(self.units, self.classes, self.load, self.weight, self._held)
 
+    @cached_property
+    def _in_row(self) -> Bools:
+        """The units of the first core."""
+        chosen = np.ones(self.units.size, dtype=bool)
+        chosen[widest_first(self._held, self._matters)] = False
+        return chosen
+
+    @cached_property
+    def _stands_for(self) -> dict[int, int]:
+        """Which values units left out should stand in for."""
+        prices = [pays * (group.leaving + group.entering) for pays, group in zip(self.load, self.classes, strict=True)]
+        return parallel_paths(self.units, self._in_row, self.weight, np.mean(prices, axis=0))
+
     def ideals(
         self,
         pays: Callable[[float], Payment],
@@ -245,8 +259,7 @@ class Refining:
 
     def _row(self) -> _Level:
         """The ideals of units that stand in a row."""
-        chosen = np.ones(self.units.size, dtype=bool)
-        chosen[widest_first(self._held, self._matters)] = False
+        chosen = self._in_row
         rows = np.zeros((int(chosen.sum()) + 1, self.units.size), dtype=bool)
         for count, unit in enumerate(np.flatnonzero(chosen).tolist()):
             rows[count + 1 :, unit] = True
@@ -340,7 +353,7 @@ class Refining:
         """The core of some units, what they weigh, and what the others do; searches come by the same cores."""
         key = chosen.tobytes()
         if (core := self._cores.get(key)) is None:
-            core = Core.of(self.units, self.classes, chosen)
+            core = Core.of(self.units, self.classes, chosen, self._stands_for)
             if not is_long(self.units):  # those take much memory
                 self._cores[key] = core
         return core, self.weight[chosen], self.weight[~chosen]
