@@ -335,10 +335,10 @@ def _ranks_of(
 
 
 def _seconds_of(action: Action, costs: Sequence[StageCost]) -> float:
-    """How long an action takes; torch's runtime leaves all of stage 0's backward to the half for the weights."""
+    """How long an action takes; torch's runtime leaves all of stage 0's backward to its second half, if any."""
     cost = costs[action.stage]
     both = cost.backward_inputs + cost.backward_weights
-    first = action.stage == 0
+    first = action.stage == 0 and cost.backward_weights > 0
     return {
         Kind.FORWARD: cost.forward,
         Kind.BACKWARD: both,

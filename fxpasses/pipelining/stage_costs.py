@@ -19,6 +19,7 @@ from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, secon
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
+from fxpasses.pipelining.weight_uses import uses_weights_once
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
@@ -75,16 +76,24 @@ class StageCost:
 
 @attrs.frozen
 class StageFigures:
-    """A stage before it is known where it runs: what its operators do, and a cost without seconds."""
+    """A stage before it is known where it runs: what its operators do, and a cost without seconds.
+
+    ``halves`` says whether its backward can be taken apart.
+    """
 
     work: tuple[NodeCost, ...]
     bytes_only: StageCost
+    halves: bool
 
     def cost_on(self, device: Device, backward: float) -> StageCost:
-        """The cost on a device, by the roofline model; the backward is that many times the forward, half for each."""
+        """The cost on a device, by the roofline model; the backward is that many times the forward."""
         forward = sum(seconds_on(cost, device) for cost in self.work)
-        half = forward * backward / 2
-        return attrs.evolve(self.bytes_only, forward=forward, backward_inputs=half, backward_weights=half)
+        return self.cost(forward, forward * backward)
+
+    def cost(self, forward: float, backward: float) -> StageCost:
+        """The cost for some seconds: half of the backward is for the weights; nothing, where that is all in one."""
+        late = backward / 2 if self.halves else 0.0
+        return attrs.evolve(self.bytes_only, forward=forward, backward_inputs=backward - late, backward_weights=late)
 
 
 def stage_figures(pipe: Pipe) -> list[StageFigures]:
@@ -114,7 +123,7 @@ def _figures(stage: StageModule) -> StageFigures:
         sent=sum(traveller.bytes for traveller in route.sent),
         output=0 if route.leaving is None else sum(map(tensor_bytes, _made_by(part))),
     )
-    return StageFigures(tuple(map(measure_node, compute)), held)
+    return StageFigures(tuple(map(measure_node, compute)), held, uses_weights_once(stage))
 
 
 def _made_by(part: GraphModule) -> list[Tensor]:
@@ -171,17 +180,13 @@ def measure_stage_costs(
         clock: Seconds from some moment on.
 
     Returns:
-        The costs; bytes are those of :func:`stage_figures`, and the backward is split in half.
+        The costs; bytes are those of :func:`stage_figures`, and the backward is split in half where it can be.
     """
     runs = [_timed_round(pipe, args, kwargs or {}, clock) for _ in range(rounds + 1)][1:]
     costs = []
     for index, figures in enumerate(stage_figures(pipe)):
         forward, backward = (min(run[index][which] for run in runs) for which in (0, 1))
-        costs.append(
-            attrs.evolve(
-                figures.bytes_only, forward=forward, backward_inputs=backward / 2, backward_weights=backward / 2
-            )
-        )
+        costs.append(figures.cost(forward, backward))
     return costs
 
 

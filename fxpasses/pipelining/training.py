@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from fxpasses.errors import StageError
+from fxpasses.pipelining.running.merging import merge_outputs
 from fxpasses.pipelining.scheduling.schedules import Schedule, find_schedule
 
 if torch.distributed.is_available():
@@ -223,6 +224,8 @@ def build_schedule(
     kind = getattr(torch_pipelining, found.torch_name)
     given = stages[0] if issubclass(kind, PipelineScheduleSingle) else list(stages)
     runner = kind(given, num_microbatches, loss_fn=loss_fn, scale_grads=False, **options)
+    if options.get("output_merge_spec") is None:
+        runner._merge_outputs = merge_outputs  # torch's takes nothing but tensors with a batch
     ties = pipe.tie_parameters(stages, group)  # after the runner, which says where each stage is
     scale = num_microbatches if scale_grads else 1
     return RankSchedule(found, runner, pipe, stages, rank, ranks, group, ties, scale)

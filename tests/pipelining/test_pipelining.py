@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 from fxpasses import CaptureError, Device, StageError
 from fxpasses.pipelining import PipeInfo, PipeSequential, SplitPoint, annotate_split_points, pipe_split, pipeline
+from fxpasses.pipelining.running.merging import merge_outputs
+from fxpasses.pipelining.stage_costs import stage_figures
+from fxpasses.pipelining.weight_uses import uses_weights_once
 from fxpasses.programs import capture
 
 BEGINNING, END = SplitPoint.BEGINNING, SplitPoint.END
@@ -613,3 +616,46 @@ def test_a_model_may_call_its_layers_as_a_stage_calls_what_it_needs(name):
 
     torch.testing.assert_close(pipe(X), model(X))
     assert {f"{name}.weight", f"{name}.bias", "last.weight"} == set(pipe.get_stage_module(0).state_dict())
+
+
+def test_outputs_of_micro_batches_are_merged_whatever_they_are():
+    chunks = [{"rows": torch.full((2, 1), float(n)), "loss": torch.tensor(n), "same": 3, "each": n} for n in range(3)]
+
+    merged = merge_outputs(chunks)
+
+    assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == merged["rows"].flatten().tolist()
+    assert [0, 1, 2] == merged["loss"].tolist()
+    assert 3 == merged["same"]
+    assert [0, 1, 2] == merged["each"]
+
+
+class Weights(nn.Module):
+    """Two stages; in the second the weight meets the input in a way of its own."""
+
+    def __init__(self, use, trained=True):
+        super().__init__()
+        self.first, self.weight, self.use = nn.Linear(4, 4), nn.Parameter(torch.eye(4), requires_grad=trained), use
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.use(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("use", "is_once"),
+    [
+        (lambda x, weight: x @ weight, True),
+        (lambda x, weight: x @ weight.t().exp(), True),
+        (lambda x, weight: (x @ weight).sin() @ weight, False),
+        (lambda x, weight: (lambda made: (x @ made).sin() @ made)(weight.exp()), False),
+    ],
+)
+def test_whether_a_backward_can_be_taken_apart_is_seen_in_what_uses_weights(use, is_once):
+    pipe = pipeline(Weights(use), (X,), None, {"first": SplitPoint.END})
+    frozen = pipeline(Weights(use, trained=False), (X,), None, {"first": SplitPoint.END})
+
+    assert [True, is_once] == [uses_weights_once(pipe.get_stage_module(index)) for index in range(2)]
+    assert uses_weights_once(frozen.get_stage_module(1))
+    [first, second] = [figures.cost(1.0, 2.0) for figures in stage_figures(pipe)]
+    assert 1.0 == first.backward_weights == first.backward_inputs
+    assert ((1.0, 1.0) if is_once else (2.0, 0.0)) == (second.backward_inputs, second.backward_weights)

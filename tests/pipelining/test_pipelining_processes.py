@@ -141,7 +141,51 @@ def on_two_ranks(rank, folder):
     found["own loss"] = own_loss(rank)
     for name in ("interleaved", "zero-bubble"):
         found[name] = sent_parameters(name)
+    for name in ("1f1b", "zero-bubble", "zbv"):
+        found["shared", name] = shared_layers(name)
+    found["loss by schedule"] = loss_by_schedule()
     return found
+
+
+class SharedLayers(nn.Module):
+    """Two layers that are called over and over, as ALBERT's are, and an output that the last stage uses again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        for _ in range(8):
+            x = x + self.second(self.first(x).relu())
+        return {"logits": self.head(x), "hidden": x, "count": 3}
+
+
+def shared_model():
+    torch.manual_seed(0)
+    return SharedLayers().double(), torch.randn(8, 8, dtype=torch.float64)
+
+
+def of_both(output, target):
+    return functional.mse_loss(output["logits"], target) + output["hidden"].square().mean()
+
+
+def shared_layers(name):
+    model, x = shared_model()
+    pipe = pipeline(model, (x[:2],), split_spec="auto", num_stages=2 if name == "1f1b" else 4)
+    part = build_schedule(pipe, name, num_microbatches=MICRO_BATCHES, loss_fn=of_both)
+    output = part.step(x, target=x[:, :4])
+    return output, [{key: value.grad for key, value in module.named_parameters()} for module in part.modules]
+
+
+def loss_by_schedule():
+    """The model computes its loss, and a number for each micro-batch is what the schedule returns."""
+    torch.manual_seed(0)
+    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
+    x, wanted = torch.ones(8, 4), torch.zeros(8, 4)
+    pipe = pipeline(model, (x[:2], wanted[:2]), None, {"module.1": BEGINNING})
+    part = build_schedule(pipe, "1f1b", num_microbatches=MICRO_BATCHES, loss_fn=pipe.loss_fn)
+    output = part.step(x, wanted, target=wanted)
+    return output, {key: value.grad for key, value in part.modules[0].named_parameters()}
 
 
 def sent_parameters(name):
@@ -317,6 +361,38 @@ def test_a_model_that_computes_its_loss(two):
     gradients = {key: value for rank in two[:2] for key, value in rank["own loss"][1].items()}
 
     torch.testing.assert_close([loss.item()] * 4, two[1]["own loss"][0])
+    torch.testing.assert_close({key: value.grad for key, value in model.named_parameters()}, gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1f1b", "zero-bubble", "zbv"])
+def test_layers_that_are_called_again_learn_under_a_backward_in_halves(two, name):
+    """Torch cannot take the backward apart where a weight is used twice, nor where an output is used again."""
+    model, x = shared_model()
+    for rows in x.split(2):
+        (of_both(model(rows), rows[:, :4]) / MICRO_BATCHES).backward()
+    expected = {key: value.grad for key, value in model.named_parameters()}
+    held = [module for rank in two[:2] for module in rank["shared", name][1]]
+
+    assert set(expected) == {key for module in held for key in module}
+    for found in held:
+        torch.testing.assert_close(found, {key: expected[key] for key in found})
+    outputs = [rank["shared", name][0] for rank in two[:2] if rank["shared", name][0] is not None]
+    torch.testing.assert_close([model(x)], outputs)
+    assert not outputs[0]["logits"].requires_grad
+
+
+@pytest.mark.slow
+def test_a_schedule_returns_the_losses_that_a_model_computes(two):
+    """One for each micro-batch; gradients are averaged before that."""
+    torch.manual_seed(0)
+    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
+    loss = model(torch.ones(8, 4), torch.zeros(8, 4))
+    loss.backward()
+    gradients = {key: value for rank in two[:2] for key, value in rank["loss by schedule"][1].items()}
+
+    assert two[0]["loss by schedule"][0] is None
+    torch.testing.assert_close(loss.detach().expand(4), two[1]["loss by schedule"][0])
     torch.testing.assert_close({key: value.grad for key, value in model.named_parameters()}, gradients)
 
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.errors import StageError
 from fxpasses.pipelining.running.sized_stage import SizedStage
 from fxpasses.pipelining.stages import StageModule
+from fxpasses.pipelining.weight_uses import uses_weights_once
 
 __all__ = ["RunningStage", "running_stage"]
 
@@ -52,10 +53,21 @@ class RunningStage(SizedStage):
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         made, taken = self.fwd_cache[fwd_chunk_id]
         tensors = tuple(leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
-        if not self.is_last and any(tensor.requires_grad for tensor in tensors):
+        if self.is_last and self.has_backward:
+            tensors = self._let_go(output, tensors)
+        elif not self.is_last and any(tensor.requires_grad for tensor in tensors):
             tensors = _Departure.apply(*tensors)  # type: ignore[no-untyped-call]  # torch's
         self.fwd_cache[fwd_chunk_id] = (tensors, taken)
         return output
+
+    def _let_go(self, output: Any, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What is kept of the model's output without its autograd graph, which the loss holds.
+
+        Else torch detaches it in place after the first half of a backward, and the second half needs it.
+        """
+        if self.output_chunks and self.output_chunks[-1] is output:
+            self.output_chunks[-1] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+        return tuple(tensor.detach() for tensor in tensors)
 
 
 def running_stage(
@@ -81,7 +93,7 @@ def running_stage(
             f"there are {count} stages for {ranks} processes, and so {ranks - count} would have none; start {count} "
             f"processes, or cut the model into {ranks} stages"
         )
-    weights = None if _SPLITS_BACKWARDS else _nothing_left_to_do
+    weights = None if _SPLITS_BACKWARDS and uses_weights_once(stage) else _nothing_left_to_do
     return RunningStage(
         stage, index, count, device, input_args=inputs, output_args=outputs, group=group, dw_builder=weights
     )
