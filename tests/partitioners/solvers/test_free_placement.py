@@ -422,3 +422,21 @@ def test_answers_are_the_same_in_every_process() -> None:
     answers = printed_under_two_hash_seeds(code, "tests/partitioners/solvers")
 
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("seed", [19, 32, 39])
+def test_a_free_placement_is_no_worse_than_the_pipeline_of_the_same_seconds(seed: int) -> None:
+    """Few heavy operators on eight unequal devices: there the search for a pipeline finds more in little time."""
+    draw = random.Random(seed)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    speeds = [draw.uniform(0.5, 4) for _ in range(8)]
+    for node in range(37):
+        seconds = 10 ** draw.uniform(-3, 0)
+        each = {f"d{device}": seconds / speed for device, speed in enumerate(speeds)}
+        graph.add_node(node, seconds=each, output_seconds=10 ** draw.uniform(-3, -0.5))
+        graph.add_edges_from((draw.randrange(max(0, node - 12), node), node) for _ in range(2) if node)
+    problem = PlacementProblem(graph, [Device(f"d{device}") for device in range(8)], time_budget=0.3)
+
+    pipeline, free = (solve_placement(attrs.evolve(problem, contiguity=each)) for each in ("pipeline", "free"))
+
+    assert free.objective_value <= pipeline.objective_value

@@ -73,7 +73,7 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
     """The best pipeline that is found without a program, if there is one: what that would prove says nothing here."""
-    budget = min(problem.time_budget / 4, 2.0)
+    budget = min(problem.time_budget, 2.0)
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0, explain="never")
     try:
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
