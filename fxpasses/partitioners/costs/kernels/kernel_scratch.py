@@ -28,6 +28,7 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
+from fxpasses.partitioners.costs.kernels.grouped_scratch import grouped_scratch_bytes
 from fxpasses.partitioners.costs.kernels.laid_out_copies import (
     LAID_OUT_COPIES,
     dense_copies,
@@ -263,6 +264,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **dict.fromkeys(
             (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), product_scratch_bytes
         ),
+        aten._grouped_mm.default: grouped_scratch_bytes,
         **dict.fromkeys(
             (aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default), vector_scratch_bytes
         ),

@@ -64,6 +64,35 @@ def test_a_product_of_one_matrix_in_a_batch_is_never_predicted_too_small(
         assert real <= scratch_bytes(aten.bmm.default, args, torch.bmm(*args))
 
 
+GROUPED: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "rows": lambda: (torch.randn(256, 64), torch.randn(4, 64, 128)),
+    "rows, by columns": lambda: (torch.randn(256, 64), torch.randn(4, 128, 64).mT),
+    "columns": lambda: (torch.randn(4, 64, 128), torch.randn(128, 256)),
+    "sums": lambda: (torch.randn(256, 64).T, torch.randn(256, 128)),
+    "alike": lambda: (torch.randn(4, 64, 128), torch.randn(4, 128, 64)),
+}
+
+
+ENDS = [[64, 128, 192, 256], [0, 0, 256, 256], [8, 16, 24, 256], [0, 0, 0, 255]]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("name", list(GROUPED))
+def test_products_of_groups_need_what_the_largest_can_need(name: str) -> None:
+    """Experts: which rows belong to which is in the data, so the worst counts."""
+    left, right = (each.bfloat16() for each in GROUPED[name]())
+
+    def product(ends: list[int]) -> Tensor:
+        offsets = None if name == "alike" else torch.tensor(ends, dtype=torch.int32)
+        return torch._grouped_mm(left, right, offs=offsets)
+
+    worst = max(beside_its_result(lambda: product(ends)) for ends in ENDS)  # noqa: B023 - it is called at once
+
+    offsets = torch.tensor(ENDS[0], dtype=torch.int32)
+    told = scratch_bytes(aten._grouped_mm.default, (left, right, offsets), product(ENDS[0]))
+    assert worst <= told <= 1.5 * worst + 2**12
+
+
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", list(LAYOUTS)[:-1])
