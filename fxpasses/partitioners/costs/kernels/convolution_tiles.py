@@ -22,6 +22,11 @@ _MOST_UNROLLED = 5_500_000
 """The most bytes of a row of what kernels see that a thread unrolls."""
 _MOST_OF_VOLUMES = 3_500_000
 """The most bytes of rows of volumes that a thread copies for a strided kernel, if it copies them as often as it can."""
+_MOST_STRIDED, _TIMES_UNROLLED = {2: 2_800_000, 3: 5_100_000, 4: 8_300_000}, {2: 1.6, 3: 4.0, 4: 4.0}
+"""By the step, the most bytes that a thread copies of an image for a strided kernel, as much as a cache holds for each
+row that steps go over; and how many times it copies what the kernel sees, where that is less."""
+_SOME_CHANNELS = 64
+"""Of more channels so much is copied in some sizes, from which no rule was found; of longer steps of any."""
 _SMALL_SAMPLE = 1024 * 1024
 """Of volumes so much is copied once more."""
 _OF_PLACE = 2048
@@ -59,6 +64,8 @@ def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
     of_thread = least * 1024 + int(times * (rows + (border if rows else 0)) * across * channels)
     if weights == 1.0 and not is_spread:
         of_thread = max(of_thread, 96 * 1024 + 2 * channels * math.prod(shapes.source[2:]))
+    if _is_strided_image(shapes):
+        of_thread = max(of_thread, least * 1024 + _filled_caches(shapes))
     if math.prod(shapes.kernel) == 1:
         of_thread += _more_of_one_place(shapes)
     elif shapes.is_volumes:  # small samples are copied once more
@@ -70,6 +77,22 @@ def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
         seen = min(max(shapes.kernel), _TILE_PAIRS // 2) * steps * shapes.result[-1]
         of_thread = min(of_thread, 64 * 1024 + 10 * shapes.groups * shapes.channels * seen)
     return torch.get_num_threads() * of_thread + int(weights * shapes.weight_bytes)
+
+
+def _is_strided_image(shapes: Convolution) -> bool:
+    """Whether a kernel goes over an image in steps, and sees places more than once."""
+    is_image = len(shapes.kernel) == _IMAGE_DIMENSIONS and not _is_along_one_dimension(shapes)
+    steps = max(shapes.stride)
+    has_many = shapes.channels > _SOME_CHANNELS or (steps > _IMAGE_DIMENSIONS and shapes.channels > _FEW_CHANNELS)
+    return is_image and 1 < steps < max(shapes.kernel) and not shapes.is_dilated and has_many
+
+
+def _filled_caches(shapes: Convolution) -> int:
+    """What a thread copies of an image in the sizes in which it copies most."""
+    steps = min(max(shapes.stride), max(_MOST_STRIDED))
+    channels = shapes.groups * round_up(shapes.channels, _TILE_PAIRS) * shapes.element
+    seen = math.prod(shapes.kernel) * math.prod(shapes.result[2:]) * channels
+    return min(_MOST_STRIDED[steps], int(_TIMES_UNROLLED[steps] * seen))
 
 
 def _more_of_one_place(shapes: Convolution) -> int:
