@@ -93,7 +93,8 @@ class MeasureCosts(PassBase):
     """Write each node's cost under :data:`~fxpasses.partitioners.COST`: operations, bytes, the type it computes in.
 
     Args:
-        sizes: How symbolic sizes count: ``"hint"``, as in the example inputs, or ``"upper"``, as their bound.
+        sizes: How symbolic sizes count: ``"hint"``, as in the example inputs, or ``"upper"``, as their bound. Memory,
+            which nodes do not carry, is followed as in the example inputs.
         example_inputs: Inputs for graphs that were traced without values; these get values too.
 
     Bodies of control flow are measured as well. Metadata alone is no change of the graph, so the pass never reports

@@ -48,8 +48,16 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         found = {place: max(least, size) for place, least in found.items()}
     if found and node.target in _INTO_COPIES and isinstance(given := value_of(node.all_input_nodes[0]), Tensor):
         found = {place: max(least, _span(given) * given.element_size()) for place, least in found.items()}
+    if found and getattr(node.target, "overloadpacket", None) in _WINDOWS and _is_periodic(node):
+        found = {place: least + result[0].element_size() for place, least in found.items()}
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
+
+
+def _is_periodic(node: Node) -> bool:
+    """Whether a window is one element shorter than what it is cut from; one of a single element is not."""
+    periodic = node.args[1] if len(node.args) > 1 else True
+    return periodic is not False and value_of(node).numel() > 1
 
 
 def _view(args: tuple[Any, ...], result: Any) -> Any:
@@ -221,6 +229,9 @@ _INTO_COPIES = (
     aten.as_strided_scatter.default,
 )
 """Kernels that copy an operand with its strides, and write into that."""
+
+_WINDOWS = (*(aten.hann_window, aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window),)
+"""Kernels that make one element more of a periodic window, and leave it out."""
 
 _OF_TWO = (
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode),

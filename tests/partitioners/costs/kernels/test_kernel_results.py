@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 
 
@@ -55,3 +56,21 @@ def test_bags_and_recurrent_layers_make_on_tensors_without_data_what_they_really
         nn.functional.embedding_bag(fakes[1], fakes[0], fakes[2], mode="max")
 
     assert real.peak <= fake.peak
+
+
+@pytest.mark.parametrize(
+    "name", ["hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"]
+)
+@pytest.mark.parametrize(("size", "periodic"), [(10, True), (10, False), (1, True)])
+def test_a_periodic_window_is_cut_from_one_that_is_longer(name: str, size: int, periodic: bool) -> None:
+    window = getattr(torch, name)
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = window(size, periodic)
+            return x * made
+
+    program = torch.export.export(Model(), (torch.ones(size),))
+    node = next(node for node in program.graph.nodes if name in node.name)
+
+    assert {0: window(size, periodic).untyped_storage().nbytes()} == result_bytes(node, [0])
