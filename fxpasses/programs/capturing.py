@@ -52,8 +52,10 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     file = path_of(path, "a saved program")
     if not file.exists():
         raise InputError(f"There is no file {str(path)!r}.")
-    if not file.is_file():
+    if file.is_dir():
         raise InputError(f"{str(path)!r} is a folder, not a saved program; name the .pt2 file in it.")
+    if not file.is_file():
+        raise InputError(f"{str(path)!r} is a device, not a saved program; name a .pt2 file.")
     try:
         with warnings.catch_warnings(), _without_log("torch.export"):
             warnings.simplefilter("ignore")

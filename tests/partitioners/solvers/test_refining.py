@@ -23,6 +23,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.cutting import unpack
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.refined import refining
 from fxpasses.partitioners.solvers.contiguous.refined.cores import Core
+from fxpasses.partitioners.solvers.contiguous.refined.parallel_paths import parallel_paths
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -93,14 +94,18 @@ def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypat
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_no_device_carries_more_in_a_core(seed: int) -> None:
-    """Every pipeline of the problem, over a random half of its units: seconds, values that leave and enter, bytes."""
+    """Every pipeline of the problem, over a random half of its units: seconds, values that leave and enter, bytes.
+
+    Whichever of the values that it uses a unit left out stands in for.
+    """
     problem = sending_problem(seed, work=0.1)
     every, search = every_placement(problem), search_of(problem)
     draw = np.random.default_rng(seed)
     rows = draw.permutation(np.flatnonzero(every.legal & every.pipeline))[:100].tolist()
 
     for _core in range(8):
-        core = Core.of(search.units, search.classes, draw.random(search.units.size) < 0.5)
+        stands_for = {unit: int(draw.choice(used)) for unit, used in enumerate(search.units.used) if used}
+        core = Core.of(search.units, search.classes, draw.random(search.units.size) < 0.5, stands_for)
         for row in rows:
             home = np.zeros(search.units.size, dtype=np.int64)
             home[search.units.unit_of] = every.home[row]
@@ -297,6 +302,35 @@ def test_a_value_of_the_core_goes_on_for_what_is_cheapest_on_the_way() -> None:
         (number["a"], (number["near"], number["far"])): 1.0,
         (number["near"], (number["far"],)): 1.0,
     } == paid
+
+
+def test_layers_beside_the_core_are_paths_of_their_own() -> None:
+    """Four layers by six steps: the core is the first layer and the last step, joined by three paths.
+
+    No two have a unit in common, so each begins at a step of its own.
+    """
+    layers, steps = 4, 6
+    graph: Any = nx.grid_2d_graph(layers, steps, create_using=nx.DiGraph)
+    graph.remove_edges_from([(one, other) for one, other in graph.edges if other < one])
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, output_seconds=0.1)
+    search = search_of(PlacementProblem(graph, fake_devices(3)))
+    units, number = search.units, dict(zip(graph, search.units.unit_of.tolist(), strict=True))
+    first = {number[0, step] for step in range(steps - 1)}
+    last = {number[layer, steps - 1] for layer in range(1, layers)}
+    is_chosen = np.zeros(units.size, dtype=bool)
+    is_chosen[[*first, *last, number[0, steps - 1]]] = True
+
+    def joined(stands_for: dict[int, int]) -> set[int]:
+        core = Core.of(units, search.classes, is_chosen, stands_for)
+        uses = [(core.units.source[value], user) for value, user in core.units.uses.tolist()]
+        pairs = {(int(core.chosen[maker]), int(core.chosen[user])) for maker, user in uses}
+        return {maker for maker, user in pairs if maker in first and user in last}
+
+    stands_for = parallel_paths(units, is_chosen, np.ones(units.size), np.ones(len(units.source)))
+
+    assert layers - 1 <= len(joined(stands_for))
+    assert len(joined({})) < layers - 1
 
 
 def test_exported_transformers_of_hundreds_of_operators_get_their_certificate() -> None:

@@ -19,8 +19,8 @@ __all__ = ["parallel_paths"]
 Bools = NDArray[np.bool_]
 CHEAP = 0.25
 """No path leads over values that cost less than this share of the mean: what it is worth is what the cheapest costs."""
-MOST = 5000
-"""Uses of values up to which it is worth the while: a linear program of so many variables takes a tenth of a second."""
+MOST = 2500
+"""Uses of values up to which it is worth the while: a linear program of so many takes up to a fifth of a second."""
 
 
 def parallel_paths(units: Units, is_chosen: Bools, weight: Floats, cost: Floats) -> dict[int, int]:
