@@ -3,7 +3,7 @@
 A unit left out stands in for one value of the core. So what crosses between branches that run beside the core, as the
 layers of a recurrent net beside its first one, depends on which: at a cut as many values count as there are paths from
 the core before it to the core behind it that have no unit in common. The paths that go furthest in sum are a flow of
-the largest gain that passes each unit, and each value of the core, once (Ford and Fulkerson 1962).
+the largest gain that passes each unit, and each value of the core, once (Ford and Fulkerson 1956).
 """
 
 from __future__ import annotations
