@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,7 @@ def _one_sentence(context: click.Context) -> Iterator[None]:
         raise
     except OSError as error:
         click.echo(f"error: {error}.", err=True)
+        _write_no_more()
         context.exit(2)
     except click.UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later: the command alone
@@ -39,6 +41,12 @@ def _one_sentence(context: click.Context) -> Iterator[None]:
             f"error: {text}" if text.endswith("?") else f"error: {text.rstrip('.')}; see {path} --help.", err=True
         )
         context.exit(2)
+
+
+def _write_no_more() -> None:
+    """What could not be written is let go: Python would try once more in the end, and has an exit code for that."""
+    with contextlib.suppress(io.UnsupportedOperation):  # in tests there is no file behind
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Group(click.Group):
