@@ -93,7 +93,7 @@ def evaluate(
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
         outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
         found = _gradients(subject, outputs, flat) if gradients else {}
-        left = {name: _copied(tensor) for name, tensor in _own_tensors(subject, flat)}
+        left = dict(_own_tensors(subject, flat))
     return Evaluation([_copied(output) for output in outputs], recorder.values, found, left)
 
 
@@ -178,19 +178,22 @@ def _state_kept(module: GraphModule) -> Iterator[None]:
 
 
 def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The inputs, by position, for passes may rename them, and the buffers that a run can write."""
+    """The inputs, by position, for passes may rename them, and the buffers that a run can write.
+
+    Both are the run's own copies, but for the buffers of a module, which are put back.
+    """
     if isinstance(subject, ExportedProgram):
         kinds = [(spec.kind, spec.target) for spec in subject.graph_signature.input_specs]
     else:
         kinds = [(InputKind.USER_INPUT, None)] * len(flat)
-        yield from ((f"buffer {name}", buffer) for name, buffer in subject.named_buffers())
+        yield from ((f"buffer {name}", buffer.detach().clone()) for name, buffer in subject.named_buffers())
     position = 0
     for (kind, target), value in zip(kinds, flat, strict=True):
         if kind is InputKind.BUFFER and isinstance(value, torch.Tensor):
-            yield f"buffer {target}", value
+            yield f"buffer {target}", value.detach()
         elif kind is InputKind.USER_INPUT:
             if isinstance(value, torch.Tensor):
-                yield f"input {position}", value
+                yield f"input {position}", value.detach()
             position += 1
 
 

@@ -48,7 +48,8 @@ def graphs_of(subject: GraphModule | ExportedProgram) -> Iterator[tuple[str, Gra
     """
     if not isinstance(subject, (GraphModule, ExportedProgram)):
         raise also_as(GraphError, TypeError())(
-            f"a check looks at a GraphModule or an ExportedProgram, not at {type(subject).__name__}"
+            f"a check looks at a GraphModule or an ExportedProgram, not at {type(subject).__name__}; trace or export "
+            "the model first"
         )
     root = subject.graph_module if isinstance(subject, ExportedProgram) else subject
     for path, module in root.named_modules():

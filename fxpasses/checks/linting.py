@@ -42,13 +42,12 @@ def well_formed(subject: GraphModule | ExportedProgram) -> None:
 
 def _graphs_in(subject: Any) -> tuple[list[GraphModule], torch.nn.Module]:
     root = subject.graph_module if isinstance(subject, ExportedProgram) else subject
-    found = (
-        [inner for inner in root.modules() if isinstance(inner, GraphModule)]
-        if isinstance(root, torch.nn.Module)
-        else []
-    )
+    modules = root.modules() if isinstance(root, torch.nn.Module) else iter(())
+    found = [inner for inner in modules if isinstance(inner, GraphModule)]
     if not found:
-        raise also_as(GraphError, TypeError())(f"lint looks at graphs, and a {type(subject).__name__} holds none")
+        raise also_as(GraphError, TypeError())(
+            f"lint looks at graphs, and a {type(subject).__name__} holds none; trace or export the model first"
+        )
     return found, root
 
 

@@ -35,7 +35,8 @@ class _SignatureIsValid:
             return
         if not isinstance(subject, ExportedProgram):
             raise also_as(GraphError, TypeError())(
-                f"signature_is_valid looks at an ExportedProgram, not at {type(subject).__name__}"
+                f"signature_is_valid looks at an ExportedProgram, not at {type(subject).__name__}; export the model "
+                "first"
             )
         _specs_fit(subject)
         try:

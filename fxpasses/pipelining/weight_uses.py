@@ -24,14 +24,13 @@ __all__ = ["uses_weights_once"]
 def uses_weights_once(stage: StageModule) -> bool:
     """Whether each trained weight of a stage, and each value made of weights alone, goes to one operator. O(nodes)."""
     part, uses = stage.part, Counter[Hashable]()
-    held = dict(stage.route.held)
-    sent = {slot: find_attribute(part, name).value for slot, name in held.items()}
+    sent = {slot: find_attribute(part, name).value for slot, name in stage.route.held}
     inputs = dict(zip(part.graph.find_nodes(op="placeholder"), stage.route.called_with, strict=True))
     constant: dict[Node, bool] = {}  # what no input leads to; whether a trained weight does
     for node in part.graph.nodes:
         if node.op == "call_module":
             uses.update(id(each) for each in part.get_submodule(str(node.target)).parameters() if each.requires_grad)
-        elif node.op == "get_attr" or inputs.get(node) in held:
+        elif node.op == "get_attr" or inputs.get(node) in sent:
             value = find_attribute(part, str(node.target)).value if node.op == "get_attr" else sent[inputs[node]]
             constant[node] = isinstance(value, torch.nn.Parameter) and value.requires_grad
             if constant[node]:

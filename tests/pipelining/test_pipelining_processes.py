@@ -179,9 +179,7 @@ def shared_layers(name):
 
 def loss_by_schedule():
     """The model computes its loss, and a number for each micro-batch is what the schedule returns."""
-    torch.manual_seed(0)
-    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
-    x, wanted = torch.ones(8, 4), torch.zeros(8, 4)
+    model, x, wanted = model_with_loss()
     pipe = pipeline(model, (x[:2], wanted[:2]), None, {"module.1": BEGINNING})
     part = build_schedule(pipe, "1f1b", num_microbatches=MICRO_BATCHES, loss_fn=pipe.loss_fn)
     output = part.step(x, wanted, target=wanted)
@@ -247,13 +245,26 @@ def checkpoints(rank, folder):
     return loaded, size, plain(train_stages(rank, pipe, batch(8)))
 
 
+def model_with_loss():
+    """A model that computes its loss, and what it takes."""
+    torch.manual_seed(0)
+    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
+    return model, torch.ones(8, 4), torch.zeros(8, 4)
+
+
+def own_gradients():
+    """Its loss, and the gradients of its parameters, in this process."""
+    model, *inputs = model_with_loss()
+    loss = model(*inputs)
+    loss.backward()
+    return loss, {key: value.grad for key, value in model.named_parameters()}
+
+
 def own_loss(rank):
     """The model computes its loss; the schedule's target is not looked at."""
     from torch.distributed.pipelining import ScheduleGPipe
 
-    torch.manual_seed(0)
-    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
-    x, wanted = torch.ones(8, 4), torch.zeros(8, 4)
+    model, x, wanted = model_with_loss()
     pipe = pipeline(model, (x[:2], wanted[:2]), None, {"module.1": BEGINNING})
     stage = pipe.build_stage(rank, "cpu")
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=pipe.loss_fn)
@@ -354,14 +365,11 @@ def test_stages_that_were_filled_on_their_own_rank_learn_as_one_model(two):
 @pytest.mark.slow
 def test_a_model_that_computes_its_loss(two):
     """``pipe.loss_fn`` takes it from the output; targets travel to the last stage like any input."""
-    torch.manual_seed(0)
-    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
-    loss = model(torch.ones(8, 4), torch.zeros(8, 4))
-    loss.backward()
+    loss, expected = own_gradients()
     gradients = {key: value for rank in two[:2] for key, value in rank["own loss"][1].items()}
 
     torch.testing.assert_close([loss.item()] * 4, two[1]["own loss"][0])
-    torch.testing.assert_close({key: value.grad for key, value in model.named_parameters()}, gradients)
+    torch.testing.assert_close(expected, gradients)
 
 
 @pytest.mark.slow
@@ -385,15 +393,12 @@ def test_layers_that_are_called_again_learn_under_a_backward_in_halves(two, name
 @pytest.mark.slow
 def test_a_schedule_returns_the_losses_that_a_model_computes(two):
     """One for each micro-batch; gradients are averaged before that."""
-    torch.manual_seed(0)
-    model = TrivialLossWrapper(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.MSELoss())
-    loss = model(torch.ones(8, 4), torch.zeros(8, 4))
-    loss.backward()
+    loss, expected = own_gradients()
     gradients = {key: value for rank in two[:2] for key, value in rank["loss by schedule"][1].items()}
 
     assert two[0]["loss by schedule"][0] is None
     torch.testing.assert_close(loss.detach().expand(4), two[1]["loss by schedule"][0])
-    torch.testing.assert_close({key: value.grad for key, value in model.named_parameters()}, gradients)
+    torch.testing.assert_close(expected, gradients)
 
 
 # --- what three processes do ---------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def _is_strided_image(shapes: Convolution) -> bool:
     """Whether a kernel goes over an image in steps, and sees places more than once."""
     is_image = len(shapes.kernel) == _IMAGE_DIMENSIONS and not _is_along_one_dimension(shapes)
     steps = max(shapes.stride)
-    has_many = shapes.channels > _SOME_CHANNELS or (steps > _IMAGE_DIMENSIONS and shapes.channels > _FEW_CHANNELS)
+    has_many = shapes.channels > _SOME_CHANNELS or (steps > min(_MOST_STRIDED) and shapes.channels > _FEW_CHANNELS)
     return is_image and 1 < steps < max(shapes.kernel) and not shapes.is_dilated and has_many
 
 

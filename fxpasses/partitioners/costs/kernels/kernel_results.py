@@ -230,7 +230,7 @@ _INTO_COPIES = (
 )
 """Kernels that copy an operand with its strides, and write into that."""
 
-_WINDOWS = (*(aten.hann_window, aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window),)
+_WINDOWS = (aten.hann_window, aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window)
 """Kernels that make one element more of a periodic window, and leave it out."""
 
 _OF_TWO = (

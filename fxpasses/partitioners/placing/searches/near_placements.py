@@ -142,8 +142,10 @@ class _Nearby:
         best, left = self._improved(best, turns, trials)
         draw = np.random.default_rng(self.request.seed)
         while left > 0 and best.value > bound * (1 + 1e-9):
-            first, home = self._leap(best.home, draw)
-            found, left = self._improved(self._tried(home, turns), turns, left - 1, first, most=AFTERWARDS, pairs=False)
+            traced, (first, home) = self._traced, self._leap(best.home, draw)
+            there = self._tried(home, turns)
+            left -= self._took(traced)
+            found, left = self._improved(there, turns, left, first, most=AFTERWARDS, pairs=False)
             best = min(best, found, key=lambda each: each.rank)
         return best
 
