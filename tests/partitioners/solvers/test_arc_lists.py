@@ -22,6 +22,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.refined import arc_lists
 from fxpasses.partitioners.solvers.contiguous.refined.arc_lists import ArcLists
 from fxpasses.partitioners.solvers.contiguous.refined.spare import NOTHING, Fluid, Payment, Question
+from fxpasses.partitioners.solvers.contiguous.refined.subset_sums import SubsetSums
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
@@ -74,7 +75,11 @@ class Asked:
         needed = np.sort(draw.uniform(0, total / 2, family.count))
         needed[0], needed[-1] = 0.0, total
         ready = np.minimum(needed + draw.uniform(0, total, family.count), total)
-        fluid = Fluid(needed, ready, float(total), 1e-9)
+        along = draw.uniform(0, total / 10, (len(units.source), family.count)) * draw.integers(2, size=len(needed))
+        tolls = {group.charges: below * draw.uniform(0, 0.3, len(units.source)) for group in devices}
+        toll = np.stack([tolls[group.charges] for group in devices])
+        sums = SubsetSums.of(draw.uniform(0.1, 0.4, 4) * below, float(2 * below))
+        fluid = Fluid(needed, ready, float(total), 1e-9, along, toll, sums)
         allowed = draw.random((family.count, len(states.moves))) < draw.choice([0.7, 1.0])
         allowed[0, 0] = allowed[-1, -1] = True
         room = draw.uniform(0, below, classes)
@@ -94,10 +99,34 @@ class Asked:
                 fits = not spans.is_tight or size <= group.memory
                 can = left >= -1e-9 * below and fits and not (group.banned & own).any()
                 worth = pays.byte[kind] * (group.memory - size) if spans.is_tight and pays.byte[kind] else 0.0
-                spare.append(left * pays.load[kind] + worth if can else NOTHING)
+                spare.append(self.along(first, last, kind, left * pays.load[kind] + worth) if can else NOTHING)
             if max(spare) > NOTHING:
                 found[first, last] = spare
         return found
+
+    def along(self, first: int, last: int, kind: int, room: float) -> float:
+        """What a device takes along between two ideals with some room: first what is free, then for the least toll."""
+        fluid, spans, free = self.question.fluid, self.question.spans, 0.0
+        inside, tolled = spans.family.inside, []
+        for value, maker in enumerate(self.units.source.tolist()):
+            users = self.units.uses[self.units.uses[:, 0] == value, 1]
+            held, then = inside[users, first].sum(), inside[users, last].sum()
+            if inside[maker, first] and held == then < len(users) and fluid.along[value, first] > 0:
+                weight = float(fluid.along[value, first])
+                toll = self.question.pays.load[kind] * float(fluid.toll[kind, value])
+                tolled.append((toll / weight, weight))
+        free = max(float(fluid.ready[last] - fluid.needed[first]) - sum(weight for _toll, weight in tolled), 0.0)
+        taken = min(room, free)
+        for toll, weight in sorted(tolled):
+            own = min(weight, max(room - free, 0.0) / (1 + toll))
+            taken, room = taken + own, room - own * (1 + toll)
+        place = int((taken + fluid.slack) * fluid.sums.scale)
+        return min(taken, float(fluid.sums.most[place])) if 0 <= place < len(fluid.sums.most) else taken
+
+    def rooms(self) -> NDArray[np.float64]:
+        """What a device of each class takes along at each ideal that runs nothing else."""
+        room, ideals = self.question.pays.room, range(self.question.spans.family.count)
+        return np.array([[self.along(each, each, kind, own) for kind, own in enumerate(room)] for each in ideals])
 
     def moves(self) -> Iterator[tuple[int, int, int]]:
         """A state, the class of the next device and the state after it."""
@@ -107,7 +136,7 @@ class Asked:
 
     def taken(self, arcs: Spares) -> NDArray[np.float64]:
         """The most that devices take along up to each ideal, by the definition."""
-        fluid, room, allowed = self.question.fluid, self.question.pays.room, self.question.allowed.toarray()
+        fluid, room, allowed = self.question.fluid, self.rooms(), self.question.allowed.toarray()
         most = np.full(allowed.shape, NOTHING)
         most[0, 0] = 0.0
         for ideal in range(len(most)):
@@ -115,7 +144,9 @@ class Asked:
                 for state, kind, after in self.moves():
                     if after == there:
                         before = [most[first, state] + arcs[first, last][kind] for first, last in arcs if last == ideal]
-                        most[ideal, there] = max(most[ideal, there], most[ideal, state] + room[kind], *before, NOTHING)
+                        most[ideal, there] = max(
+                            most[ideal, there], most[ideal, state] + room[ideal, kind], *before, NOTHING
+                        )
                 own = min(most[ideal, there], fluid.ready[ideal])
                 is_fine = allowed[ideal, there] and own >= fluid.needed[ideal] - fluid.slack
                 most[ideal, there] = own if is_fine else NOTHING
@@ -123,7 +154,7 @@ class Asked:
 
     def left(self, arcs: Spares, taken: NDArray[np.float64]) -> NDArray[np.float64]:
         """The most that the others take along from each ideal on."""
-        fluid, room = self.question.fluid, self.question.pays.room
+        fluid, room = self.question.fluid, self.rooms()
         most = np.full(taken.shape, NOTHING)
         most[-1] = 0.0
         for ideal in reversed(range(len(most))):
@@ -131,7 +162,9 @@ class Asked:
                 for own, kind, there in self.moves():
                     if own == state:
                         after = [most[last, there] + arcs[first, last][kind] for first, last in arcs if first == ideal]
-                        most[ideal, state] = max(most[ideal, state], most[ideal, there] + room[kind], *after, NOTHING)
+                        most[ideal, state] = max(
+                            most[ideal, state], most[ideal, there] + room[ideal, kind], *after, NOTHING
+                        )
                 found = min(most[ideal, state], fluid.total - fluid.needed[ideal])
                 is_fine = taken[ideal, state] > NOTHING and found >= fluid.total - fluid.ready[ideal] - fluid.slack
                 most[ideal, state] = found if is_fine else NOTHING

@@ -96,7 +96,8 @@ def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypat
 def test_no_device_carries_more_in_a_core(seed: int) -> None:
     """Every pipeline of the problem, over a random half of its units: seconds, values that leave and enter, bytes.
 
-    Whichever of the values that it uses a unit left out stands in for.
+    Whichever of the values that it uses a unit left out stands in for. A device also pays for the values that pass it
+    by, but go through units left out that it runs.
     """
     problem = sending_problem(seed, work=0.1)
     every, search = every_placement(problem), search_of(problem)
@@ -109,9 +110,10 @@ def test_no_device_carries_more_in_a_core(seed: int) -> None:
         for row in rows:
             home = np.zeros(search.units.size, dtype=np.int64)
             home[search.units.unit_of] = every.home[row]
-            for group in core.classes:
+            for kind, group in enumerate(core.classes):
                 for device in group.devices:
-                    assert load_in(core, home[core.chosen], group, device) <= every.load[row][device] + 1e-9
+                    load = load_in(core, home[core.chosen], group, device) + tolls_in(core, home, kind, device)
+                    assert load <= every.load[row][device] + 1e-9
                     assert bytes_in(core, home[core.chosen] == device) <= every.size[row][device]
 
 
@@ -125,6 +127,17 @@ def load_in(core: Core, home: Any, group: DeviceClass, device: int) -> float:
         if home[maker] != device and device in users:
             load += group.entering[value]
     return load
+
+
+def tolls_in(core: Core, home: Any, kind: int, device: int) -> float:
+    """What a device pays where it runs units left out: those through which a value goes whose ends are elsewhere."""
+    left_out = np.setdiff1d(np.arange(len(home)), core.chosen)
+    at = home[core.chosen]
+    ends = {value: {int(at[maker])} for value, maker in enumerate(core.units.source.tolist())}
+    for value, user in core.units.uses.tolist():
+        ends[value].add(int(at[user]))
+    run = set(core.through[home[left_out] == device].tolist()) - {-1}
+    return sum(float(core.toll[kind, value]) for value in run if device not in ends[value])
 
 
 def bytes_in(core: Core, own: Any) -> int:
@@ -302,6 +315,45 @@ def test_a_value_of_the_core_goes_on_for_what_is_cheapest_on_the_way() -> None:
         (number["a"], (number["near"], number["far"])): 1.0,
         (number["near"], (number["far"],)): 1.0,
     } == paid
+
+
+def test_a_device_pays_for_what_passes_it_by_where_it_runs_what_is_on_the_way() -> None:
+    """From one end to the other over two operators left out: what enters is the cheaper before it, what leaves behind.
+
+    Nothing goes through what nobody uses.
+    """
+    graph: Any = nx.DiGraph([("begin", "one"), ("one", "two"), ("two", "end"), ("begin", "unused")])
+    for node, seconds in {"begin": 4.0, "one": 2.0, "two": 3.0, "end": 1.0, "unused": 1.0}.items():
+        graph.nodes[node].update(seconds=9.0, output_seconds=seconds)
+    search = search_of(PlacementProblem(graph, fake_devices(3)))
+    number = dict(zip(graph, search.units.unit_of.tolist(), strict=True))
+    is_chosen = np.isin(np.arange(search.units.size), [number["begin"], number["end"]])
+
+    core = Core.of(search.units, search.classes, is_chosen)
+
+    left_out = np.flatnonzero(~is_chosen).tolist()
+    through = dict(zip(left_out, core.through.tolist(), strict=True))
+    assert {number["one"]: 0, number["two"]: 0, number["unused"]: -1} == through
+    assert core.toll.tolist() == [[min(4.0 + 2.0, 2.0 + 3.0)]]
+
+
+def test_gradients_stand_in_for_those_of_the_core() -> None:
+    """Three layers, each on one device with its backward; the core has the first and the last of them."""
+    graph: Any = nx.DiGraph()
+    nx.add_path(graph, ["f0", "f1", "f2", "b2", "b1", "b0"])
+    for node, seconds in {"f0": 3.0, "f1": 2.0, "f2": 0.0, "b2": 5.0, "b1": 4.0, "b0": 0.0}.items():
+        graph.nodes[node].update(seconds=1.0, output_seconds=seconds)
+    for layer in range(3):
+        graph.nodes[f"b{layer}"]["backward_of"] = f"f{layer}"
+    search = search_of(PlacementProblem(graph, fake_devices(2)))
+
+    core = Core.of(search.units, search.classes, np.array([True, False, True]))
+
+    (group,) = core.classes
+    uses = {
+        (int(core.units.source[value]), user): float(group.leaving[value]) for value, user in core.units.uses.tolist()
+    }
+    assert {(0, 1): 2.0, (1, 0): 4.0} == uses
 
 
 def test_layers_beside_the_core_are_paths_of_their_own() -> None:

@@ -33,6 +33,9 @@ class Facts(NamedTuple):
     open_start: Ints
     open: Indices  # values that each ideal makes, and not all of their users are inside
     open_held: Counts  # how many users of each are inside
+    along: Floats  # the weight of units left out through which each goes
+    toll: Floats  # (c, q), what a device pays for any of these while a value passes it by
+    cheapest: Indices  # (c, n), the entries of each ideal, those first for which the toll is least for the weight
     back_start: Ints
     back: Indices  # values that each ideal uses, and does not make
     made: Bools  # (f, q)
@@ -56,7 +59,9 @@ class Facts(NamedTuple):
     live: Floats  # (m,), those bytes; empty where no unit needs any
     load_pays: Floats  # (k,), what a second is worth
     byte_pays: Floats  # (k,), what a byte is
-    room: Floats  # (k,), what a device can take along that runs nothing else
+    room: Floats  # (f, k), what a device takes along at each ideal that runs nothing else
+    sums: Floats  # (b,), the most weight that some of all units left out have, up to each bin
+    bins: float  # for a unit of weight
     below: float  # the threshold on the load
     reach: float  # how much more than the first ideal of a pair the last one weighs at most
     needed: Floats  # (f,), the weight of units left out that each ideal needs
@@ -87,6 +92,8 @@ def facts_of(question: Question) -> Facts:
     named = np.ascontiguousarray(sizes.shared.count.T)
     opened = made & (held < values.users)
     open_start, open_values = _lists(opened)
+    along = np.ascontiguousarray(fluid.along.T)[opened]
+    toll = np.stack([fluid.toll[classes.index(group)] for group in ways.values()])
     back_start, back_values = _lists(~made & (held > 0))
     key_start, keys = _lists(named < sizes.shared.users)
     return Facts(
@@ -100,6 +107,9 @@ def facts_of(question: Question) -> Facts:
         open_start=open_start,
         open=open_values,
         open_held=held[opened],
+        along=along,
+        toll=toll,
+        cheapest=_cheapest(open_start, along, toll[:, open_values]),
         back_start=back_start,
         back=back_values,
         made=made,
@@ -123,7 +133,9 @@ def facts_of(question: Question) -> Facts:
         live=np.zeros(0) if sizes.by_live is None else sizes.live,
         load_pays=pays.load,
         byte_pays=pays.byte,
-        room=pays.room,
+        room=np.tile(pays.room, (family.count, 1)),
+        sums=fluid.sums.most,
+        bins=fluid.sums.scale,
         below=question.below,
         reach=question.reach,
         needed=fluid.needed,
@@ -167,6 +179,14 @@ def _lists(table: Bools) -> tuple[Ints, Indices]:
     """The columns that each row of a table names."""
     row, column = np.nonzero(table)
     return np.searchsorted(row, np.arange(len(table) + 1)), column.astype(np.uint32)
+
+
+def _cheapest(start: Ints, along: Floats, toll: Floats) -> Indices:
+    """The entries of each list by toll for weight, for each way to charge; last those that go through no units."""
+    owner = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    price = np.full(toll.shape, np.inf)
+    np.divide(toll, along, out=price, where=along > 0)
+    return np.stack([np.lexsort((own, owner)) for own in price]).astype(np.uint32)
 
 
 def _banned(spans: Spans) -> Floats:

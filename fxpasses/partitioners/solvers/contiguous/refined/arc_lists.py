@@ -67,9 +67,10 @@ class ArcLists:
 
         All states go along each pair as soon as it is found, so none is kept that no state can take.
         """
-        from fxpasses.partitioners.solvers.contiguous.refined.arc_runs import forth  # numba is heavy
+        from fxpasses.partitioners.solvers.contiguous.refined.arc_runs import forth, stay  # numba is heavy
 
         facts, size, classes = facts_of(question), question.spans.family.count, len(question.spans.classes)
+        stay(facts)
         most = np.full(question.allowed.nnz, NOTHING)
         most[0] = 0.0  # nothing, by no device
         count, room = np.zeros(size, dtype=np.int64), max(TOGETHER, size)

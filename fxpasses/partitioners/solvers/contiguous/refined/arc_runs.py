@@ -10,90 +10,14 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
 from fxpasses.partitioners.solvers.compiling import cached, inlined
-from fxpasses.partitioners.solvers.contiguous.refined import arc_facts
+from fxpasses.partitioners.solvers.contiguous.refined import arc_facts, arc_spare
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices
+from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import is_nested, look_at, taken_along
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["back", "forth"]
+__all__ = ["back", "forth", "stay"]
 
 Bools = NDArray[np.bool_]
-ROUNDING = 1e-12
-"""The share of the threshold that a load may be above it, as the order of its sum has it."""
-
-
-@inlined
-def _is_nested(facts: Facts, first: int, last: int) -> bool:
-    """Whether an ideal holds another one."""
-    missing = np.uint64(0)
-    for word in range(facts.words.shape[1]):
-        missing |= facts.words[first, word] & ~facts.words[last, word]
-    return not missing
-
-
-@inlined
-def _saved(facts: Facts, first: int, last: int, way: int) -> float:
-    """What is not charged of the values open at either ideal."""
-    saved = 0.0
-    for entry in range(facts.open_start[first], facts.open_start[first + 1]):
-        value = facts.open[entry]
-        held = facts.held[last, value]
-        if held < facts.users[value]:  # it passes by, and leaves from the device that made it
-            saved += facts.leaving[way, value]
-        if held == facts.open_held[entry]:
-            saved += facts.entering[way, value]
-    for entry in range(facts.back_start[first], facts.back_start[first + 1]):
-        value = facts.back[entry]
-        held, is_made = facts.held[last, value], facts.made[last, value]
-        if is_made and held == facts.users[value]:  # it leaves for earlier devices only
-            saved -= facts.leaving[way, value]
-        if not is_made and held == facts.held[first, value]:
-            saved += facts.entering[way, value]
-    return saved
-
-
-@inlined
-def _bytes(facts: Facts, first: int, last: int) -> float:
-    """What a device needs that runs from one ideal to another."""
-    size = float(facts.kept[last] - facts.kept[first])
-    for entry in range(facts.key_start[first], facts.key_start[first + 1]):
-        key = facts.keys[entry]
-        if facts.named[last, key] != facts.named[first, key]:
-            size += facts.key_bytes[key]
-    if len(facts.live):
-        for word in range(facts.by_live.shape[1]):
-            own = facts.by_live[last, word] & ~facts.by_live[first, word]
-            if own:
-                unit = 64 * word
-                while not own & np.uint64(1):
-                    own >>= np.uint64(1)
-                    unit += 1
-                size += facts.live[unit]
-                break
-    return size
-
-
-@inlined
-def _look_at(facts: Facts, first: int, last: int, number: int, spare: Floats) -> bool:
-    """Note what a device of each class has to spare between two nested ideals; whether any can run that."""
-    for way in range(len(facts.saved)):
-        facts.saved[way] = _saved(facts, first, last, way)
-    limit, can_run = facts.below * (1.0 + ROUNDING), False
-    for kind in range(len(facts.memory)):
-        load = facts.ends[last, kind] - facts.begins[first, kind] - facts.saved[facts.charge[kind]]
-        can = load <= limit and facts.banned[last, kind] == facts.banned[first, kind]
-        spare[number, kind] = (facts.below - load) * facts.load_pays[kind] if can else -np.inf
-        can_run |= can
-    if not can_run or not facts.counts_bytes:
-        return can_run
-    size, can_run = _bytes(facts, first, last), False
-    for kind in range(len(facts.memory)):
-        if size > facts.memory[kind]:
-            spare[number, kind] = -np.inf
-        if spare[number, kind] > -np.inf:
-            can_run = True
-            if facts.byte_pays[kind]:
-                spare[number, kind] += facts.byte_pays[kind] * (facts.memory[kind] - size)
-    return can_run
 
 
 @inlined
@@ -106,11 +30,11 @@ def _settle_taken(facts: Facts, ideal: int, most: Floats) -> int:
     start, stop = facts.state_start[ideal], facts.state_start[ideal + 1]
     for entry in range(start, stop):
         state, taken = facts.state[entry], most[entry]
-        for kind in range(len(facts.room)):
-            taken = max(taken, facts.amount[facts.state_before[state, kind]] + facts.room[kind])
+        for kind in range(len(facts.memory)):
+            taken = max(taken, facts.amount[facts.state_before[state, kind]] + facts.room[ideal, kind])
         taken = min(taken, facts.ready[ideal])
         most[entry] = facts.amount[state] = taken if taken >= least else -np.inf
-    for kind in range(len(facts.room)):
+    for kind in range(len(facts.memory)):
         for entry in range(start, stop):
             there = facts.state_after[facts.state[entry], kind]
             if most[entry] > -np.inf and there < len(facts.state_after):
@@ -126,7 +50,7 @@ def _settle_taken(facts: Facts, ideal: int, most: Floats) -> int:
 def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
     """Let a device run up to an ideal in each state that goes on; whether any takes along what has to be."""
     entry = 0
-    for kind in range(len(facts.room)):
+    for kind in range(len(facts.memory)):
         own, stop = spare[number, kind], facts.going_stop[kind]
         if own == -np.inf:
             entry = stop
@@ -144,7 +68,15 @@ def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats)
     return can_go
 
 
-@cached(compiling, arc_facts)
+@cached(compiling, arc_facts, arc_spare)
+def stay(facts: Facts) -> None:
+    """Find what a device takes along at each ideal that runs no unit of the core; at first it is all its room."""
+    for ideal in range(len(facts.position)):
+        for kind in range(len(facts.memory)):
+            facts.room[ideal, kind] = taken_along(facts, ideal, ideal, kind, facts.room[ideal, kind])
+
+
+@cached(compiling, arc_facts, arc_spare)
 def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, spare: Floats) -> tuple[int, int, int]:
     """Find pairs, from an ideal on, until there may be no room for those of the next one, and go along them.
 
@@ -181,7 +113,7 @@ def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, sp
                     break
                 if other > ideal:
                     seen += 1
-                    if _is_nested(facts, ideal, other) and _look_at(facts, ideal, other, found, spare):
+                    if is_nested(facts, ideal, other) and look_at(facts, ideal, other, found, spare):
                         moved += going
                         if _go_along(facts, other, found, spare, most):
                             last[found] = other
@@ -198,7 +130,7 @@ def _come_back(facts: Facts, last: int, number: int, spare: Floats, most: Floats
         state, left = facts.state[entry], most[entry]
         if left == -np.inf:
             continue
-        for kind in range(len(facts.room)):
+        for kind in range(len(facts.memory)):
             found, before = left + spare[number, kind], facts.state_before[state, kind]
             facts.amount[before] = max(facts.amount[before], found)
             is_enough |= found >= facts.lacking[before]
@@ -213,12 +145,12 @@ def _settle_left(facts: Facts, ideal: int, taken: Floats, most: Floats) -> None:
         state = facts.state[entry]
         left = min(max(most[entry], facts.amount[state]), limit)
         most[entry] = left = left if left >= least and taken[entry] > -np.inf else -np.inf
-        for kind in range(len(facts.room)):
+        for kind in range(len(facts.memory)):
             before = facts.state_before[state, kind]
-            facts.amount[before] = max(facts.amount[before], left + facts.room[kind])
+            facts.amount[before] = max(facts.amount[before], left + facts.room[ideal, kind])
 
 
-@cached(compiling, arc_facts)
+@cached(compiling, arc_facts, arc_spare)
 def back(
     facts: Facts, first: int, begins: Ints, last: Indices, spare: Floats, taken: Floats, most: Floats, left: Bools
 ) -> int:

@@ -1,16 +1,12 @@
 """The core of a problem: some units are left out, and no pipeline costs more than with them.
 
-A unit that is left out takes no seconds and no bytes, but what went through it still goes from its makers to its users:
-a path of such units is cut before or after one of them, so the cheapest value on it crosses, wherever they run. Those
-values have a maker in the core, and stand in for its own: one value of the core may be several, the cheapest of which
-goes to all that is reached, and the others, with what is above, to those that are reached by dearer values only.
+A unit that is left out takes no seconds and no bytes, but what went through it still goes from its makers to its users
+(:mod:`~fxpasses.partitioners.solvers.contiguous.refined.stand_ins`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.refined.stand_ins import NOTHING_GIVEN, StandIns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -27,11 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Core", "held_by", "mattering", "widest_first"]
 
 Bools = NDArray[np.bool_]
-Costs = dict[int, Floats]
-"""For units of the core, what crosses at least on the way to them: leaving and entering for each class, ``(2, c)``."""
-
-NOTHING_GIVEN: Mapping[int, int] = MappingProxyType({})
-ALIKE = 1 - 1e-12
 LIGHT = 8
 """Units of this part of the mean weight, or less, are all alike light."""
 CROSSING, FREE = 2.0, 2
@@ -49,6 +41,8 @@ class Core:
         classes: What they and their values weigh on each class of devices.
         before: For each unit left out, the last of the core that it needs, ``(m - c, c)``, sparse.
         after: The first of the core that need it.
+        through: The value of the core that goes through each unit left out, ``(m - c,)``; -1 for none.
+        toll: What a device of each class pays that runs any of these while the value passes it by, ``(k, q)``.
     """
 
     chosen: Ints
@@ -56,6 +50,8 @@ class Core:
     classes: tuple[DeviceClass, ...]
     before: csr_array[np.float32]
     after: csr_array[np.float32]
+    through: Ints
+    toll: Floats
 
     @classmethod
     def of(
@@ -71,7 +67,9 @@ class Core:
         """
         chosen = np.flatnonzero(is_chosen)
         number = np.cumsum(is_chosen) - 1
-        source, uses, costs = _values(units, classes, is_chosen, stands_for)
+        stand_ins = StandIns.of(units, classes, is_chosen, stands_for)
+        source, uses, costs = stand_ins.values()
+        through, toll = stand_ins.tolls()
         before, after = _nearest(units, is_chosen)
         shares = units.shares[is_chosen[units.shares[:, 1]]]
         core = Units(
@@ -93,7 +91,17 @@ class Core:
             tuple(_of_core(group, chosen, costs[:, kind]) for kind, group in enumerate(classes)),
             _relation(number, shape, _pairs(before, left_out)),
             _relation(number, shape, _pairs(after, left_out)),
+            through[left_out],
+            toll,
         )
+
+    def along(self, rest: Floats) -> csr_array[np.float64]:
+        """The units left out, which weigh so much, by the value of the core that goes through them, ``(q, m - c)``."""
+        from scipy.sparse import csr_array
+
+        units = np.flatnonzero(self.through >= 0)
+        shape = (len(self.units.source), len(rest))
+        return csr_array((rest[units], (self.through[units], units)), shape=shape)
 
 
 def _of_core(group: DeviceClass, chosen: Ints, costs: Floats) -> DeviceClass:
@@ -125,67 +133,6 @@ def _relation(number: Ints, shape: tuple[int, int], pairs: Ints) -> csr_array[np
 
     rows = pairs[:, 0] - number[pairs[:, 0]] - 1  # as many are left out before it
     return csr_array((np.ones(len(pairs), dtype=np.float32), (rows, number[pairs[:, 1]])), shape=shape)
-
-
-def _values(
-    units: Units, classes: tuple[DeviceClass, ...], is_chosen: Bools, stands_for: Mapping[int, int]
-) -> tuple[Ints, Ints, Floats]:
-    """The makers of the core's values, pairs (value, user), and costs ``(2, classes, values)``; units as numbered."""
-    costs = np.array([[group.leaving for group in classes], [group.entering for group in classes]])
-    direct, far = _reached(units, costs, is_chosen, stands_for)
-    source: list[int] = []
-    uses: list[tuple[int, int]] = []
-    charged: list[Floats] = []
-    for value in np.flatnonzero(is_chosen[units.source]).tolist():
-        for users, cost in _charged(direct[value], far[value], costs[:, :, value]):
-            uses += [(len(source), user) for user in users]
-            source.append(int(units.source[value]))
-            charged.append(cost)
-    none = np.zeros((2, len(classes), 0))
-    pairs = np.array(uses, dtype=np.int64).reshape(-1, 2)
-    return np.array(source, dtype=np.int64), pairs, np.stack(charged, axis=2) if charged else none
-
-
-def _reached(
-    units: Units, costs: Floats, is_chosen: Bools, stands_for: Mapping[int, int]
-) -> tuple[list[list[int]], list[Costs]]:
-    """For each value its users in the core, and those that it reaches through units left out.
-
-    A unit left out passes on one of the values that it uses, the given or the dearest one: when it runs before a cut,
-    only its own values cross there, so they can stand in for no more than one.
-    """
-    direct = [[user for user in users if is_chosen[user]] for users in units.users]
-    far: list[Costs] = [{} for _ in units.source]
-    root, least = list(range(len(units.source))), list(np.moveaxis(costs, 2, 0))
-    for unit in np.flatnonzero(~is_chosen).tolist():
-        earlier = (value for value in units.used[unit] if units.source[value] < unit)
-        ahead = [value for value in earlier if is_chosen[units.source[root[value]]]]
-        if not ahead:
-            continue
-        first = stands_for.get(unit, -1)
-        if first not in ahead:
-            first = max(ahead, key=lambda value: float(least[value].sum()))
-        reached = far[root[first]]
-        for value in units.made[unit]:
-            root[value], least[value] = root[first], np.minimum(least[first], least[value])
-            for user in direct[value]:
-                reached[user] = np.maximum(reached[user], least[value]) if user in reached else least[value]
-    return direct, far
-
-
-def _charged(own: list[int], far: Costs, cost: Floats) -> Iterator[tuple[list[int], Floats]]:
-    """A value of the core as several: users, each with all that is reached for no less, and what they cost besides."""
-    levels = [(own, cost)] if own else []
-    for unit, each in sorted(far.items(), key=lambda item: (-float(item[1].sum()), item[0])):
-        least = np.minimum(levels[-1][1], each) if levels else each
-        if levels and (least >= levels[-1][1] * ALIKE).all():
-            levels[-1][0].append(unit)
-        else:
-            levels.append(([unit], least))
-    reached: set[int] = set()
-    for (users, level), (_cheaper, less) in itertools.pairwise([*levels, ([], np.zeros_like(cost))]):
-        reached.update(users)
-        yield sorted(reached), level - less
 
 
 def held_by(units: Units) -> Bools:

@@ -28,6 +28,7 @@ from fxpasses.partitioners.solvers.contiguous.refined.cores import Core, held_by
 from fxpasses.partitioners.solvers.contiguous.refined.joining import Joining
 from fxpasses.partitioners.solvers.contiguous.refined.parallel_paths import parallel_paths
 from fxpasses.partitioners.solvers.contiguous.refined.spare import Fluid, Payment, Question
+from fxpasses.partitioners.solvers.contiguous.refined.subset_sums import SubsetSums
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -45,6 +46,8 @@ CORE, PICKING = 0.5e6, 1.5e6
 """Steps that a core takes, however few ideals it has, and those that it takes besides to pick the most promising."""
 ENDING, LAST = 1.5, 4
 """How many times its steps it may take where ever fewer ideals are left, or so few units left out: it ends soon."""
+FALLING, NEAR = 0.65, 1.3
+"""The share of the ideals of a core below which ever fewer are left after the next ones, and how many times then."""
 FUTILE, MANY = 0.95, 3000
 """Share of the ideals of a core that are left where it does not help to go on, with so many or where they grow fast."""
 RESERVE, AGAIN, TWICE = 0.1, 8, 2
@@ -206,7 +209,8 @@ class Refining:
             elif found.left_out and len(found.words):
                 if asked and not is_lowered:
                     is_ending = found.left_out <= LAST or len(found.words) < len(asked[-1].left.words)
-                    most = steps * (ENDING if is_ending else 1.0)
+                    is_near = len(found.words) < FALLING * len(level.words)
+                    most = steps * (ENDING if is_ending else NEAR if is_near else 1.0)
                 pair = (spent - self._preparing(level)) / level.work if level.work else 0.0
                 asked.append(_Asked(found, spare, spent, pair, len(found.words) / len(level.words)))
                 level = self._split(found, GROWTH)
@@ -296,11 +300,15 @@ class Refining:
         words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
         family = CutFamily.of(words[order], weight)
+        needed, ready = core.after @ family.inside > 0, core.before @ ~family.inside == 0
         fluid = Fluid(
-            needed=rest @ (core.after @ family.inside > 0),
-            ready=rest @ (core.before @ ~family.inside == 0),
+            needed=rest @ needed,
+            ready=rest @ ready,
             total=float(rest.sum()),
             slack=SLACK * float(self.weight.sum()),
+            along=core.along(rest) @ (ready & ~needed),
+            toll=core.toll,
+            sums=SubsetSums.of(rest, float(pays.room.max())),
         )
         question = Question(
             Spans.of(core.units, family, core.classes),

@@ -2,8 +2,11 @@
 
 By the prices a device pays for its load and its bytes (see :mod:`~fxpasses.partitioners.solvers.proofs.bounds`). What
 units of the core leave of that, under a threshold on the load, is there for units left out, as if they were a fluid:
-they may be split, go to any device, and nothing that they send, share or need while they run is charged. Only two
-things hold them back: a unit left out is not taken before what it needs, nor after what needs it.
+they may go to any device, and what they share or need while they run is not charged. Four things hold them back. A unit
+left out is not taken before what it needs, nor after what needs it. A device takes no more than what some of them weigh
+together (:mod:`~fxpasses.partitioners.solvers.contiguous.refined.subset_sums`). And if it takes any through which a
+value of the core goes that passes it by, it pays a toll
+(:mod:`~fxpasses.partitioners.solvers.contiguous.refined.stand_ins`), here in proportion to what it takes of them.
 
 The most that is taken up to an ideal and the most from it on are dynamic programs over pairs of ideals, as the best
 pipeline is. Where both together are less than all that is left out, no pipeline under the threshold cuts at ideals with
@@ -20,6 +23,7 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.refined.subset_sums import SubsetSums
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 if TYPE_CHECKING:
@@ -49,12 +53,19 @@ class Fluid:
         ready: The weight of those that each ideal allows, ``(f,)``.
         total: The weight of all of them.
         slack: What sums of weights may be off by.
+        along: The weight of those that each ideal allows and does not need, by the value of the core that goes through
+            them, ``(q, f)``.
+        toll: What a device of each class pays for any of these while the value passes it by, ``(k, q)``.
+        sums: What some of all units left out weigh together.
     """
 
     needed: Floats
     ready: Floats
     total: float
     slack: float
+    along: Floats
+    toll: Floats
+    sums: SubsetSums
 
     @property
     def enough(self) -> float:
