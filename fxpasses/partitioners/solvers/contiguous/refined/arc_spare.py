@@ -86,10 +86,8 @@ def _most(facts: Facts, first: int, last: int, kind: int, room: float) -> float:
         value, own = facts.open[entry], facts.along[entry]
         if own > 0.0 and facts.held[last, value] == facts.open_held[entry]:
             price = own + facts.toll[way, value] * facts.load_pays[kind]
-            if room < price:
-                return taken + own * room / price
-            taken += own
-            room -= price
+            taken += own * min(1.0, room / price)
+            room = max(room - price, 0.0)
     return taken
 
 
