@@ -15,8 +15,9 @@ from fake_streams import LateStreams
 from lowering_models import KeyValueCache, Mlp
 from torch import nn
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from fxpasses import Device, InfeasibleError, InputError, LoweredModule, lower, place
+from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower, place
 from fxpasses.lowering import lower_with_plan
 from fxpasses.passes import placement
 from fxpasses.passes.placement import copies_of, loads_of
@@ -186,6 +187,49 @@ def test_autograd_keeps_no_loaded_parameter() -> None:
 
     assert allocated.peak < LAYER
     assert result.requires_grad
+
+
+def test_results_that_nobody_goes_back_from_are_freed() -> None:
+    """Autograd keeps what an activation made, which must not keep its own history alive."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Sigmoid())))
+    lowered = small(model, torch.randn(2, 64), budget=2 * LAYER + 8 * KiB)
+    assert loads_of(lowered)
+
+    result = lowered(torch.randn(2, 64))
+    storage = StorageWeakRef(result.untyped_storage())
+    del result
+
+    assert storage.expired()
+
+
+class ChangedAfterUse(nn.Module):
+    """The sine needs what it is taken of for its backward, and that is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Mlp(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.body(x)
+        sine = found.sin()
+        return found.add_(1) * sine
+
+
+def test_a_value_that_was_changed_after_its_use_is_refused_as_without_offloading() -> None:
+    """Torch checks no versions of what goes through hooks."""
+    model, x = ChangedAfterUse(), torch.randn(2, 64)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(x).sum().backward()
+    lowered = small(model, x, budget=2 * LAYER + 8 * KiB)
+    assert loads_of(lowered)
+
+    with pytest.raises(PlacementError) as error:
+        lowered(x).sum().backward()
+
+    assert str(error.value) == (
+        "A value of shape (2, 64) that the backward pass needs was changed in place after its use, and its old values "
+        "are gone; let the model clone it before the change."
+    )
 
 
 def test_functional_transformations_go_through_loads() -> None:

@@ -133,6 +133,26 @@ class _Kept:
         return again.as_strided(self.size, self.stride, self.offset)
 
 
+@attrs.frozen(eq=False)
+class _Saved:
+    """What autograd keeps of any other tensor: not itself, as a result that keeps its own history is never freed."""
+
+    value: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Saved:
+        return cls(tensor.detach(), tensor._version)
+
+    def loaded(self) -> torch.Tensor:
+        if self.value._version != self.version:
+            raise PlacementError(
+                f"A value of shape {tuple(self.value.shape)} that the backward pass needs was changed in place after "
+                "its use, and its old values are gone; let the model clone it before the change."
+            )
+        return self.value
+
+
 @attrs.define(eq=False)
 class _Loads:
     """The loads of one call that are still there, by the address of their storage."""
@@ -144,14 +164,14 @@ class _Loads:
             address = loaded.untyped_storage()._cdata
             self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Kept:
+    def keep(self, tensor: torch.Tensor) -> _Saved | _Kept:
         """What autograd shall keep of a tensor."""
         if tensor.layout != torch.strided or (found := self.of_storage.get(tensor.untyped_storage()._cdata)) is None:
-            return tensor
+            return _Saved.of(tensor)
         reference, parameter, version = found
         loaded = reference()  # an address is used again once its tensor is gone
         if loaded is None or loaded.dtype != tensor.dtype:
-            return tensor
+            return _Saved.of(tensor)
         return _Kept(parameter, version, tensor.device, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -165,8 +185,8 @@ def note_load(loaded: torch.Tensor, parameter: torch.Tensor) -> bool:
     return loads is not None
 
 
-def _again(kept: torch.Tensor | _Kept) -> torch.Tensor:
-    return kept.loaded() if isinstance(kept, _Kept) else kept
+def _again(kept: _Saved | _Kept) -> torch.Tensor:
+    return kept.loaded()
 
 
 @contextmanager
