@@ -366,6 +366,7 @@ class EffectAnalysis:
             (first.writes, "writes", second.reads, "reads"),
             (first.reads, "reads", second.writes, "writes"),
             (first.writes, "writes", second.writes, "writes"),
+            (first.writes, "writes", self.storages(later), "is a view of"),
         ):
             if shared := [storage for storage in mine if storage in theirs]:
                 return f"{earlier.name} {verb} {self._name_of(shared[0])}, which {later.name} {other_verb}"

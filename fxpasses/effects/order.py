@@ -2,6 +2,9 @@
 
 For each storage the last writer and the readers since are kept; an edge goes from every reader to the next writer, and
 from every writer to the next readers, or to the next writer if nothing reads in between. All longer orders follow.
+
+A view reads nothing, but stays behind the writes before it: if one of them makes what it writes to need a gradient, a
+view that was taken earlier cannot be written to.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class _Ordering:
         self.edges: dict[tuple[Node, Node], None] = {}
         self.writer: dict[int, Node] = {}
         self.readers: dict[int, list[Node]] = {}
+        self.behind: dict[Node, Node] = {}
         self.since_barrier: list[Node] = []
         self.barrier: Node | None = None
         self.symbols = _Symbols(graph) if any(call.guards for call in graph.impure.values()) else None
@@ -60,6 +64,8 @@ class _Ordering:
                         self._read_all(node, flat_value(graph.values[operand]))
             elif touched:
                 self._read_all(node, graph.of(node).reads)
+            if node in touched and node not in impure:
+                self._stay_behind(node)
             if markers:
                 self._cross(node)
             if self.symbols is not None:
@@ -72,6 +78,19 @@ class _Ordering:
         for storage in storages:
             if (root := find(storage)) in self.hot:
                 self._read(node, root)
+
+    def _stay_behind(self, view: Node) -> None:
+        """Keep a view behind the last writes to what it is a view of."""
+        for storage in flat_value(self.graph.values[view]):
+            if (writer := self._follow(view, self.graph.storages.find(storage))) is not None:
+                self.behind[view] = writer
+
+    def _follow(self, node: Node, storage: int) -> Node | None:
+        """Put a node behind the last writer of a storage, unless a view that it takes is there; the writer."""
+        writer = self.writer.get(storage)
+        if writer is not None and not any(self.behind.get(operand) is writer for operand in node.all_input_nodes):
+            self._edge(writer, node)
+        return writer
 
     def _effectful(self, node: Node) -> None:
         effects = self.graph.of(node)
@@ -90,16 +109,15 @@ class _Ordering:
             self.edges[earlier, later] = None
 
     def _read(self, node: Node, storage: int) -> None:
-        if (writer := self.writer.get(storage)) is not None:
-            self._edge(writer, node)
+        self._follow(node, storage)
         self.readers.setdefault(storage, []).append(node)
 
     def _write(self, node: Node, storage: int) -> None:
         if readers := self.readers.pop(storage, None):
             for reader in readers:
                 self._edge(reader, node)
-        elif (writer := self.writer.get(storage)) is not None:
-            self._edge(writer, node)
+        else:
+            self._follow(node, storage)
         self.writer[storage] = node
 
     def _cross(self, node: Node) -> None:

@@ -430,6 +430,28 @@ def test_complaint_01_a_read_does_not_cross_a_write() -> None:
     assert effects.why_ordered(sine, add_1) == "sin_ writes x, which add_1 reads"
 
 
+def test_a_view_stays_behind_the_writes_before_it_unless_its_base_does() -> None:
+    """If the first write makes the memory need a gradient, a view that was taken before it cannot be written to."""
+
+    def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = x[:2]
+        first.copy_(y)
+        second = x[2:]
+        row = second[0]
+        row.copy_(y[0])
+        return x + 1
+
+    graph_module = symbolic_trace(halves)
+    effects = analyze_effects(graph_module)
+    first_write, second_write = (found for found in graph_module.graph.nodes if found.target == "copy_")
+    _first, second, row, _y = (found for found in graph_module.graph.nodes if found.target is operator.getitem)
+
+    assert (first_write, second) in effects.order_edges
+    assert (first_write, row) not in effects.order_edges
+    assert effects.why_ordered(first_write, second) == "copy_ writes x, which getitem_1 is a view of"
+    assert (first_write, second_write) not in effects.order_edges  # by way of the view
+
+
 def test_complaint_01_merging_the_two_reads_is_refused_with_the_path() -> None:
     graph_module = module_of(sine_between)
     dependencies = Dependencies.of(graph_module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -471,3 +472,35 @@ def test_a_size_that_nobody_can_know_is_told_in_one_sentence() -> None:
         "fxpasses_tests.positive.default gives depends on data. Plan without training; budgets then count the forward "
         "pass only."
     ) == str(failure.value)
+
+
+class Halves(nn.Module):
+    """Two layers write their results into what was made for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.a(x)
+        both = torch.zeros(8, 16)
+        both[:, :8] = self.b(made)
+        both[:, 8:] = self.c(made)
+        result: Tensor = self.d(both)
+        return result
+
+
+@pytest.mark.parametrize("homes", list(itertools.product("lr", repeat=4)), ids="".join)
+def test_writes_to_slices_have_gradients_wherever_they_run(homes: tuple[str, ...]) -> None:
+    """No slice is taken before the write that makes what it is taken from need a gradient."""
+    model, x = Halves(), torch.randn(8, 8)
+    model(x).sum().backward()
+    pins = dict(zip("abcd", homes, strict=True))
+    lowered = lower(copy.deepcopy(model), (x,), devices=[Device("l"), Device("r")], pinned=pins)
+    lowered.zero_grad()
+
+    lowered(x).sum().backward()
+
+    found = dict(lowered.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name].grad, parameter.grad)
