@@ -106,8 +106,8 @@ def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, ste
         if peak > budget:
             kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in split.items() if size)
             raise InfeasibleError(
-                f"The device map puts {format_bytes(peak)} on {name} ({kinds}), which has {format_bytes(budget)}; give "
-                f"some of its modules to another device, {more}.",
+                f"The device map puts {format_bytes(peak)} on {name} ({kinds}), which has {format_bytes(budget)}: "
+                f"{format_bytes(peak - budget)} are missing; give some of its modules to another device, {more}.",
                 missing_bytes=int(peak - budget),
                 reason=f"the device map does not fit {name}",
             )

@@ -13,6 +13,7 @@ from fxpasses.devices import Topology
 from fxpasses.lowering.preparing import Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.node_costs import measured_on
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan import Plan
@@ -74,10 +75,13 @@ class Planned:
         return attrs.evolve(self.summary, advice=tuple(found))
 
     def _placed_again(self, options: SearchOptions, topology: Topology) -> Placed:
-        """The same options on other devices, without a search."""
-        placement = options.search(self.prepared.graph_module, topology, time_budget=0.0)
-        places = {part: device.name for part, device in placement.device_of.items()}
-        return *with_replicas(self.prepared.graph_module, placement.assignment, places), placement.device_of
+        """The same options on other devices, without a search; what was measured there is faster as they are."""
+        known, graph_module = self.plan.topology, self.prepared.graph_module
+        speeds = {device.name: device.flops / known[device.name].flops for device in topology.devices}
+        with measured_on(graph_module.graph, speeds):
+            placement = options.search(graph_module, topology, time_budget=0.0)
+            places = {part: device.name for part, device in placement.device_of.items()}
+            return *with_replicas(graph_module, placement.assignment, places), placement.device_of
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
         """Run the plan on paper, a training step where it is for training; see :func:`fxpasses.simulation.simulate`."""

@@ -181,6 +181,7 @@ def _now(
     objective: str,
     step: TrainingStep | None,
     offloaded: Collection[str] = (),
+    faster: str | None = None,
 ) -> _Now:
     if step is None:
         uses = ParameterUses.of(graph_module, assignment, device_of)
@@ -188,7 +189,7 @@ def _now(
     else:
         course = step.course(graph_module, assignment, device_of)
         peaks, loads = {name: course.memory(name).peak for name in course.held}, []
-    seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads)
+    seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads, faster)
     placed = (graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
     return _Now(*placed, tuple(offloaded))
 
@@ -329,8 +330,9 @@ def _placed_again(now: _Now, change: _Change, replace: Replace) -> _Now | None:
         graph_module, assignment, device_of = replace(change.topology)
     except PlacementError:
         return None
-    step = _step_of(now, graph_module)
-    return _now(graph_module, assignment, device_of, change.topology, now.objective, step)
+    step, faster = _step_of(now, graph_module), change.name if change.what == "device" else None
+    there = {part: now.topology[device.name] for part, device in device_of.items()}  # as it is: it may be measured
+    return _now(graph_module, assignment, there, change.topology, now.objective, step, faster=faster)
 
 
 def _step_of(now: _Now, graph_module: GraphModule) -> TrainingStep | None:

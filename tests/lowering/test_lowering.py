@@ -634,7 +634,7 @@ def test_a_single_op_too_large_for_every_device_is_named_with_its_bytes() -> Non
 
     assert (
         "linear (aten.linear.default) needs 261 KiB on one device for what it reads and makes, but the largest device "
-        "that can run it has 120 KiB"
+        "that can run it has 120 KiB: 141 KiB are missing"
     ) in str(caught.value)
     assert 261 * KiB - 120 * KiB == caught.value.missing_bytes
 

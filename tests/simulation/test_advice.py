@@ -8,9 +8,11 @@ from lowering_models import Mlp
 from torch import nn
 from torch.fx import GraphModule
 
-from fxpasses import Assignment, Device, Link, PlacementError, Plan, Topology, place
+from fxpasses import Assignment, Device, Link, PassManager, PlacementError, Plan, Topology, place
 from fxpasses.lowering import Planned
 from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.costs.node_costs import SECONDS
+from fxpasses.passes import ProfileCosts
 from fxpasses.simulation import Advice, what_helps
 from fxpasses.simulation.advice import Placed
 from fxpasses.simulation.faster_links import with_faster_link
@@ -136,8 +138,6 @@ def test_nothing_helps_where_no_device_works() -> None:
 
 
 def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
-    from fxpasses.partitioners.costs.node_costs import SECONDS
-
     graph = exported(Mlp(1))
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     for node in nodes:
@@ -149,6 +149,28 @@ def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
     )
 
     assert (2.0, 1.6) == (advice.before, advice.after)
+
+
+def test_operators_that_were_measured_are_placed_again_on_a_faster_device() -> None:
+    """Seven equal layers: whichever of two devices is a quarter faster runs four of them."""
+    devices, link = [Device("a"), Device("b")], [Link("a", "b", 1e15, 1e-9)]
+    program = torch.export.export(Mlp(7), (torch.randn(4, 64),))
+    profiled = PassManager([ProfileCosts(devices, repeats=1)])(program).exported_program
+    measured = {node: 1.0 if "linear" in node.name else 0.0 for node in profiled.graph.nodes if SECONDS.get(node)}
+
+    def planned(**speeds: float) -> Planned:
+        for node, seconds in measured.items():
+            SECONDS.write(node, {name: seconds / speeds.get(name, 1.0) for name in "ab"})
+        return place(profiled, devices=devices, links=link, objective="throughput")
+
+    advice = [each for each in planned().report().advice if each.what == "device"]
+
+    assert {"a", "b"} == {each.name for each in advice}
+    assert "placed again" in {each.how for each in advice}
+    for each in advice:
+        assert each.before == pytest.approx(4.0)
+        assert each.after == pytest.approx(3.2)
+        assert planned(**{each.name: 1.25}).plan.predicted["objective_value"] == pytest.approx(3.2)
 
 
 @pytest.mark.parametrize("memory", [60 * KiB, 90 * KiB])

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
@@ -54,6 +55,7 @@ __all__ = [
     "StepWorkspace",
     "cost_of",
     "measure_node",
+    "measured_on",
     "require_value",
     "seconds_of",
     "seconds_on",
@@ -375,6 +377,20 @@ def seconds_of(node: Node, device: Device) -> float:
     """Seconds of a node on a device: measured by ``ProfileCosts`` if it was, else by :func:`seconds_on`."""
     measured = SECONDS.get(node, {}).get(device.name)
     return seconds_on(cost_of(node), device) if measured is None else measured
+
+
+@contextmanager
+def measured_on(graph: Graph, speeds: Mapping[str, float]) -> Iterator[None]:
+    """Inside, devices run what was measured there so many times as fast; by their names."""
+    changed = {name: speed for name, speed in speeds.items() if speed != 1}
+    before = {node: measured for node in graph.nodes if changed and (measured := SECONDS.get(node))}
+    try:
+        for node, measured in before.items():
+            SECONDS.write(node, {name: seconds / changed.get(name, 1.0) for name, seconds in measured.items()})
+        yield
+    finally:
+        for node, measured in before.items():
+            SECONDS.write(node, measured)
 
 
 def seconds_on(cost: NodeCost, device: Device) -> float:

@@ -69,9 +69,8 @@ def _too_large(node: Node, need: int, largest: float, inside: int, *, in_trainin
         what += f" ({format_bytes(inside)} of it only while it runs)"
     return InfeasibleError(
         f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for {what}, "
-        f"but the largest device that can run it has {format_bytes(largest)}"
-        + (f"; it comes from {line}." if line else ".")
-        + _why_uncut(node),
+        f"but the largest device that can run it has {format_bytes(largest)}: {format_bytes(need - largest)} "
+        "are missing" + (f"; it comes from {line}." if line else ".") + _why_uncut(node),
         node=node,
         missing_bytes=int(need - largest),
         reason=ONE_OPERATOR,

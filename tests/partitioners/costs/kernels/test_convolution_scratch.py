@@ -191,7 +191,7 @@ def test_an_error_tells_what_is_needed_only_while_an_operator_runs() -> None:
 
     assert str(failure.value).startswith(
         "conv2d (aten.conv2d.default) needs 738 KiB on one device for what it reads and makes (432 KiB of it only "
-        "while it runs), but the largest device that can run it has 600 KiB; it comes from "
+        "while it runs), but the largest device that can run it has 600 KiB: 138 KiB are missing; it comes from "
     )
 
 
