@@ -11,7 +11,7 @@ from torch._higher_order_ops.wrap import wrap_with_autocast
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from fxpasses import Device, PassError
+from fxpasses import Device, PassError, lower
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import profile_node, split
 from fxpasses.passes.placement import PlaceOnDevices, move_part
@@ -192,3 +192,30 @@ def test_state_that_a_part_writes_to_is_not_held_by_parts_on_other_devices(as_bu
         PlaceOnDevices({"a": Device("left"), "b": Device("right", torch_device="cpu:1")})(placed)
     PlaceOnDevices({"a": Device("left"), "b": Device("right")})(placed)
     assert torch.equal(torch.full((2,), 2.0), placed(torch.ones(2)))
+
+
+class Repeating(nn.Module):
+    """A mask whose every place is one number, a window over a row, and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((1, 1), 2.0).expand(64, 64))
+        self.register_buffer("windows", torch.arange(70.0)[3:67].unfold(0, 4, 1))
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x * self.mask * self.weight + self.windows.sum()
+        return result
+
+
+def test_what_shows_a_number_many_times_does_so_where_it_is_moved_to() -> None:
+    """Else it would take more bytes there than its budget counts."""
+    model, x = Repeating(), torch.randn(64, 64)
+    lowered = lower(model, (x,), devices=[Device("far", torch_device="meta")])
+
+    held = {name: buffer.untyped_storage().nbytes() for name, buffer in lowered.named_buffers()}
+
+    assert held == {"mask": 4, "windows": 64 * 4}
+    assert lowered.mask.stride() == (0, 0)
+    assert (lowered.windows.stride(), lowered.windows.storage_offset()) == ((1, 1), 0)
+    assert lowered.report.devices[0].parameter_bytes == sum(held.values()) + 64 * 4

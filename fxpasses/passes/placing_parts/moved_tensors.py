@@ -10,6 +10,7 @@ import torch
 
 from fxpasses.devices import same_torch_device
 from fxpasses.effects.aliasing import storage_key
+from fxpasses.partitioners.tensor_sizes import memory_bytes, tensor_bytes
 
 __all__ = ["ANYWHERE", "MovedTensors", "tables_of"]
 
@@ -79,7 +80,7 @@ class MovedTensors:
         return self._memory_of.get(id(tensor), id(tensor))
 
     def _copy(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-        memory = self._memory_of.get(id(tensor))
+        memory = self._memory_of.get(id(tensor), _repeated(tensor))
         if memory is None:
             return tensor.detach().to(target)
         key = (memory, str(target))
@@ -88,6 +89,14 @@ class MovedTensors:
         return self._memories[key].as_strided(
             tensor.size(), tensor.stride(), int(tensor.storage_offset()) - memory.first
         )
+
+
+def _repeated(tensor: torch.Tensor) -> _Memory | None:
+    """The memory of a tensor that shows elements of it more than once, as an expanded one does."""
+    if tensor.layout != torch.strided or memory_bytes(tensor) == tensor_bytes(tensor):
+        return None
+    first = int(tensor.storage_offset())
+    return _Memory((tensor,), first, _end(tensor) - first)
 
 
 def tables_of(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
