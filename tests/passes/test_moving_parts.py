@@ -200,7 +200,7 @@ class Repeating(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.full((1, 1), 2.0).expand(64, 64))
-        self.register_buffer("windows", torch.arange(70.0)[3:67].unfold(0, 4, 1))
+        self.register_buffer("windows", torch.arange(64.0).unfold(0, 4, 1))
         self.weight = nn.Parameter(torch.ones(64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
