@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.editing import erase_nodes
 from fxpasses.errors import InputError
 from fxpasses.programs.calling_convention import keep_conditions
+from fxpasses.programs.saving import to_file
 
 __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
 
@@ -199,7 +200,7 @@ def save_flat(
         plain._example_inputs = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(plain, file if isinstance(file, BytesIO) else str(file))
+        to_file(plain, file if isinstance(file, BytesIO) else str(file))
     unused = [node.name for node in _unused_elements(program)]
     return structure | {"state": list(program.state_dict), "tied": _tied(program), "unused": unused}
 

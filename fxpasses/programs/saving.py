@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._export.serde.serialize import SerializeError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.errors import GraphError, InputError
 from fxpasses.metadata import registered_keys
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "to_file"]
 
 _FIELD = "fxpasses.metadata"
 _FORMAT = 1
@@ -33,6 +34,7 @@ def save(program: ExportedProgram, path: Any, **options: Any) -> None:
 
     Raises:
         GraphError: An entry cannot be written as JSON, and its key has no ``to_json``.
+        InputError: Torch's file format cannot hold an operator of the program.
     """
     entries = _entries_of(program)
     meta = program.graph_module.meta
@@ -40,12 +42,28 @@ def save(program: ExportedProgram, path: Any, **options: Any) -> None:
     if entries:
         meta["custom"] = {**(before or {}), _FIELD: {"format": _FORMAT, "entries": entries}}
     try:
-        torch.export.save(program, path, **options)
+        to_file(program, path, **options)
     finally:
         if before is not None:
             meta["custom"] = before
         else:
             meta.pop("custom", None)
+
+
+def to_file(program: ExportedProgram, path: Any, **options: Any) -> None:
+    """Let torch write a program.
+
+    Raises:
+        InputError: Its file format cannot hold an operator, as one that is given a quantised type.
+    """
+    try:
+        torch.export.save(program, path, **options)
+    except SerializeError as error:
+        said = str(error).splitlines()[0]
+        raise InputError(
+            f"Torch's file format cannot hold this program: {said.removesuffix('.')}; to save or pickle it, leave that "
+            "operator out."
+        ) from error
 
 
 def load(path: Any, **options: Any) -> ExportedProgram:

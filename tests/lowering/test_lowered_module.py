@@ -441,6 +441,30 @@ def test_a_model_that_gives_back_a_text_cannot_be_pickled() -> None:
         pickle.dumps(lowered)
 
 
+class Quantised(nn.Module):
+    """Torch writes no quantised types to files."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("write", [pickle.dumps, lambda lowered: save(lowered, "nowhere")], ids=["pickle", "save"])
+def test_an_operator_that_torch_cannot_write_is_named(
+    write: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lowered = lower(Quantised(), (torch.randn(3),), devices=[Device("only")])
+
+    with pytest.raises(InputError) as error:
+        write(lowered)
+
+    assert str(error.value).startswith(
+        "Torch's file format cannot hold this program: Failed serializing node quantize_per_tensor in graph: "
+    )
+    assert str(error.value).endswith("; to save or pickle it, leave that operator out.")
+
+
 def test_the_mode_in_which_a_model_was_captured_stays_and_is_told() -> None:
     """``eval()`` reaches no operator: dropout and batch norm go on as in training."""
     x = torch.randn(6, 8)

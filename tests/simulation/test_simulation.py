@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lowering_models import Mlp
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology
+from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology, place
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.memory import predict_memory
 from fxpasses.partitioners.placing.device_runs import runs_of
@@ -110,6 +111,31 @@ def test_what_is_predicted_does_not_depend_on_the_order_in_which_parts_are_named
 
     assert list(homes) != list(shuffled)
     assert first == second
+
+
+class TiedToNothing(nn.Module):
+    """A parameter without elements that two devices read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.nothing = nn.Parameter(torch.randn(0, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.cat([self.a(x), self.nothing])
+        return torch.cat([self.b(made), self.nothing])
+
+
+def test_a_parameter_without_elements_takes_no_time_to_cross() -> None:
+    devices, link = [Device("left"), Device("right")], [Link("left", "right", 1e9, 1.0)]
+    options: dict[str, Any] = {"pinned": {"a": "left", "b": "right"}, "objective": "throughput"}
+    planned = place(TiedToNothing(), (torch.randn(8, 32),), devices=devices, links=link, **options)
+    assert ["cat", "nothing"] == [copy["value"] for copy in planned.plan.copies]
+
+    run = planned.simulate()
+
+    assert run.seconds == pytest.approx(planned.plan.predicted["seconds"])
+    assert run.seconds < 1.1
 
 
 def test_sums_that_round_do_not_let_one_part_overlap_the_next() -> None:

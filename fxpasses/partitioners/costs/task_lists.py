@@ -185,7 +185,7 @@ class _Writer:
         nodes = self.assignment.partitions[name]
         for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes):
             source = self.assignment.partition_of.get(used)
-            if state := self.state.get((used, home)):
+            if (state := self.state.get((used, home))) and self.sent(state.names[0]):
                 needs[self._sent_state(sample, state, home)] = None
             if source is None or source == name:
                 continue
