@@ -79,7 +79,7 @@ class Planned:
         known, graph_module = self.plan.topology, self.prepared.graph_module
         speeds = {device.name: device.flops / known[device.name].flops for device in topology.devices}
         with measured_on(graph_module.graph, speeds):
-            placement = options.search(graph_module, topology, time_budget=0.0)
+            placement = options.placed_quickly(graph_module, topology)
             places = {part: device.name for part, device in placement.device_of.items()}
             return *with_replicas(graph_module, placement.assignment, places), placement.device_of
 

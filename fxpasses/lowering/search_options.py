@@ -16,6 +16,7 @@ from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
+from fxpasses.partitioners.placing.searches.time_shares import LITTLE_EFFORT
 from fxpasses.partitioners.solvers.problem import as_groups
 
 __all__ = ["SearchOptions"]
@@ -42,7 +43,7 @@ class SearchOptions:
             field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions) if field.name != "objective"
         }
 
-    def search(self, graph_module: GraphModule, topology: Topology, *, time_budget: float) -> DevicePlacement:
-        """Place a graph, with another budget of time."""
-        options = {**self.placing, "time_budget": time_budget}
+    def placed_quickly(self, graph_module: GraphModule, topology: Topology) -> DevicePlacement:
+        """Place a graph on other devices: without a search, and with few seconds for integer programs."""
+        options = {**self.placing, "time_budget": 0.0, "effort": LITTLE_EFFORT}
         return place_by_device(graph_module, topology, objective=self.objective, **options)

@@ -51,6 +51,7 @@ def place_by_device(
     forbidden: Mapping[Selector, Collection[str]] | None = None,
     colocate: Iterable[Iterable[Selector]] = (),
     time_budget: float = 0.5,
+    effort: float | None = None,
     seed: int = 0,
     training: Training | None = None,
     replicate: Replicate = "never",
@@ -74,6 +75,8 @@ def place_by_device(
         forbidden: The devices that a node or a module must not be on.
         colocate: Groups of nodes and modules that share a device.
         time_budget: About how many seconds the search may take; more may find better, or prove that nothing is.
+        effort: The share of their seconds that integer programs get, from 0 (none is asked) to 1; by default as the
+            time budget has it.
         seed: For what the search draws; the same seed gives the same proposal.
         training: Place for training steps: budgets hold with gradients, the optimizer's state and what autograd saves;
             seconds are those of forward and backward.
@@ -115,6 +118,7 @@ def place_by_device(
         time_budget,
         seed,
         step,
+        effort,
     )
     if not figures.nodes:
         return _nothing(figures, request, contiguity or "pipeline")

@@ -16,7 +16,7 @@ from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import nearest_
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
-from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.bounds import Prices, load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
@@ -64,11 +64,19 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
         )
     model = LoadModel.of(units, tables, problem.objective)
     for home in starts:
-        bound = max(bound, covering_bound(model, prices, float(model.figures(home[None]).max()), problem.time_budget))
+        bound = max(bound, _covering_bound(problem, model, prices, float(model.figures(home[None]).max())))
     answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_seconds).run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
-    return answer.home, max(answer.bound, covering_bound(model, prices, answer.value, problem.time_budget))
+    known = answer.bound if starts else max(answer.bound, _covering_bound(problem, model, prices, answer.value))
+    return answer.home, min(known, answer.value)
+
+
+def _covering_bound(problem: PlacementProblem, model: LoadModel, prices: Prices, below: float) -> float:
+    """A bound that knows transfers; it takes as long as a short search, so not where only an answer is wanted."""
+    if problem.has_little_effort and problem.explain == "never":
+        return 0.0
+    return covering_bound(model, prices, below, problem.time_budget)
 
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
