@@ -42,6 +42,8 @@ class _Ordering:
         self.writer: dict[int, Node] = {}
         self.readers: dict[int, list[Node]] = {}
         self.behind: dict[Node, Node] = {}
+        self.asked: Node | None = None
+        self.ahead: set[Node] = set()
         self.since_barrier: list[Node] = []
         self.barrier: Node | None = None
         self.symbols = _Symbols(graph) if any(call.guards for call in graph.impure.values()) else None
@@ -88,9 +90,16 @@ class _Ordering:
     def _follow(self, node: Node, storage: int) -> Node | None:
         """Put a node behind the last writer of a storage, unless a view that it takes is there; the writer."""
         writer = self.writer.get(storage)
-        if writer is not None and not any(self.behind.get(operand) is writer for operand in node.all_input_nodes):
+        if writer is not None and writer not in self._ahead_of(node):
             self._edge(writer, node)
         return writer
+
+    def _ahead_of(self, node: Node) -> set[Node]:
+        """The writers that what a node takes is behind; found once for all storages that it touches."""
+        if self.asked is not node:
+            self.asked = node
+            self.ahead = {self.behind[operand] for operand in node.all_input_nodes if operand in self.behind}
+        return self.ahead
 
     def _effectful(self, node: Node) -> None:
         effects = self.graph.of(node)
