@@ -75,11 +75,12 @@ class Asked:
         needed = np.sort(draw.uniform(0, total / 2, family.count))
         needed[0], needed[-1] = 0.0, total
         ready = np.minimum(needed + draw.uniform(0, total, family.count), total)
-        along = draw.uniform(0, total / 10, (len(units.source), family.count)) * draw.integers(2, size=len(needed))
+        passing = np.flatnonzero(draw.random(len(units.source)) < 0.7)
+        along = draw.uniform(0, total / 10, (len(passing), family.count)) * draw.integers(2, size=len(needed))
         tolls = {group.charges: below * draw.uniform(0, 0.3, len(units.source)) for group in devices}
         toll = np.stack([tolls[group.charges] for group in devices])
         sums = SubsetSums.of(draw.uniform(0.1, 0.4, 4) * below, float(2 * below))
-        fluid = Fluid(needed, ready, float(total), 1e-9, along, toll, sums)
+        fluid = Fluid(needed, ready, float(total), 1e-9, passing, along, toll, sums)
         allowed = draw.random((family.count, len(states.moves))) < draw.choice([0.7, 1.0])
         allowed[0, 0] = allowed[-1, -1] = True
         room = draw.uniform(0, below, classes)
@@ -111,8 +112,8 @@ class Asked:
         for value, maker in enumerate(self.units.source.tolist()):
             users = self.units.uses[self.units.uses[:, 0] == value, 1]
             held, then = inside[users, first].sum(), inside[users, last].sum()
-            if inside[maker, first] and held == then < len(users) and fluid.along[value, first] > 0:
-                weight = float(fluid.along[value, first])
+            weight = float(fluid.along[fluid.passing == value, first].sum())
+            if inside[maker, first] and held == then < len(users) and weight > 0:
                 toll = self.question.pays.load[kind] * float(fluid.toll[kind, value])
                 tolled.append((toll / weight, weight))
         free = max(float(fluid.ready[last] - fluid.needed[first]) - sum(weight for _toll, weight in tolled), 0.0)

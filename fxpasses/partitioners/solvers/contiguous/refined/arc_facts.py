@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
-from fxpasses.partitioners.solvers.contiguous.refined.spare import Question
+from fxpasses.partitioners.solvers.contiguous.refined.spare import Fluid, Question
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["Facts", "Indices", "facts_of"]
@@ -92,8 +92,11 @@ def facts_of(question: Question) -> Facts:
     named = np.ascontiguousarray(sizes.shared.count.T)
     opened = made & (held < values.users)
     open_start, open_values = _lists(opened)
-    along = np.ascontiguousarray(fluid.along.T)[opened]
-    toll = np.stack([fluid.toll[classes.index(group)] for group in ways.values()])
+    owner = np.repeat(np.arange(family.count), np.diff(open_start))
+    along, toll = (
+        _along(fluid, open_values, owner),
+        np.stack([fluid.toll[classes.index(group)] for group in ways.values()]),
+    )
     back_start, back_values = _lists(~made & (held > 0))
     key_start, keys = _lists(named < sizes.shared.users)
     return Facts(
@@ -109,7 +112,7 @@ def facts_of(question: Question) -> Facts:
         open_held=held[opened],
         along=along,
         toll=toll,
-        cheapest=_cheapest(open_start, along, toll[:, open_values]),
+        cheapest=_cheapest(owner, along, toll[:, open_values]),
         back_start=back_start,
         back=back_values,
         made=made,
@@ -181,9 +184,18 @@ def _lists(table: Bools) -> tuple[Ints, Indices]:
     return np.searchsorted(row, np.arange(len(table) + 1)), column.astype(np.uint32)
 
 
-def _cheapest(start: Ints, along: Floats, toll: Floats) -> Indices:
+def _along(fluid: Fluid, values: Indices, owner: Ints) -> Floats:
+    """The weight of the units left out through which each of some values goes, at the ideal that lists it."""
+    place = np.minimum(np.searchsorted(fluid.passing, values), max(0, len(fluid.passing) - 1))
+    found = np.zeros(len(values))
+    if len(fluid.passing):
+        is_passing = fluid.passing[place] == values
+        found[is_passing] = fluid.along[place[is_passing], owner[is_passing]]
+    return found
+
+
+def _cheapest(owner: Ints, along: Floats, toll: Floats) -> Indices:
     """The entries of each list by toll for weight, for each way to charge; last those that go through no units."""
-    owner = np.repeat(np.arange(len(start) - 1), np.diff(start))
     price = np.full(toll.shape, np.inf)
     np.divide(toll, along, out=price, where=along > 0)
     return np.stack([np.lexsort((own, owner)) for own in price]).astype(np.uint32)

@@ -95,13 +95,13 @@ class Core:
             toll,
         )
 
-    def along(self, rest: Floats) -> csr_array[np.float64]:
-        """The units left out, which weigh so much, by the value of the core that goes through them, ``(q, m - c)``."""
+    def along(self, rest: Floats) -> tuple[Ints, csr_array[np.float64]]:
+        """The values of the core that go through units left out, and for each the weight of these, ``(t, m - c)``."""
         from scipy.sparse import csr_array
 
         units = np.flatnonzero(self.through >= 0)
-        shape = (len(self.units.source), len(rest))
-        return csr_array((rest[units], (self.through[units], units)), shape=shape)
+        values, row = np.unique(self.through[units], return_inverse=True)
+        return values, csr_array((rest[units], (row, units)), shape=(len(values), len(rest)))
 
 
 def _of_core(group: DeviceClass, chosen: Ints, costs: Floats) -> DeviceClass:

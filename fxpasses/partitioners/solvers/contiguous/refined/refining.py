@@ -301,12 +301,14 @@ class Refining:
         order = by_weight(words, weight)
         family = CutFamily.of(words[order], weight)
         needed, ready = core.after @ family.inside > 0, core.before @ ~family.inside == 0
+        passing, along = core.along(rest)
         fluid = Fluid(
             needed=rest @ needed,
             ready=rest @ ready,
             total=float(rest.sum()),
             slack=SLACK * float(self.weight.sum()),
-            along=core.along(rest) @ (ready & ~needed),
+            passing=passing,
+            along=along @ (ready & ~needed),
             toll=core.toll,
             sums=SubsetSums.of(rest, float(pays.room.max())),
         )

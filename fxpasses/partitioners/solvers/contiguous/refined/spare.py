@@ -53,8 +53,8 @@ class Fluid:
         ready: The weight of those that each ideal allows, ``(f,)``.
         total: The weight of all of them.
         slack: What sums of weights may be off by.
-        along: The weight of those that each ideal allows and does not need, by the value of the core that goes through
-            them, ``(q, f)``.
+        passing: The values of the core that go through units left out, ``(t,)``, rising.
+        along: The weight of those that each ideal allows and does not need, for each of these values, ``(t, f)``.
         toll: What a device of each class pays for any of these while the value passes it by, ``(k, q)``.
         sums: What some of all units left out weigh together.
     """
@@ -63,6 +63,7 @@ class Fluid:
     ready: Floats
     total: float
     slack: float
+    passing: Ints
     along: Floats
     toll: Floats
     sums: SubsetSums
