@@ -314,7 +314,7 @@ def test_they_begin_where_refining_takes_long(monkeypatch: pytest.MonkeyPatch) -
     assert solve_placement(encoder_decoder(4, [1.0] * 4)).is_optimal
     assert not begun
 
-    assert not solve_placement(encoder_decoder(8, [1.0] * 4 + [2.0] * 4, 0.1)).is_optimal
+    assert not solve_placement(encoder_decoder(10, [1.0] * 4 + [2.0] * 4, 0.1)).is_optimal
     assert begun
 
 
@@ -337,7 +337,7 @@ def test_the_default_uses_it_where_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
         return answers[-1]
 
     monkeypatch.setattr(Recombining, "better", recorded)
-    problem = encoder_decoder(8, [1.0] * 4 + [2.0] * 4, 0.1)
+    problem = encoder_decoder(10, [1.0] * 4 + [2.0] * 4, 0.1)
 
     solution = solve_placement(problem)
 
