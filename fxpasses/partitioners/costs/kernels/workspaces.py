@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 
 import attrs
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, RegionKind, analyze_effects
@@ -22,6 +24,8 @@ from fxpasses.partitioners.vmap_rows import rows_of
 __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
 _LOOPS = ("while_loop", "associative_scan")
+_HAND_OUT = ("cond", *BODY_AT)
+"""Operators whose results are those of a body."""
 
 
 def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratch: bool = True) -> int:
@@ -69,7 +73,8 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
     """The storages that each value really lives in.
 
     Effects count what may be one storage as one; here a ``reshape`` or a ``to`` that copies has a storage of its own,
-    and so have the views of it, and what a ``while_loop`` makes in its last round. O(nodes and edges).
+    and so have the views of it, what comes out of a body that copies it, and what a ``while_loop`` makes in its last
+    round. O(nodes and edges).
     """
     homes: dict[Node, tuple[int, ...]] = {}
     copies = itertools.count(1 << 40)  # effects number storages from 0
@@ -86,6 +91,10 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
         if any(viewed) and (_makes_rounds(node) or makes_a_copy(node)):
             homes[node] = tuple(next(copies) for _ in bases)
             continue
+        if any(viewed) and _is_handed_out(node):
+            copied = _copied_by_bodies(node)
+            bases = tuple(next(copies) if slot in copied else base for slot, base in enumerate(bases))
+            viewed = [() if slot in copied else source for slot, source in enumerate(viewed)]
         known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
         homes[node] = tuple(known[slot][0] if known[slot] else base for slot, base in enumerate(bases))
     return homes
@@ -98,7 +107,6 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
 
 def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) -> int:
     """What the hungriest body makes; its result is the node's own, but for a loop, which makes one each round."""
-    owner = node.graph.owning_module
     if getattr(node.target, "_name", "") in HIGHER_ORDER_STEPS and (ran := run_body(node, autocast)) is not None:
         return _beside_result(ran, node, with_scratch)
     if getattr(node.target, "_name", "") == "wrap_with_autocast":
@@ -106,9 +114,7 @@ def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) ->
         if autocast.cached and (ran := run_body(node)) is not None:
             return ran.inside + (ran.scratch if with_scratch else 0)
         autocast = attrs.evolve(autocast, cached=False)
-    held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in _attributes(node)]
-    bodies = [body for body in held if isinstance(body, GraphModule)]
-    most = max((_most_alive(body, autocast, with_scratch) for body in bodies), default=0)
+    most = max((_most_alive(body, autocast, with_scratch) for body in _bodies(node)), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
         return most + (torch.bool.itemsize if _makes_rounds(node) else 0)  # whether there is one more
     return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
@@ -119,26 +125,54 @@ def _makes_rounds(node: Node) -> bool:
     return getattr(node.target, "_name", "") == "while_loop"
 
 
-def _attributes(node: Node) -> list[Node]:
-    return [used for used in node.all_input_nodes if used.op == "get_attr"]
+def _is_handed_out(node: Node) -> bool:
+    """Whether the results of a node are those of its body, one for one."""
+    return getattr(node.target, "_name", "") in _HAND_OUT
+
+
+def _copied_by_bodies(node: Node) -> set[int]:
+    """Which results a body makes anew, though they may be memory of what it is given."""
+    return {slot for body in _bodies(node) for slot in _made_anew(body)}
+
+
+def _made_anew(body: GraphModule) -> Iterator[int]:
+    """The results of a body that are not memory of what it is given."""
+    homes = homes_in_memory(body, analyze_effects(body))
+    given = _given(body, homes)
+    results = [leaf for leaf in pytree.tree_leaves(body.graph.output_node().args) if isinstance(leaf, Node)]
+    for slot, result in enumerate(result for result in results if tensors_in(value_of(result))):
+        if given.isdisjoint(homes[result]):
+            yield slot
+
+
+def _bodies(node: Node) -> list[GraphModule]:
+    owner = node.graph.owning_module
+    reads = [used for used in node.all_input_nodes if used.op == "get_attr"]
+    held = [] if owner is None else [find_attribute(owner, str(used.target)).value for used in reads]
+    return [body for body in held if isinstance(body, GraphModule)]
+
+
+def _given(body: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> set[int]:
+    """The storages of what a body does not make."""
+    return {home for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for home in homes[node]}
 
 
 def _most_alive(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> int:
     """The most bytes that a body makes and has at one time."""
-    effects = analyze_effects(body)
-    given = {s for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for s in effects.storages(node)}
+    homes = homes_in_memory(body, analyze_effects(body))
+    given = _given(body, homes)
     sizes: dict[int, int] = {}
     last: dict[int, Node] = {}
     for node in body.graph.nodes:
-        for storage, made in result_bytes(node, effects.storages(node)).items():
-            if storage not in given and storage >= 0 and node.op != "output":
-                sizes[storage] = max(sizes.get(storage, 0), made)
+        for home, made in result_bytes(node, homes[node]).items():
+            if home not in given and home >= 0 and node.op != "output":
+                sizes[home] = max(sizes.get(home, 0), made)
         for used in (node, *node.all_input_nodes):
-            last.update((storage, node) for storage in effects.storages(used) if storage in sizes)
+            last.update((home, node) for home in homes[used] if home in sizes)
     alive: dict[int, int] = {}
     most = 0
     for node in body.graph.nodes:
-        alive.update((storage, sizes[storage]) for storage in effects.storages(node) if storage in sizes)
+        alive.update((home, sizes[home]) for home in homes[node] if home in sizes)
         most = max(most, sum(alive.values()) + workspace_bytes(node, autocast, with_scratch=with_scratch))
-        alive = {storage: size for storage, size in alive.items() if last[storage] is not node}
+        alive = {home: size for home, size in alive.items() if last[home] is not node}
     return most
