@@ -266,6 +266,42 @@ def test_kernels_that_call_others_need_what_those_need(name: str) -> None:
     assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
 
 
+IN_COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product": lambda x: x * x.conj(),
+    "both": lambda x: x.conj() * x.mH,
+    "a function": lambda x: x.conj().exp(),
+    "one after the other": lambda x: torch.cat([x, x.conj()]),
+    "in place": lambda x: x.clone().mul_(x.conj()),
+    "repeated": lambda x: x * x[:1].conj().expand(256, 256),
+    "negative": lambda x: x.conj().imag * 2,
+    "negative, picked": lambda x: x.conj().imag.flip(0),
+    "none of two vectors": lambda x: torch.dot(x.flatten().conj(), x.flatten()),
+}
+
+
+@pytest.mark.parametrize("name", list(IN_COPIES))
+def test_what_is_to_be_conjugated_or_negated_is_so_in_a_copy(name: str) -> None:
+    """A correlation of two spectra: it counted nothing, a fifth to a half was missing."""
+    x = torch.randn(256, 256, dtype=torch.complex64)
+    lowered = lower(Around(IN_COPIES[name]), (x,), devices=[Device("only")])
+
+    with torch.no_grad():
+        real = allocated_peak(lambda: lowered(x)) + x.nbytes
+
+    assert real <= lowered.report.devices[0].peak_bytes <= 1.01 * real
+
+
+class Around(nn.Module):
+    """Nothing but a function."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: Tensor) -> Tensor:
+        return self.function(*operands)
+
+
 class Region(nn.Module):
     """What goes into a region is small beside what is made at its end."""
 

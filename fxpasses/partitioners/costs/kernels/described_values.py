@@ -60,11 +60,13 @@ class Like:
     device: torch.device
     is_trained: bool = False
     is_conjugate: bool = False
+    is_negated: bool = False
 
     def make(self) -> Tensor:
         """One without data, inside of a mode that makes such."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         made = made.conj() if self.is_conjugate else made
+        made = torch._neg_view(made) if self.is_negated else made
         return made.requires_grad_() if self.is_trained else made  # inside of ``torch.vmap`` it may not be asked for
 
 
@@ -75,7 +77,8 @@ def described(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         shape = tuple(concrete_size(size) for size in leaf.shape)
         stride = tuple(concrete_size(size) for size in leaf.stride())
-        return Like(shape, stride, leaf.dtype, leaf.device, is_conjugate=leaf.is_conj())
+        bits = {"is_conjugate": leaf.is_conj(), "is_negated": leaf.is_neg()}
+        return Like(shape, stride, leaf.dtype, leaf.device, **bits)
     if isinstance(leaf, torch.SymInt):
         return concrete_size(leaf)
     return tuple(map(described, leaf)) if isinstance(leaf, (list, tuple)) else leaf

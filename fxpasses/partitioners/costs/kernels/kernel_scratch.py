@@ -75,8 +75,11 @@ def scratch_bytes(func: Any, args: Sequence[Any], result: Any, named: Mapping[st
 
 
 def may_need_scratch(target: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Any) -> bool:
-    """Whether a kernel may need something for itself, by its name and by the types of its operands and its result."""
-    if target in _SCRATCH or wraps_number(target, args):
+    """Whether a kernel may need something for itself, by its name and by its operands and the type of its result.
+
+    What is only said to be conjugated or negated is so in a copy, where a kernel does not know better.
+    """
+    if target in _SCRATCH or wraps_number(target, args) or any(each.is_conj() or each.is_neg() for each in operands):
         return True
     return is_pointwise(target) and len({each.dtype for each in (*operands, *tensors_in(result))}) > 1
 

@@ -80,8 +80,13 @@ def _dense_copy_bytes(operand: Tensor) -> int:
 
 
 def vector_scratch_bytes(args: Sequence[Any], result: Any) -> int:
-    """The same; a matrix that is multiplied with a vector is conjugated in a copy, however it lies."""
-    left: Tensor = [each for each in args if isinstance(each, Tensor)][-2]
+    """The same; a matrix that is multiplied with a vector is conjugated in a copy, however it lies.
+
+    Of two vectors BLAS conjugates the one that is to be, or what comes out.
+    """
+    left, right = [each for each in args if isinstance(each, Tensor)][-2:]
+    if left.dim() == right.dim() == 1:
+        return product_scratch_bytes([each.conj() if each.is_conj() else each for each in (left, right)], result)
     beside = product_scratch_bytes(args, result)
     is_by_columns = left.is_conj() and _dense_copy_bytes(left) == 0 and left.device.type == "cpu"
     return beside + (tensor_bytes(left) if is_by_columns else 0)
