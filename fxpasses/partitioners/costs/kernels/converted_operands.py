@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fxpasses.partitioners.tensor_sizes import bytes_as, tensors_in
 
-__all__ = ["converted_bytes", "is_pointwise", "number_bytes", "wraps_number"]
+__all__ = [
+    "common_type",
+    "converted_bytes",
+    "copies_bytes",
+    "in_place_bytes",
+    "is_pointwise",
+    "number_bytes",
+    "wraps_number",
+]
 
 _NUMBER = 8
 aten = torch.ops.aten
@@ -34,6 +43,21 @@ def wraps_number(func: Any, args: Sequence[Any]) -> bool:
     )
 
 
+def common_type(*operands: Tensor) -> torch.dtype:
+    """The type that operands of several types are computed in."""
+    return elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+
+
+def copies_bytes(operands: Iterable[Tensor], common: torch.dtype) -> int:
+    """Copies in one type of the operands that are of another."""
+    return sum(bytes_as(each, common) for each in operands if each.dtype != common)
+
+
+def in_place_bytes(written: Tensor, operand: Tensor) -> int:
+    """What is converted where an operand is put together with what is written in place: that one there and back."""
+    return copies_bytes((written, written, operand), common_type(written, operand))
+
+
 def converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
     """Copies of the operands of another type than the one that an operator on elements computes in.
 
@@ -46,9 +70,9 @@ def converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
     common = made[0].dtype
     is_written = func._schema.is_mutable and func not in _CONDITIONS
     if common is torch.bool or is_written:  # a comparison
-        common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+        common = common_type(*operands)
     written = made[:1] if is_written else []
-    return sum(bytes_as(each, common) for each in (*operands, *written) if each.dtype != common)
+    return copies_bytes((*operands, *written), common)
 
 
 def number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +41,7 @@ def as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
 
 def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
     """The bytes of memory that the result of a node lies in, by the storages that its tensors have."""
-    result = tensors_in(value_of(node))
+    result = _made(node)
     found = bytes_by_place(places, result)
     if found and node.target in _IN_MEMORY_OF_OPERANDS:
         size = elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
@@ -52,6 +52,15 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         found = {place: least + result[0].element_size() for place, least in found.items()}
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
+
+
+def _made(node: Node) -> list[Tensor]:
+    """The results of a node, in the types that they really have."""
+    result = tensors_in(value_of(node))
+    if not result or (place := _WRITTEN_AS.get(node.target)) is None:
+        return result
+    dtype = value_of(node.all_input_nodes[place]).dtype
+    return [result[0].new_empty(result[0].shape, dtype=dtype, device="meta")]
 
 
 def _is_periodic(node: Node) -> bool:
@@ -111,6 +120,16 @@ def _flipped(args: tuple[Any, ...], result: Any) -> Any:
     given: Tensor = args[0]
     is_dense = is_non_overlapping_and_dense_or_false(given)
     return _with_strides(result, given.stride()) if is_dense and 1 in given.shape else result
+
+
+def _written_as(args: tuple[Any, ...], result: Any, *, place: int) -> Any:
+    """What is computed in the type of several operands and written in that of one is said to have the common one."""
+    return result.to(args[place].dtype)
+
+
+def _soft_margin(args: tuple[Any, ...], result: Any) -> Any:
+    """Both are said otherwise: its type, and how large its memory is."""
+    return _in_memory_of_operands(args, _written_as(args, result, place=0))
 
 
 def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
@@ -224,6 +243,15 @@ _IN_MEMORY_OF_OPERANDS = (
 )
 """Kernels that take memory as large as their operands, and shrink the result in it."""
 
+_WRITTEN_AS: Mapping[Any, int] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.huber_loss.default, aten.soft_margin_loss.default), 0),
+        **dict.fromkeys((aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default), 1),
+        aten.soft_margin_loss_backward.default: 1,
+    }
+)
+"""Kernels that take operands of two types, and in which operand's type they write."""
+
 _INTO_COPIES = (
     *(aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default),
     aten.as_strided_scatter.default,
@@ -245,6 +273,8 @@ _OF_TWO = (
 _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_IN_MEMORY_OF_OPERANDS, _in_memory_of_operands),
+        **{func: partial(_written_as, place=place) for func, place in _WRITTEN_AS.items()},
+        aten.soft_margin_loss.default: _soft_margin,
         **dict.fromkeys(_INTO_COPIES, _with_gaps),
         **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
         **dict.fromkeys(_OF_TWO, lambda args, result: _of_smaller(args[:2], result)),

@@ -19,7 +19,9 @@ from fxpasses.partitioners.costs.kernels.attention_scratch import (
     attention_scratch_bytes,
 )
 from fxpasses.partitioners.costs.kernels.converted_operands import (
+    common_type,
     converted_bytes,
+    copies_bytes,
     is_pointwise,
     number_bytes,
     wraps_number,
@@ -29,6 +31,7 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_scratch_bytes,
 )
 from fxpasses.partitioners.costs.kernels.grouped_scratch import grouped_scratch_bytes
+from fxpasses.partitioners.costs.kernels.kernel_results import elements_together
 from fxpasses.partitioners.costs.kernels.laid_out_copies import (
     LAID_OUT_COPIES,
     dense_copies,
@@ -116,8 +119,9 @@ def _masked_softmax_bytes(_args: Sequence[Any], result: Tensor) -> int:
 
 
 def _distance_of_all_bytes(args: Sequence[Any], _result: Any) -> int:
-    """The difference."""
-    return max(bytes_as(each, each.dtype) for each in args[:2])
+    """The difference, and operands in its type."""
+    common = common_type(*args[:2])
+    return elements_together(args[:2]) * common.itemsize + copies_bytes(args[:2], common)
 
 
 def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:

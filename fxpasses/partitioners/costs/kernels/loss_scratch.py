@@ -1,16 +1,17 @@
-"""What losses on the CPU need: the loss of each element before it is added up, and means of them as floats."""
+"""What losses on the CPU need: that of each element before it is added up, means as floats, operands in one type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
+from fxpasses.partitioners.costs.kernels.converted_operands import common_type, copies_bytes, in_place_bytes
+from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies
+from fxpasses.partitioners.tensor_sizes import bytes_as, tensor_bytes
 
 __all__ = ["LOSSES"]
 
@@ -21,39 +22,87 @@ _NUMBERS = 16
 aten = torch.ops.aten
 
 
-def _loss_bytes(args: Sequence[Any], _result: Any, *, reduction_at: int, losses: int) -> int:
+def _difference_bytes(args: Sequence[Any], _result: Any) -> int:
     """The loss of each element, beside what a kernel makes that is as large as its operands; none if all are asked for.
 
-    A mean of half precision is one of floats.
+    Operands are converted for what the kernel makes, and once more for the losses.
     """
-    given: Tensor = args[0]
-    reduction = args[reduction_at] if len(args) > reduction_at else _MEAN
+    given, target = args[:2]
+    common, reduction = common_type(given, target), _reduction(args, 2)
+    copied = copies_bytes((given, target), common)
     if reduction == _NONE:
-        return 0
-    return losses * tensor_bytes(given) + (_mean_bytes(given) if reduction == _MEAN else 0)
+        return copied
+    return 2 * copied + bytes_as(given, common) + (_mean_bytes(given, common) if reduction == _MEAN else 0)
+
+
+def _huber_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The loss of each element, in the type of the operand, unless all are asked for."""
+    given, target = args[:2]
+    common, reduction = common_type(given, target), _reduction(args, 2)
+    copied = copies_bytes((given, target), common)
+    writing = copied + copies_bytes((given,), common)
+    if reduction == _NONE:
+        return writing
+    mean = _mean_bytes(given, given.dtype) if reduction == _MEAN else 0
+    return tensor_bytes(given) + max(writing, copied + mean)
+
+
+def _soft_margin_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The operand is multiplied in place, in the memory of the result."""
+    given, target = args[:2]
+    mean = _mean_bytes(given, given.dtype) if _reduction(args, 2) == _MEAN else 0
+    return max(in_place_bytes(given, target), mean)
+
+
+def _entropy_bytes(args: Sequence[Any], _result: Any) -> int:
+    """A mean."""
+    given: Tensor = args[0]
+    return _mean_bytes(given, given.dtype) if _reduction(args, 3) == _MEAN else 0
 
 
 def _logits_bytes(args: Sequence[Any], _result: Any) -> int:
-    """What is added to a loss, and what it is multiplied by, which lies as it lies."""
-    given, target = args[:2]
-    reduction = args[4] if len(args) > 4 else _MEAN
-    is_dense = given.is_contiguous() and target.is_contiguous()
-    size, beside = tensor_bytes(given), 1 if is_dense else 2
-    weight = tensor_bytes(args[3]) if len(args) > 3 and isinstance(args[3], Tensor) else 0
-    if reduction == _NONE:
-        return beside * size + weight
-    mean = 2 * size + _mean_bytes(given) if reduction == _MEAN else 0
-    return max((beside + 1) * size + weight, mean) + _NUMBERS
+    """What is added to a loss, which is made of a dense operand, and what it is multiplied by.
+
+    The loss has the type of the target, and is multiplied, added to and weighted in place.
+    """
+    given, target, weight, positive = (*args, None, None)[:4]
+    reduction, losses = _reduction(args, 4), tensor_bytes(target)
+    weighted = 0
+    if isinstance(positive, Tensor):
+        likely = torch.empty(target.shape, dtype=common_type(positive, target), device="meta")
+        copied = max(copies_bytes((positive, target), likely.dtype), in_place_bytes(given, likely))
+        weighted = 2 * tensor_bytes(positive) + tensor_bytes(likely) + copied
+    weighing = in_place_bytes(target, weight) if isinstance(weight, Tensor) else 0
+    mean = _mean_bytes(target, target.dtype) if reduction == _MEAN else 0
+    made = losses + max(in_place_bytes(target, given), weighing, mean)
+    logistic = tensor_bytes(given) + dense_copies(args, None)
+    return tensor_bytes(given) + max(logistic, weighted, made) + _NUMBERS - (losses if reduction == _NONE else 0)
 
 
-def _mean_bytes(given: Tensor) -> int:
-    is_half = given.dtype in (torch.bfloat16, torch.float16)
-    return (concrete_size(given.numel()) * torch.float32.itemsize if is_half else 0) + _NUMBERS
+def _reduction(args: Sequence[Any], place: int) -> int:
+    reduction: int = args[place] if len(args) > place else _MEAN
+    return reduction
 
 
-def _margin_backward(_args: Sequence[Any], result: Tensor) -> int:
-    """Two values in between."""
-    return 2 * tensor_bytes(result)
+def _mean_bytes(given: Tensor, dtype: torch.dtype) -> int:
+    """A mean of half precision is one of floats."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return (bytes_as(given, torch.float32) if is_half else 0) + _NUMBERS
+
+
+def _difference_backward(args: Sequence[Any], result: Tensor) -> int:
+    """All operands in one type, and the gradient before it is converted back."""
+    gradient, given, target = args[:3]
+    return copies_bytes((gradient, given, target, result), common_type(gradient, given, target))
+
+
+def _margin_backward(args: Sequence[Any], result: Tensor) -> int:
+    """The target, negative, and two values in between, ahead of the gradient; or one, and the gradient in its type."""
+    _, given, target = args[:3]
+    common = common_type(given, target)
+    between = bytes_as(given, common)
+    ahead = tensor_bytes(target) + between + max(between, copies_bytes((given, target), common)) - tensor_bytes(result)
+    return max(ahead, between + max(copies_bytes((target, result), common), copies_bytes((result, result), common)))
 
 
 def _alignment_backward(args: Sequence[Any], _result: Any) -> int:
@@ -64,12 +113,12 @@ def _alignment_backward(args: Sequence[Any], _result: Any) -> int:
 
 LOSSES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
-        aten.mse_loss.default: partial(_loss_bytes, reduction_at=2, losses=1),
-        aten.smooth_l1_loss.default: partial(_loss_bytes, reduction_at=2, losses=1),
-        aten.huber_loss.default: partial(_loss_bytes, reduction_at=2, losses=1),
-        aten.soft_margin_loss.default: partial(_loss_bytes, reduction_at=2, losses=0),
-        aten.binary_cross_entropy.default: partial(_loss_bytes, reduction_at=3, losses=0),
+        **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _difference_bytes),
+        aten.huber_loss.default: _huber_bytes,
+        aten.soft_margin_loss.default: _soft_margin_bytes,
+        aten.binary_cross_entropy.default: _entropy_bytes,
         aten.binary_cross_entropy_with_logits.default: _logits_bytes,
+        **dict.fromkeys((aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default), _difference_backward),
         aten.soft_margin_loss_backward.default: _margin_backward,
         **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _alignment_backward),
     }

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.converted_operands import common_type, in_place_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, tensor_bytes
 
 __all__ = ["formula_bytes"]
@@ -35,8 +36,12 @@ def formula_bytes(function: Any) -> int | None:
 
 def _of_logits(function: Any) -> int:
     """What is multiplied by the weight of those that are true, in which the gradient is made; and the probabilities."""
-    size = tensor_bytes(function._saved_self)
-    return (3 if isinstance(function._saved_pos_weight, Tensor) else 1) * size + _NUMBERS
+    given, target, positive = function._saved_self, function._saved_target, function._saved_pos_weight
+    if not isinstance(positive, Tensor):
+        return tensor_bytes(given) + in_place_bytes(given, target) + _NUMBERS
+    weighted = torch.empty_like(target, dtype=common_type(positive, target), device="meta")
+    beside = max(in_place_bytes(weighted, target), tensor_bytes(given) + in_place_bytes(weighted, given))
+    return 2 * tensor_bytes(weighted) + beside + _NUMBERS
 
 
 def _of_one(function: Any) -> int:

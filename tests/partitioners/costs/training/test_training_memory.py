@@ -241,6 +241,9 @@ ON_CPU = {
     "median of numbers": calling(lambda x: x.nanmedian()),
     "largest": calling(lambda x: x.max()),
     "of logits": calling(lambda x: nn.functional.binary_cross_entropy_with_logits(x, x.detach(), pos_weight=WEIGHTS)),
+    "of logits in doubles": calling(
+        lambda x: nn.functional.binary_cross_entropy_with_logits(x.double(), x.detach(), pos_weight=WEIGHTS)
+    ),
     "taken": calling(lambda x: x.take(torch.arange(500))),
     "all by a mask": calling(lambda x: x[x > -99.0]),
     "rows by numbers": calling(lambda x: x[torch.arange(0, x.shape[0], 2)]),
