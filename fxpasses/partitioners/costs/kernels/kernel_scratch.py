@@ -168,6 +168,11 @@ def _table_bytes(args: Sequence[Any], _result: Any) -> int:
     return 4 * _NUMBER * len(args[1])
 
 
+def _joined_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What is of another type than the result is copied before it is converted, one after the other."""
+    return max((tensor_bytes(each) for each in args[0] if each.dtype != result.dtype), default=0)
+
+
 def _windows_bytes(args: Sequence[Any], _result: Any) -> int:
     """Where each element of a dimension is."""
     return _NUMBER * concrete_size(args[1][args[2]])
@@ -286,6 +291,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.renorm.default: _shortened_bytes,
         aten.segment_reduce.default: _segments_bytes,
         aten.repeat.default: _table_bytes,
+        **dict.fromkeys((aten.cat.default, aten.stack.default), _joined_bytes),
         aten.unfold_backward.default: _windows_bytes,
         aten.select_backward.default: _selected_bytes,
         aten.isinf.default: _infinite_bytes,

@@ -99,7 +99,8 @@ REDUCED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.nansum.default),
+                *(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default),
+                *(aten.cumsum.default, aten.cumprod.default),
                 *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
             ),
             _reduced_bytes,
