@@ -17,6 +17,7 @@ __all__ = [
     "converted_bytes",
     "copies_bytes",
     "in_place_bytes",
+    "index_bytes",
     "is_pointwise",
     "number_bytes",
     "wraps_number",
@@ -51,6 +52,11 @@ def common_type(*operands: Tensor) -> torch.dtype:
 def copies_bytes(operands: Iterable[Tensor], common: torch.dtype) -> int:
     """Copies in one type of the operands that are of another."""
     return sum(bytes_as(each, common) for each in operands if each.dtype != common)
+
+
+def index_bytes(indices: Iterable[Any]) -> int:
+    """Copies of indices of 32 bits where kernels take those of 64."""
+    return sum(bytes_as(each, torch.int64) for each in indices if getattr(each, "dtype", None) is torch.int32)
 
 
 def in_place_bytes(written: Tensor, operand: Tensor) -> int:

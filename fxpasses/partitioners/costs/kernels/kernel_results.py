@@ -191,6 +191,11 @@ def _batch_norm(args: tuple[Any, ...], result: Any) -> Any:
     return result if is_last else (_with_strides(result[0], dense), *result[1:])
 
 
+def _batch_norm_backward(args: tuple[Any, ...], result: Any) -> Any:
+    """The gradient of what went in is only made where somebody asks for it."""
+    return result if args[9][0] else (None, *result[1:])
+
+
 def _with_channels(args: tuple[Any, ...], result: Any) -> Any:
     """Dense, with channels last where the operand has them so."""
     return _in_format(result, suggest_memory_format(args[0]))
@@ -299,6 +304,7 @@ _CORRECTED: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = MappingProxyTy
             ),
             _batch_norm,
         ),
+        aten.native_batch_norm_backward.default: _batch_norm_backward,
         aten.native_group_norm_backward.default: _group_norm_backward,
         **dict.fromkeys(
             (

@@ -225,19 +225,34 @@ def _unfolded_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _distance_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Both operands with two columns more, where a product of matrices gives the distances, and what that needs."""
+    """Dense copies, and what a product of matrices needs that gives the distances, where it does."""
+    left, right = args[:2]
+    copied = dense_copies(args, result, places=(0, 1))
+    mode = args[3]
+    many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
+    if args[2] != 2 or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
+        return copied
+    return copied + _product_of_points_bytes(args, result)
+
+
+def _product_of_points_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Both operands with two columns more, and what their product needs; ahead of it one of them once more."""
     left: Tensor = args[0]
     right: Tensor = args[1]
-    is_euclidean, mode = (args[2] == 2, args[3]) if len(args) > 3 else (True, 1)
-    many = any(concrete_size(each.shape[-2]) > _FEW_POINTS for each in (left, right))
-    if not is_euclidean or mode == _NEVER_BY_PRODUCT or not (many or mode == 1):
-        return dense_copies(args, result, places=(0, 1))
     first, second = [_wider(each) for each in (left, right)]
     turned = second.mT
     if turned.dim() > 2 and turned.shape[0] == 1:  # as ``matmul`` has a batch of one
         width = concrete_size(turned.shape[1])
         turned = turned.as_strided(turned.shape, (width, 1, width))
-    return tensor_bytes(first) + tensor_bytes(second) + product_scratch_bytes((first, turned), result)
+    multiplying = tensor_bytes(first) + tensor_bytes(second) + product_scratch_bytes((first, turned), result)
+    beside = 2 * sum(tensor_bytes(each[..., :1]) for each in (first, second)) + _NUMBER + left.element_size()
+    return max(multiplying, tensor_bytes(left) + tensor_bytes(first) + beside - tensor_bytes(result))
+
+
+def _places_first_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """What one product needs: those of all places of the kernel are added one after the other."""
+    given, weight = args[:2]
+    return product_scratch_bytes((given.flatten(0, 1), weight[0]), result)
 
 
 def _wider(points: Tensor) -> Tensor:
@@ -274,11 +289,16 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **REDUCED,
         **dict.fromkeys((aten.abs.default, aten.angle.default), length_bytes),
         **dict.fromkeys(
-            (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), product_scratch_bytes
+            (
+                *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+                *(aten.addmm_.default, aten.baddbmm_.default),
+            ),
+            product_scratch_bytes,
         ),
         aten._grouped_mm.default: grouped_scratch_bytes,
         **dict.fromkeys(
-            (aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default), vector_scratch_bytes
+            (aten.mv.default, aten.addmv.default, aten.addmv_.default, aten.dot.default, aten.vdot.default),
+            vector_scratch_bytes,
         ),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
         **SCATTERED,
@@ -302,7 +322,9 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.sort.default: _sorted_bytes,
         aten.sort.stable: _sorted_somewhere_bytes,
         aten.im2col.default: _unfolded_bytes,
-        **dict.fromkeys((aten._cdist_forward.default, aten._euclidean_dist.default), _distance_bytes),
+        aten._cdist_forward.default: _distance_bytes,
+        aten._euclidean_dist.default: _product_of_points_bytes,
+        aten.conv_tbc.default: _places_first_bytes,
         aten._fft_c2r.default: transform_copies,
         aten.mkldnn_rnn_layer.default: lstm_scratch_bytes,
         aten.mkldnn_rnn_layer_backward.default: lstm_backward_scratch_bytes,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 
+from fxpasses.partitioners.costs.kernels.converted_operands import common_type, copies_bytes
 from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
@@ -66,8 +67,10 @@ def _flattened(args: Sequence[Any], result: Any) -> int:
 
 
 def transform_copies(args: Sequence[Any], _result: Any) -> int:
-    """Transforms of rows that do not lie one after the other, in any order."""
+    """Transforms of rows that do not lie one after the other, in any order, or are one that is repeated."""
     given: Tensor = args[0]
+    if any(stride == 0 and size != 1 for size, stride in zip(given.shape, given.stride(), strict=True)):
+        return tensor_bytes(given)
     along = {place % given.dim() for place in args[1]}
     others = [place for place in range(given.dim()) if place not in along]
     others.sort(key=lambda place: concrete_size(given.stride(place)), reverse=True)
@@ -82,11 +85,9 @@ def _in_one_row(given: Tensor, places: Sequence[int]) -> bool:
 
 
 def lie_together(given: Tensor, along: Sequence[int]) -> bool:
-    """Whether some dimensions follow each other in memory."""
-    added = {place % given.dim() for place in along}
-    places = [place for place in range(given.dim()) if concrete_size(given.shape[place]) != 1]
-    places.sort(key=lambda place: concrete_size(given.stride(place)))
-    return sum(is_added for is_added, _ in groupby(places, added.__contains__)) <= 1
+    """Whether some dimensions are walked through with one step, in the order in which they lie in memory."""
+    places = {place % given.dim() for place in along}
+    return _in_one_row(given, sorted(places, key=lambda place: concrete_size(given.stride(place)), reverse=True))
 
 
 def _triangle(args: Sequence[Any], _result: Any) -> int:
@@ -122,6 +123,11 @@ def _extremes(args: Sequence[Any], result: Any) -> int:
     return 0 if result[0].dim() else dense_copies(args, result)
 
 
+def _searched(args: Sequence[Any], result: Any) -> int:
+    """Both dense, in one type."""
+    return dense_copies(args, result, places=(0, 1)) + copies_bytes(args[:2], common_type(*args[:2]))
+
+
 def _bent(args: Sequence[Any], result: Any) -> int:
     """Where there is noise."""
     return dense_copies(args, result) if len(args) > _TRAINING and args[_TRAINING] else 0
@@ -148,9 +154,9 @@ def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[in
 
 _DENSE = {
     **dict.fromkeys((aten.max.default, aten.min.default, aten.log_sigmoid_forward.default), (0,)),
+    aten.narrow_copy.default: (0,),
     **dict.fromkeys((aten.nll_loss_forward.default,), (0, 2)),
     **dict.fromkeys((aten.normal.float_Tensor, aten.normal.Tensor_Tensor), (1,)),
-    **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1)),
     aten.masked_scatter.default: (2,),
     aten._segment_reduce_backward.default: (0, 1, 2),
     **dict.fromkeys((aten.avg_pool3d.default, aten.avg_pool3d_backward.default), (0,)),
@@ -197,6 +203,7 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,
         aten.aminmax.default: _extremes,
+        **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), _searched),
         aten.rrelu_with_noise.default: _bent,
         aten.gelu_backward.default: _gelu_backward,
         **dict.fromkeys(

@@ -16,15 +16,13 @@ from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_by
 __all__ = ["NORMALIZATIONS"]
 
 _FLOAT = 4
-_ROWS = 2
-"""Dimensions of a batch of rows."""
 aten = torch.ops.aten
 
 
 def _channel_bytes(args: Sequence[Any], result: Any) -> int:
     """What is multiplied by and added, for each channel; half precision that is not dense as floats."""
     given: Tensor = args[0]
-    channels = 4 * concrete_size(given.shape[1]) * _FLOAT
+    channels = 2 * (1 + torch.get_num_threads()) * concrete_size(given.shape[1]) * max(_FLOAT, given.element_size())
     made = tensors_in(result)
     keeps_sums = len(made) > 1 and 0 not in made[1].shape
     as_floats = _FLOAT * concrete_size(given.numel()) if is_half(given) and keeps_sums and not _is_dense(given) else 0
@@ -32,17 +30,16 @@ def _channel_bytes(args: Sequence[Any], result: Any) -> int:
 
 
 def _batch_backward(args: Sequence[Any], _result: Any) -> int:
-    """The gradient of what went in, once more; as floats where half precision is not dense."""
-    gradient, given = args[:2]
-    if not args[9][0]:  # nobody asks for it
-        return 0
-    if _is_dense(given) and _is_dense(gradient):
-        return tensor_bytes(given)
-    is_converted = given.dtype is torch.float16 or (is_half(given) and given.dim() > _ROWS)
-    if lie_together(gradient, [place for place in range(given.dim()) if place != 1]):
-        is_converted = False  # what is added up is not converted
+    """The gradient of what went in, once more; of what is not dense in one way, half precision added up as floats."""
+    gradient: Tensor = args[0]
+    given: Tensor = args[1]
+    channels = concrete_size(given.shape[1]) * max(_FLOAT, given.element_size())
+    if _is_dense(given) and _is_dense(gradient) and suggest_memory_format(given) is suggest_memory_format(gradient):
+        return max(tensor_bytes(given) if args[9][0] else 0, (2 * torch.get_num_threads() + 4) * channels)
+    adds_numbers = lie_together(gradient, [place for place in range(given.dim()) if place != 1])
+    is_converted = given.dtype is torch.float16 or (is_half(given) and not adds_numbers)
     as_floats = _FLOAT * concrete_size(given.numel()) if is_converted else 0
-    return as_floats + 8 * concrete_size(given.shape[1]) * _FLOAT
+    return as_floats + 8 * channels
 
 
 def _group_sums(args: Sequence[Any], _result: Any) -> int:

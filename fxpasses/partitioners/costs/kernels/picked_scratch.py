@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.converted_operands import index_bytes
 from fxpasses.partitioners.costs.kernels.kernel_results import elements_together
 from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size
@@ -54,11 +55,11 @@ def _known_bytes(args: Sequence[Any], _result: Any) -> int:
 
 
 def _masked_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Where masks are true, along each of their dimensions."""
+    """Where masks are true, along each of their dimensions, and indices as numbers of 64 bits."""
     masks = [index for index in args[1] if _is_mask(index)]
     picked = concrete_size(result.numel()) // max(1, _elements_of_each(args[0], args[1])) if masks else 0
     numbers: int = sum(mask.dim() for mask in masks) * picked
-    return numbers * _NUMBER
+    return numbers * _NUMBER + index_bytes(args[1])
 
 
 def _put_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -67,11 +68,11 @@ def _put_bytes(args: Sequence[Any], _result: Any) -> int:
     values, is_added = args[2], len(args) > 3 and args[3]
     count = concrete_size(values.numel())
     if not masks or (count == 1 and not is_added):
-        return 0
+        return index_bytes(args[1])
     most = math.prod(concrete_size(size) for mask in masks[:1] for size in mask.shape)
     picked = min(most, count // max(1, _elements_of_each(args[0], args[1]))) if count > 1 else most
     numbers: int = sum(mask.dim() for mask in masks) * picked
-    return numbers * _NUMBER
+    return numbers * _NUMBER + index_bytes(args[1])
 
 
 def _elements_of_each(given: Tensor, indices: Sequence[Tensor | None]) -> int:
@@ -105,7 +106,7 @@ def _unmasked_bytes(args: Sequence[Any], result: Tensor) -> int:
 PICKED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         aten.index.Tensor: _masked_bytes,
-        **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put_bytes),
+        **dict.fromkeys((aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default), _put_bytes),
         aten.masked_select.default: _mask_bytes,
         aten.masked_scatter_backward.default: _unmasked_bytes,
         **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor), _known_bytes),

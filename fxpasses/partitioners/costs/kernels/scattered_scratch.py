@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.converted_operands import index_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half
 
 __all__ = ["SCATTERED"]
@@ -83,12 +85,24 @@ def _counts_bytes(args: Sequence[Any], result: Tensor, kept: int, counting: int)
     return bytes_as(result, result.dtype) + kept + max(counting, none)
 
 
-SCATTERED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+def _by_numbers(args: Sequence[Any], result: Tensor, *, asks: Callable[[Sequence[Any], Tensor], int]) -> int:
+    """The same, and the index as numbers of 64 bits."""
+    return asks(args, result) + index_bytes(args[2:3])
+
+
+_BY_INDEX: Mapping[Any, Callable[[Sequence[Any], Tensor], int]] = MappingProxyType(
     {
         **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_.src, aten.scatter_.value), _placed_bytes),
         aten.gather.default: _gathered_bytes,
         **dict.fromkeys((aten.scatter_add.default, aten.scatter_add_.default), _scattered_bytes),
         **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_to_places_bytes),
+    }
+)
+"""Kernels that have an index for each element."""
+
+SCATTERED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
+    {
+        **{func: partial(_by_numbers, asks=asks) for func, asks in _BY_INDEX.items()},
         **dict.fromkeys((aten.index_reduce.default, aten.index_reduce_.default), _reduced_rows_bytes),
         **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _added_rows_bytes),
     }

@@ -187,6 +187,22 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "scattered into a row": lambda x: x.select_scatter(x.detach()[:, 0] * 2, 1, 0),
     "variance": lambda x: x.var(),
     "variance of complex numbers": lambda x: torch.var_mean(torch.complex(x.detach().float(), x.detach().float()), 1),
+    "gather by half as wide numbers": lambda x: x.gather(1, index.int()),
+    "added where half as wide numbers say": lambda x: torch.zeros_like(x).scatter_add(1, index.int(), x),
+    "picked by half as wide numbers": lambda x: x.detach()[
+        index[:, :, 0].int() % 4, index[:, :, 1].int(), index[:, :, 2].int() % 24
+    ],
+    "put where half as wide numbers say": lambda x: x.detach().index_put((index[:, :, 0].int() % 4,), x.detach()[0, 0]),
+    "sum of outer and inner, repeated": lambda x: x[:1].expand(4, 32, 24).sum((0, 2)),
+    "sum of inner, cut": lambda x: x[..., :7].sum((1, 2)),
+    "cut and copied": lambda x: torch.narrow_copy(x.detach(), 1, 3, 4),
+    "transforms of a repeated row": lambda x: torch.fft.rfft(x.detach().float()[0, :1].expand(32, 24)),
+    "search in another type": lambda x: torch.searchsorted(torch.arange(4, dtype=torch.float64), x.detach()),
+    "buckets of another type": lambda x: torch.bucketize(x.detach(), torch.arange(4, dtype=torch.float64)),
+    "distances to few": lambda x: torch.cdist(x.detach().float(), x.detach().float()[:, :2]),
+    "places first": lambda x: torch.conv_tbc(
+        x.float().contiguous().repeat_interleave(2, -1)[..., ::2], torch.ones(3, 24, 8), torch.ones(8), 1
+    ),
     "gather of rows": lambda x: x.contiguous().gather(0, torch.tensor([1, 3])[:, None, None].expand(2, 32, 24)),
 }
 
@@ -291,6 +307,23 @@ def test_a_backward_copies_a_gradient_that_is_laid_out_in_another_way(name: str)
         for gradient in (*layouts(made.shape, torch.float32), torch.ones(()).expand(made.shape)):
             run = partial(torch.autograd.grad, made, x, gradient, retain_graph=True)
             assert_each_operator_is_near(run)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(64, 48), (8, 16, 200), (8, 16, 20, 24)], ids=str)
+@pytest.mark.parametrize("is_asked", [True, False], ids=["a layer", "the first layer"])
+def test_a_batch_norm_adds_up_gradients_that_do_not_lie_together_as_floats(
+    is_asked: bool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """And makes no gradient of what nobody asks for: a fifth was missing, or a third too much."""
+    weight = torch.ones(shape[1], dtype=dtype, requires_grad=True)
+    for given in (*layouts(shape, dtype), torch.rand(*shape[1:]).to(dtype).expand(shape)):
+        x = given.detach().requires_grad_(is_asked)
+        made = F.batch_norm(x, None, None, weight, of_ones(x), training=True)
+        for gradient in (*layouts(shape, dtype), torch.ones(shape[1:], dtype=dtype).expand(shape)):
+            inputs = (x, weight) if is_asked else weight
+            assert_each_operator_is_near(partial(torch.autograd.grad, made, inputs, gradient, retain_graph=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
