@@ -28,7 +28,7 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
-__all__ = ["as_real", "elements_together", "result_bytes"]
+__all__ = ["as_real", "elements_spanned", "elements_together", "result_bytes"]
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         size = elements_together([value_of(used) for used in node.all_input_nodes]) * result[0].element_size()
         found = {place: max(least, size) for place, least in found.items()}
     if found and node.target in _INTO_COPIES and isinstance(given := value_of(node.all_input_nodes[0]), Tensor):
-        found = {place: max(least, _span(given) * given.element_size()) for place, least in found.items()}
+        found = {place: max(least, elements_spanned(given) * given.element_size()) for place, least in found.items()}
     if found and getattr(node.target, "overloadpacket", None) in _WINDOWS and _is_periodic(node):
         found = {place: least + result[0].element_size() for place, least in found.items()}
     rows = rows_of(node)
@@ -142,13 +142,13 @@ def _in_memory_of_operands(args: tuple[Any, ...], result: Any) -> Any:
 
 def _with_gaps(args: tuple[Any, ...], result: Any) -> Any:
     """What is scattered into a copy that has the strides of the operand, and all that lies between."""
-    span = _span(args[0])
+    span = elements_spanned(args[0])
     if span * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
         return result
     return result.new_empty(span).as_strided(result.shape, result.stride())
 
 
-def _span(given: Tensor) -> int:
+def elements_spanned(given: Tensor) -> int:
     """Elements from the first to the last one in memory."""
     sizes = [
         (concrete_size(size), concrete_size(stride)) for size, stride in zip(given.shape, given.stride(), strict=True)

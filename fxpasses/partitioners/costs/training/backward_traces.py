@@ -27,7 +27,12 @@ from fxpasses.partitioners.costs.kernels.followed_storages import (
 from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
 from fxpasses.partitioners.costs.training.backward_formulas import formula_bytes
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
-from fxpasses.partitioners.costs.training.forward_traces import ForwardTrace, example_of, storage_key
+from fxpasses.partitioners.costs.training.forward_traces import (
+    ForwardTrace,
+    example_bytes,
+    example_of,
+    storage_key,
+)
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
@@ -148,6 +153,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for function, node in self.forward.made_by.items():
             values = self.forward.values.get(function, {})
             function.register_prehook(lambda gradients, node=node, values=values: self._enter(node, gradients, values))
+            if (traced := self.forward.traced.get(node)) is not None:
+                function.register_prehook(lambda gradients, traced=traced: self._trace_branches(traced, gradients))
             if (made := formula_bytes(function)) is not None:
                 function.register_prehook(lambda _gradients, made=made: self._follow_formula(made))
                 function.register_hook(lambda _given, _gradients: self._follow_operators())
@@ -204,6 +211,13 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for number, nodes in values.items():
             if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
+
+    def _trace_branches(self, traced: int, gradients: Sequence[Tensor | None]) -> None:
+        """With memory laid out as the operands and the gradients of a ``cond``, which is gone before one runs."""
+        self.forget_gone()
+        node = self._current
+        there = self.held + traced + example_bytes(gradients)
+        self.peaks_on_cpu[node] = max(self.peaks_on_cpu.get(node, 0), there)
 
     def _follow_formula(self, size: int) -> None:
         """On the CPU, until the function has run."""

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
+from fxpasses.partitioners.costs.kernels.kernel_results import elements_spanned
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["ForwardTrace", "example_of", "storage_key"]
+__all__ = ["ForwardTrace", "example_bytes", "example_of", "storage_key"]
 
 aten = torch.ops.aten
 
@@ -50,6 +51,7 @@ class ForwardTrace(Interpreter):
         self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
         self.differentiable: dict[Node, None] = {}
         self.made_by: dict[Any, Node] = {}  # by autograd's function
+        self.traced: dict[Node, int] = {}  # bytes of what torch traces branches with before it runs one
         self.values: dict[Any, dict[int, list[Node]]] = {}  # whose values a function makes, by the number of its result
         self.leaves: dict[int, Tensor] = {}  # by parameter: tied ones are one
         self.device: torch.device | None = None  # where the value of the current node was recorded
@@ -65,6 +67,9 @@ class ForwardTrace(Interpreter):
             return saved
 
         self.followed.restart()
+        if n.target is _BRANCHING and (size := _traced_bytes(self.map_nodes_to_values(n.args, n))):
+            self.traced[n] = size
+            self.followed.need(size)
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
             result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
@@ -225,6 +230,20 @@ class _Picked(torch.autograd.Function):
 def _traces_its_body(node: Node) -> bool:
     """Whether its backward is made from a trace: it keeps its operands, or what it computed."""
     return node.target is _BRANCHING or getattr(node.target, "_name", "") == _SCANNING
+
+
+def _traced_bytes(args: Any) -> int:
+    """Memory laid out as the operands of a ``cond``, which torch makes to trace its branches where one has a gradient.
+
+    No dispatcher sees it.
+    """
+    operands = tensors_in(args[3])
+    return example_bytes(operands) if any(tensor.requires_grad for tensor in operands) else 0
+
+
+def example_bytes(operands: Sequence[Tensor | None]) -> int:
+    """Memory laid out as some tensors."""
+    return sum(elements_spanned(tensor) * tensor.element_size() for tensor in tensors_in(operands))
 
 
 def storage_key(tensor: Tensor) -> int:

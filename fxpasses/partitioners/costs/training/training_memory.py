@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
+import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -97,6 +98,9 @@ def follow_training(
     )
 
 
+_BRANCHING = torch.ops.higher_order.cond
+
+
 @attrs.frozen(eq=False, slots=False)
 class _Step:
     """One training step: positions from 0 to 2n, the backward of node ``i`` at ``2n - 1 - i``."""
@@ -143,7 +147,7 @@ class _Step:
         for node, owners in self.needs.saved.items():
             if self.home.get(node) == device:
                 for place in self._places(node, owners, device):
-                    until[place] = max(until.get(place, 0), self.backward(node))
+                    until[place] = max(until.get(place, 0), self._saved_until(node))
         for life in self.course.lives[device]:
             if life.inside:  # what a forward needs that keeps something is known better
                 continue
@@ -151,6 +155,10 @@ class _Step:
             kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
             stop = max(self._forward_stop(life), saved)
             yield self._life(life.start, stop, life.size, life.value, kind, life.copied)
+
+    def _saved_until(self, node: Node) -> int:
+        """Its backward; what branches are given stays as long as what comes of them, whose function holds it."""
+        return self.end if node.target is _BRANCHING else self.backward(node)
 
     def _places(self, node: Node, owners: Iterable[Node], device: str) -> Iterator[Place]:
         """Where what a node saves lies on its device: in what it reads or makes there, or else where it was made."""

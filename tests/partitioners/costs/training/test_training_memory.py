@@ -82,6 +82,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: row.softmax(-1).cumsum(-1) * row))(x)),
     "one branch": lambda: (Branching(), (torch.ones(256, 64),)),
     "the other branch": lambda: (Branching(), (-torch.ones(256, 64),)),
+    "one expert": lambda: (Experts(), (torch.ones(32, 128),)),
+    "wide rows for experts": lambda: (Experts(), (torch.ones(512, 128),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
 }
 
@@ -111,6 +113,21 @@ class Branching(nn.Module):
             x.sum() > 0, lambda x: self.one(x).tanh().tanh(), lambda x: self.other(x).tanh().tanh(), (x,)
         )
         return chosen * 2
+
+
+class Experts(nn.Module):
+    """Layers that are run or not: torch traces them before each run, and holds what they are given to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(128, 128)
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = torch.cond(x.sum() > 0, lambda x, layer=layer: layer(x).tanh(), lambda x: x.tanh(), (x,))
+        return x
 
 
 class Losses(nn.Module):
@@ -204,6 +221,7 @@ TABLES = {"in place": 32_000}
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
 @pytest.mark.filterwarnings("ignore:Using a target size")  # a loss that repeats a row
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of what goes into a branch, while it is exported
 @pytest.mark.parametrize("is_fake", [False, True], ids=["by the allocator", "by operators"])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, is_fake: bool) -> None:
