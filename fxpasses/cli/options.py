@@ -90,7 +90,8 @@ def replicate_option(command: Command) -> Command:
 
 def training_option(command: Command) -> Command:
     """``--training``."""
-    text = "Keep the budgets in training steps: sgd, momentum, rmsprop, adagrad, adam, adamw, or optimizer_slots=2."
+    known = "sgd, momentum, rmsprop, adagrad, adadelta, rprop, adam, adamw"
+    text = f"Keep the budgets in training steps: {known}, or optimizer_slots=2."
     return click.option("--training", metavar="OPTIMIZER[,step_slots=1]", help=text)(command)
 
 

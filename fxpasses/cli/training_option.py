@@ -16,6 +16,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer_slots": 1, "step_slots": 0, "counts_steps": False},
     "rmsprop": {"optimizer_slots": 1},
     "adagrad": {"optimizer_slots": 1, "step_slots": 2},
+    "adadelta": {"optimizer_slots": 2, "step_slots": 2},
+    "rprop": {"optimizer_slots": 2, "step_slots": 3},
     "adam": {"optimizer_slots": 2},
     "adamw": {"optimizer_slots": 2},
 }

@@ -30,6 +30,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "momentum": (torch.optim.SGD, {"momentum": 0.9}),
     "rmsprop": (torch.optim.RMSprop, {}),
     "adagrad": (torch.optim.Adagrad, {}),
+    "adadelta": (torch.optim.Adadelta, {}),
+    "rprop": (torch.optim.Rprop, {}),
     "adam": (torch.optim.Adam, {}),
     "adamw": (torch.optim.AdamW, {}),
 }
@@ -114,13 +116,14 @@ def test_a_model_is_lowered_for_training(model: str, tmp_path: Path) -> None:
     [
         (
             "adm",
-            "--training 'adm': 'adm' is neither an optimizer (sgd, momentum, rmsprop, adagrad, adam, adamw) nor "
-            "optimizer_slots=NUMBER or step_slots=NUMBER; write it like adam or optimizer_slots=2.",
+            "--training 'adm': 'adm' is neither an optimizer (sgd, momentum, rmsprop, adagrad, adadelta, rprop, adam, "
+            "adamw) nor optimizer_slots=NUMBER or step_slots=NUMBER; write it like adam or optimizer_slots=2.",
         ),
         (
             "adam,slots=2",
-            "--training 'adam,slots=2': 'slots=2' is neither an optimizer (sgd, momentum, rmsprop, adagrad, adam, "
-            "adamw) nor optimizer_slots=NUMBER or step_slots=NUMBER; write it like adam or optimizer_slots=2.",
+            "--training 'adam,slots=2': 'slots=2' is neither an optimizer (sgd, momentum, rmsprop, adagrad, adadelta, "
+            "rprop, adam, adamw) nor optimizer_slots=NUMBER or step_slots=NUMBER; write it like adam or "
+            "optimizer_slots=2.",
         ),
         ("adam,step_slots=1,step_slots=2", "--training 'adam,step_slots=1,step_slots=2' gives step_slots twice; take"),
         (
