@@ -6,7 +6,7 @@ graph may be several on one device: two views of it that were sent, or a view th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -52,7 +52,3 @@ class DeviceStorages:
         if self.device_of.get(node, device) != device:
             return node, storage
         return self.copies[node].get(storage, storage) if node in self.copies else storage
-
-    def places(self, node: Node, device: str) -> Iterator[Place]:
-        """Where all storages of a value are on a device that has the value."""
-        return (self.place(node, storage, device) for storage in self.homes[node])

@@ -109,7 +109,7 @@ def _values(facts: MemoryFacts, storages: DeviceStorages, residence: Residence) 
                 place = storages.place(node, storage, stay.device)
                 if place in constants:  # held all the time; a copy of a view of it is not
                     continue
-                life = there.setdefault(place, Life(stay.start, stay.stop, size, not is_home, node))
+                life = there.setdefault(place, Life(stay.start, stay.stop, size, not is_home, node, place=place))
                 life.start, life.stop = min(life.start, stay.start), max(life.stop, stay.stop)
                 life.size = max(life.size, size)
     return lives

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.partitioners.costs.device_storages import DeviceStorages
+from fxpasses.partitioners.costs.device_storages import DeviceStorages, Place
 
 __all__ = ["DeviceMemory", "Life", "MemoryCourse"]
 
@@ -49,6 +49,7 @@ class Life:
         copied: Whether it was received from another device, or from the caller.
         value: The first node whose value is in it.
         inside: Whether it is what an operator needs for itself while it runs.
+        place: What tells it from others; None for what is no value.
     """
 
     start: int
@@ -57,6 +58,7 @@ class Life:
     copied: bool
     value: Node
     inside: bool = False
+    place: Place | None = None
 
 
 @attrs.frozen(eq=False)

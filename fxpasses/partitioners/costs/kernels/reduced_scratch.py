@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.converted_operands import copies_bytes
 from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies, lie_together
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensors_in
 
@@ -44,8 +45,10 @@ def _mean_bytes(args: Sequence[Any], result: Any) -> int:
     """That of a sum, which half precision has as floats, or what it is divided by."""
     given: Tensor = args[0]
     made = tensors_in(result)[0]
-    as_floats = bytes_as(given, torch.float32) + bytes_as(made, torch.float32) if is_half(made) else 0
-    return max(_reduced_bytes(args, result), as_floats, _NUMBER + made.element_size())
+    beside = _NUMBER + made.element_size()
+    if not is_half(made):
+        return max(_reduced_bytes(args, result), beside)
+    return max(copies_bytes((given,), torch.float32) + bytes_as(made, torch.float32), beside)
 
 
 def _counted_bytes(args: Sequence[Any], _result: Any) -> int:

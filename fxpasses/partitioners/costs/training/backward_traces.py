@@ -43,9 +43,11 @@ aten = torch.ops.aten
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 _FILL_ZEROS = (
     *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.put.default),
-    aten.index_put.default,
+    *(aten.index_put.default, aten.index_add.default, aten.index_fill.int_Tensor),
 )
 """What backwards do to zeros that they have just made: in place, on the CPU and where no mode looks on."""
+_BETWEEN = (aten.arange.start_step, torch.ops.prim.device.default)
+"""What comes between: where they are to be filled, and a question."""
 
 
 def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = False) -> BackwardNeeds:
@@ -93,7 +95,7 @@ def _needs(
     trained: Mapping[Node, Node],
 ) -> BackwardNeeds:
     """``beside`` is what a backward needs besides, by the names under which it is kept."""
-    saved = {node: tuple(owners) for node, owners in forward.saved.items()}
+    saved = {node: tuple(dict.fromkeys(map(forward.owner.__getitem__, keys))) for node, keys in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(
         saved,
@@ -232,7 +234,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         fills = func in _FILL_ZEROS and storage_key(args[0]) == self._zeros
         self._given_up, self._is_in_place = 0, fills or self._added.is_in_place(func, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self._zeros = storage_key(result) if func in _ZEROS else None
+        if func not in _BETWEEN:
+            self._zeros = storage_key(result) if func in _ZEROS else None
         return result
 
     def ran(self, operands: Any, scratch: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
@@ -45,9 +46,9 @@ class ForwardTrace(Interpreter):
         self.followed = FollowedStorages()
         self.inside: dict[Node, int] = {}
         self.inside_on_cpu: dict[Node, int] = {}
-        self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it
+        self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it, and in nothing else
         self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
-        self.saved: dict[Node, dict[Node, None]] = {}
+        self.saved: dict[Node, dict[int, None]] = {}  # storages that have an owner
         self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
         self.differentiable: dict[Node, None] = {}
         self.made_by: dict[Any, Node] = {}  # by autograd's function
@@ -75,7 +76,10 @@ class ForwardTrace(Interpreter):
             result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
         tensors = [without_levels(tensor) for tensor in tensors_in(result)] if n.op != "output" else []
         for tensor in tensors:
-            self.owner.setdefault(storage_key(tensor), n)
+            key = storage_key(tensor)
+            if n.target is operator.getitem and self.owner.get(key) is n.args[0]:
+                self.owner[key] = n
+            self.owner.setdefault(key, n)
         self.kept += tensors
         if any(tensor.requires_grad for tensor in tensors):
             self.differentiable[n] = None
@@ -113,9 +117,8 @@ class ForwardTrace(Interpreter):
 
     def _note(self, n: Node, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        owner = self.owner.get(storage._cdata)
-        if owner is not None:
-            self.saved.setdefault(n, {})[owner] = None
+        if storage._cdata in self.owner:
+            self.saved.setdefault(n, {})[storage._cdata] = None
         elif not _traces_its_body(n):  # autograd's functions of the trace hold each other, and nothing that is there
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))

@@ -151,7 +151,7 @@ class _Step:
         for life in self.course.lives[device]:
             if life.inside:  # what a forward needs that keeps something is known better
                 continue
-            saved = max((until.get(place, 0) for place in self.course.storages.places(life.value, device)), default=0)
+            saved = 0 if life.place is None else until.get(life.place, 0)
             kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
             stop = max(self._forward_stop(life), saved)
             yield self._life(life.start, stop, life.size, life.value, kind, life.copied)

@@ -117,6 +117,7 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "sum": lambda x: x.sum(1),
     "sum of outer and inner": lambda x: x.sum((0, 2)),
     "mean": lambda x: x.mean((0, 2)),
+    "mean as half": lambda x: x.float().mean((0, 2), dtype=torch.bfloat16),
     "cumsum": lambda x: x.cumsum(1),
     "any": lambda x: x.any(1),
     "largest": lambda x: x.max(),

@@ -268,6 +268,10 @@ ON_CPU = {
     "rows by numbers": calling(lambda x: x[torch.arange(0, x.shape[0], 2)]),
     "rows by a mask": calling(lambda x: x[x[..., 0] > -99.0]),
     "selected": calling(lambda x: x.masked_select(x > -99.0)),
+    "rows by an index": calling(lambda x: x.index_select(0, torch.arange(0, x.shape[0], 2))),
+    "rows, again and again": calling(lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 0, output_size=4)),
+    "trace": calling(lambda x: x.flatten(0, 1).trace()),
+    "sorted numbers": calling(lambda x: x * (x > 0).sort(1)[0]),
     "gelu of a sum": calling(lambda x: nn.functional.gelu(x).sum()),
     "one by one": calling(lambda x: nn.functional.conv2d(x[None].permute(0, 3, 1, 2), torch.ones(96, 64, 1, 1)).sum()),
 }
