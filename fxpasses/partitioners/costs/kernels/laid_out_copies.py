@@ -173,7 +173,7 @@ _DENSE = {
         (0,),
     ),
     **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), (0, 1)),
-    **dict.fromkeys((aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default), (0,)),
+    aten.multi_margin_loss.default: (0,),
     **dict.fromkeys((aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default), (1,)),
     aten._cdist_backward.default: (1, 2),
 }

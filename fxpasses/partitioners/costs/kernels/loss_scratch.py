@@ -105,6 +105,12 @@ def _margin_backward(args: Sequence[Any], result: Tensor) -> int:
     return max(ahead, between + max(copies_bytes((target, result), common), copies_bytes((result, result), common)))
 
 
+def _labels_bytes(args: Sequence[Any], result: Any) -> int:
+    """A dense operand, and the least or the largest label, which are asked about."""
+    labels: Tensor = args[1]
+    return dense_copies(args, result) + labels.element_size()
+
+
 def _alignment_backward(args: Sequence[Any], _result: Any) -> int:
     """How likely the rest of each alignment is, beside how likely its beginning."""
     beginnings: Tensor = args[6]
@@ -117,6 +123,7 @@ LOSSES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.huber_loss.default: _huber_bytes,
         aten.soft_margin_loss.default: _soft_margin_bytes,
         aten.binary_cross_entropy.default: _entropy_bytes,
+        aten.multilabel_margin_loss_forward.default: _labels_bytes,
         aten.binary_cross_entropy_with_logits.default: _logits_bytes,
         **dict.fromkeys((aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default), _difference_backward),
         aten.soft_margin_loss_backward.default: _margin_backward,

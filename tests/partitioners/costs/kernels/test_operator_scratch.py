@@ -80,6 +80,17 @@ def backward_too(function: Callable[[Tensor], Any], x: Tensor) -> Callable[[], N
     return run
 
 
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_labels_of_a_margin_are_asked_about(reduction: int) -> None:
+    """The least and the largest one: a number of eight bytes each."""
+    func, args = (
+        aten.multilabel_margin_loss_forward.default,
+        (torch.randn(16, 8), torch.randint(0, 8, (16, 8)), reduction),
+    )
+
+    assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "squared": F.mse_loss,
     "smooth": F.smooth_l1_loss,
