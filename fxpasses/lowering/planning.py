@@ -25,6 +25,7 @@ from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
 from fxpasses.plan import Plan
+from fxpasses.programs.capturing import check_containers
 
 __all__ = ["place"]
 
@@ -99,6 +100,8 @@ def place(
         InfeasibleError: the model does not fit the devices.
         PlanError: the plan does not fit the model, passes a budget, or puts an operator where it is not supported.
     """
+    if not isinstance(model, ExportedProgram):
+        check_containers(args, kwargs)
     _check_plan(plan, device_map)
     searched = {"pinned": pinned, "forbidden": forbidden, "colocate": colocate, "contiguity": contiguity}
     if device_map is not None:

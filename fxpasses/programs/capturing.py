@@ -31,7 +31,7 @@ from fxpasses.programs.stale_buffers import refuse_stale_buffers
 from fxpasses.programs.unseen_state import unchanged
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["capture", "load_program", "own_line"]
+__all__ = ["capture", "check_containers", "load_program", "own_line"]
 
 _TORCH_HOME = os.path.dirname(torch.__file__)
 _OWN_HOME = os.path.dirname(os.path.dirname(__file__))
@@ -122,15 +122,27 @@ def capture(
         raise InputError(
             f"{type(model).__name__} needs example inputs to be captured; pass args=(...) or kwargs={{...}}."
         )
+    check_containers(args, kwargs)
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    _refuse_symbols(model, args, kwargs)
+    return _export(model, *_each_its_own(model, args, kwargs), dynamic_shapes, strict)
+
+
+def check_containers(args: Any, kwargs: Any) -> None:
+    """Refuse example inputs that are in no tuple or dict.
+
+    Raises:
+        InputError: they are something else, as devices that were given by position.
+    """
     if args is not None and not isinstance(args, (tuple, list)):
         raise InputError(
             f"args is a tuple of example inputs, not {type(args).__name__}; write ({type(args).__name__},)."
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise InputError(f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}.")
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
-    _refuse_symbols(model, args, kwargs)
-    return _export(model, *_each_its_own(model, args, kwargs), dynamic_shapes, strict)
+        raise InputError(
+            f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}; options, as devices=, go by "
+            "name."
+        )
 
 
 def _each_its_own(

@@ -346,7 +346,11 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
         ),
         (
             lambda: place(Mlp(), ARGS, ["x"], devices=TWO),  # type: ignore[arg-type]
-            "kwargs is a dict of example inputs by name, not list.",
+            "kwargs is a dict of example inputs by name, not list; options, as devices=, go by name.",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, TWO),  # type: ignore[arg-type]
+            "kwargs is a dict of example inputs by name, not tuple; options, as devices=, go by name.",
         ),
         (
             lambda: place(Mlp(), ARGS, devices=TWO).plan.check(Mlp()),  # type: ignore[arg-type]
