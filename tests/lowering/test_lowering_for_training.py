@@ -320,8 +320,8 @@ def test_a_device_map_keeps_the_budgets_of_training() -> None:
     assert Training(2) == lowered.plan.training
     assert (
         "The device map puts 245 KiB on right (parameters 48.8 KiB, gradients 48.8 KiB, optimizer 146 KiB, saved 512 B,"
-        " activations 512 B), which has 200 KiB; give some of its modules to another device, or train with a smaller "
-        "batch."
+        " activations 512 B), which has 200 KiB: 44.8 KiB are missing; give some of its modules to another device, or "
+        "train with a smaller batch."
     ) == str(failure.value)
 
 
