@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from fxpasses.cli.training_option import OPTIMIZERS
 from fxpasses.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def replicate_option(command: Command) -> Command:
 
 def training_option(command: Command) -> Command:
     """``--training``."""
-    known = "sgd, momentum, rmsprop, adagrad, adadelta, rprop, adam, adamw"
-    text = f"Keep the budgets in training steps: {known}, or optimizer_slots=2."
+    text = f"Keep the budgets in training steps: {', '.join(OPTIMIZERS)}, or optimizer_slots=2."
     return click.option("--training", metavar="OPTIMIZER[,step_slots=1]", help=text)(command)
 
 

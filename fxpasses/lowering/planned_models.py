@@ -74,10 +74,9 @@ class Planned:
         )
         return attrs.evolve(self.summary, advice=tuple(found))
 
-    def _placed_again(self, options: SearchOptions, topology: Topology) -> Placed:
+    def _placed_again(self, options: SearchOptions, topology: Topology, speeds: Mapping[str, float]) -> Placed:
         """The same options on other devices, without a search; what was measured there is faster as they are."""
-        known, graph_module = self.plan.topology, self.prepared.graph_module
-        speeds = {device.name: device.flops / known[device.name].flops for device in topology.devices}
+        graph_module = self.prepared.graph_module
         with measured_on(graph_module.graph, speeds):
             placement = options.placed_quickly(graph_module, topology)
             places = {part: device.name for part, device in placement.device_of.items()}

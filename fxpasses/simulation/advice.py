@@ -51,8 +51,9 @@ _SEARCH = "another placement on the same devices, which a larger time_budget or 
 Placed = tuple[GraphModule, Assignment, Mapping[str, Device]]
 """The graph (or a copy of it with replicas), its parts, and the device of each."""
 
-Replace = Callable[[Topology], Placed]
-"""Place the same graph on other devices; may raise PlacementError."""
+Replace = Callable[[Topology, Mapping[str, float]], Placed]
+"""Place the same graph on other devices, some of them so many times as fast as they are, by name; what was measured
+there is not in the topology. May raise PlacementError."""
 
 
 @attrs.frozen
@@ -326,11 +327,12 @@ def _times(
 
 
 def _placed_again(now: _Now, change: _Change, replace: Replace) -> _Now | None:
+    faster = change.name if change.what == "device" else None
     try:
-        graph_module, assignment, device_of = replace(change.topology)
+        graph_module, assignment, device_of = replace(change.topology, {} if faster is None else {faster: MORE})
     except PlacementError:
         return None
-    step, faster = _step_of(now, graph_module), change.name if change.what == "device" else None
+    step = _step_of(now, graph_module)
     there = {part: now.topology[device.name] for part, device in device_of.items()}  # as it is: it may be measured
     return _now(graph_module, assignment, there, change.topology, now.objective, step, faster=faster)
 

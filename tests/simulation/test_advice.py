@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import pytest
 import torch
 from lowering_models import Mlp
@@ -87,7 +90,7 @@ def test_the_slowest_device_helps_most_for_throughput() -> None:
 def test_a_larger_memory_is_placed_again() -> None:
     topology = Topology((Device("a", 45 * KiB, flops=1e12, bandwidth=1e12), Device("b", 45 * KiB, flops=1e7)), (LINK,))
 
-    def again(changed: Topology) -> Placed:
+    def again(changed: Topology, _speeds: Mapping[str, float]) -> Placed:
         placement = place_by_device(GRAPH, changed, objective="latency", time_budget=0.0)
         return GRAPH, placement.assignment, placement.device_of
 
@@ -103,7 +106,7 @@ def test_a_larger_memory_is_placed_again() -> None:
 def test_what_placing_again_gains_without_any_change_is_not_put_down_to_the_change() -> None:
     """Where the search has missed a placement, the advice is to search on."""
 
-    def on_one(changed: Topology) -> Placed:
+    def on_one(changed: Topology, _speeds: Mapping[str, float]) -> Placed:
         nodes = [node for node in GRAPH.graph.nodes if node.op == "call_function"]
         return GRAPH, Assignment.of(GRAPH, dict.fromkeys(nodes, "a")), {"a": changed["a"]}
 
@@ -123,7 +126,7 @@ def test_without_placing_again_no_memory_helps() -> None:
 
 
 def test_a_change_that_cannot_be_placed_is_evaluated_where_operators_are() -> None:
-    def fails(_changed: Topology) -> Placed:
+    def fails(_changed: Topology, _speeds: Mapping[str, float]) -> Placed:
         raise PlacementError("no")
 
     topology = Topology((Device("a"), Device("b")), (LINK,))
@@ -151,9 +154,10 @@ def test_measured_seconds_of_a_faster_device_shrink_too() -> None:
     assert (2.0, 1.6) == (advice.before, advice.after)
 
 
-def test_operators_that_were_measured_are_placed_again_on_a_faster_device() -> None:
-    """Seven equal layers: whichever of two devices is a quarter faster runs four of them."""
-    devices, link = [Device("a"), Device("b")], [Link("a", "b", 1e15, 1e-9)]
+@pytest.mark.parametrize("flops", [1e11, math.inf])
+def test_operators_that_were_measured_are_placed_again_on_a_faster_device(flops: float) -> None:
+    """Seven equal layers: whichever of two devices is a quarter faster runs four of them, whatever its rates are."""
+    devices, link = [Device("a", flops=flops), Device("b", flops=flops)], [Link("a", "b", 1e15, 1e-9)]
     program = torch.export.export(Mlp(7), (torch.randn(4, 64),))
     profiled = PassManager([ProfileCosts(devices, repeats=1)])(program).exported_program
     measured = {node: 1.0 if "linear" in node.name else 0.0 for node in profiled.graph.nodes if SECONDS.get(node)}

@@ -382,11 +382,10 @@ def seconds_of(node: Node, device: Device) -> float:
 @contextmanager
 def measured_on(graph: Graph, speeds: Mapping[str, float]) -> Iterator[None]:
     """Inside, devices run what was measured there so many times as fast; by their names."""
-    changed = {name: speed for name, speed in speeds.items() if speed != 1}
-    before = {node: measured for node in graph.nodes if changed and (measured := SECONDS.get(node))}
+    before = {node: measured for node in graph.nodes if speeds and (measured := SECONDS.get(node))}
     try:
         for node, measured in before.items():
-            SECONDS.write(node, {name: seconds / changed.get(name, 1.0) for name, seconds in measured.items()})
+            SECONDS.write(node, {name: seconds / speeds.get(name, 1.0) for name, seconds in measured.items()})
         yield
     finally:
         for node, measured in before.items():

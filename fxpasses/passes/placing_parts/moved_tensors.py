@@ -20,7 +20,7 @@ ANYWHERE = ("meta",)
 
 @attrs.frozen(eq=False)
 class _Memory:
-    """Bytes that several tensors show, each a part of them or all.
+    """Bytes that several tensors show, each a part of them or all; or one, and some of them more than once.
 
     Args:
         shown_by: The tensors.
@@ -80,7 +80,7 @@ class MovedTensors:
         return self._memory_of.get(id(tensor), id(tensor))
 
     def _copy(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-        memory = self._memory_of.get(id(tensor), _repeated(tensor))
+        memory = self._memory_of.get(id(tensor))
         if memory is None:
             return tensor.detach().to(target)
         key = (memory, str(target))
@@ -91,28 +91,25 @@ class MovedTensors:
         )
 
 
-def _repeated(tensor: torch.Tensor) -> _Memory | None:
-    """The memory of a tensor that shows elements of it more than once, as an expanded one does."""
-    if tensor.layout != torch.strided or memory_bytes(tensor) == tensor_bytes(tensor):
-        return None
-    first = int(tensor.storage_offset())
-    return _Memory((tensor,), first, _end(tensor) - first)
-
-
 def tables_of(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
     """Where a module holds tensors."""
     return module._parameters, module._buffers, vars(module)
 
 
 def _shared_memories(root: torch.nn.Module) -> dict[int, _Memory]:
-    """The memory of each tensor that shows some of what another one shows, by its identity. O(tensors log tensors)."""
+    """The memory of each tensor that shows some of what is shown elsewhere, by its identity. O(tensors log tensors).
+
+    That is by another one, or by itself: what is expanded shows its elements many times.
+    """
     by_storage: dict[Any, dict[int, torch.Tensor]] = {}
     for tensor in _tensors(root):
         if tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
             by_storage.setdefault((storage_key(tensor), tensor.dtype), {})[id(tensor)] = tensor
     found: dict[int, _Memory] = {}
     for each in by_storage.values():
-        for group in _overlapping(list(each.values())) if len(each) > 1 else ():
+        for group in _overlapping(list(each.values())):
+            if len(group) == 1 and memory_bytes(group[0]) == tensor_bytes(group[0]):
+                continue
             first = min(int(tensor.storage_offset()) for tensor in group)
             memory = _Memory(tuple(group), first, max(map(_end, group)) - first)
             found.update((id(tensor), memory) for tensor in group)
@@ -126,18 +123,16 @@ def _tensors(root: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _overlapping(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one storage in groups that have elements in common; those that are alone are left out."""
+    """Tensors of one storage in groups that have elements in common."""
     tensors.sort(key=lambda tensor: int(tensor.storage_offset()))
     group, end = [tensors[0]], _end(tensors[0])
     for tensor in tensors[1:]:
         if int(tensor.storage_offset()) >= end:
-            if len(group) > 1:
-                yield group
+            yield group
             group = []
         group.append(tensor)
         end = max(end, _end(tensor))
-    if len(group) > 1:
-        yield group
+    yield group
 
 
 def _end(tensor: torch.Tensor) -> int:

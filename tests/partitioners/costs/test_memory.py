@@ -16,7 +16,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.nn.attention.flex_attention import flex_attention
 
 from fxpasses import (
@@ -31,6 +31,7 @@ from fxpasses import (
     lower,
 )
 from fxpasses.partitioners import place_by_device, predict_memory, predict_training_memory
+from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 from fxpasses.passes import MeasureCosts
 
@@ -677,3 +678,14 @@ def test_predictions_say_what_does_not_fit_together() -> None:
         predict_memory(graph, {}, devices)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=re.escape("A graph is a GraphModule, not Linear; of a program take .module")):
         predict_memory(nn.Linear(4, 4), one_part(graph), devices)  # type: ignore[arg-type]
+
+
+def test_an_operator_that_takes_one_value_twice_writes_in_the_type_of_its_operand() -> None:
+    """The gradient and the prediction are one value here, in half precision; the target is not."""
+    graph = Graph()
+    half, target = graph.placeholder("half"), graph.placeholder("target")
+    half.meta["val"], target.meta["val"] = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(8)
+    made = graph.call_function(torch.ops.aten.mse_loss_backward.default, (half, half, target, 0))
+    made.meta["val"] = torch.zeros(8)
+
+    assert result_bytes(made, (0,)) == {0: 16}

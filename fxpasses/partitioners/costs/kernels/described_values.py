@@ -77,8 +77,7 @@ def described(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         shape = tuple(concrete_size(size) for size in leaf.shape)
         stride = tuple(concrete_size(size) for size in leaf.stride())
-        bits = {"is_conjugate": leaf.is_conj(), "is_negated": leaf.is_neg()}
-        return Like(shape, stride, leaf.dtype, leaf.device, **bits)
+        return Like(shape, stride, leaf.dtype, leaf.device, is_conjugate=leaf.is_conj(), is_negated=leaf.is_neg())
     if isinstance(leaf, torch.SymInt):
         return concrete_size(leaf)
     return tuple(map(described, leaf)) if isinstance(leaf, (list, tuple)) else leaf

@@ -55,11 +55,12 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
 
 
 def _made(node: Node) -> list[Tensor]:
-    """The results of a node, in the types that they really have."""
+    """The results of a node, in the types that they really have; one value may be two of its operands."""
     result = tensors_in(value_of(node))
     if not result or (place := _WRITTEN_AS.get(node.target)) is None:
         return result
-    dtype = value_of(node.all_input_nodes[place]).dtype
+    operands = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)]
+    dtype = value_of(operands[place]).dtype
     return [result[0].new_empty(result[0].shape, dtype=dtype, device="meta")]
 
 

@@ -22,11 +22,11 @@ from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["ForwardTrace", "example_bytes", "example_of", "storage_key"]
+__all__ = ["BRANCHING", "ForwardTrace", "example_bytes", "example_of", "storage_key"]
 
 aten = torch.ops.aten
 
-_BRANCHING = torch.ops.higher_order.cond
+BRANCHING = torch.ops.higher_order.cond
 _SCANNING = "scan"
 
 
@@ -68,7 +68,7 @@ class ForwardTrace(Interpreter):
             return saved
 
         self.followed.restart()
-        if n.target is _BRANCHING and (size := _traced_bytes(self.map_nodes_to_values(n.args, n))):
+        if n.target is BRANCHING and (size := _traced_bytes(self.map_nodes_to_values(n.args, n))):
             self.traced[n] = size
             self.followed.need(size)
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
@@ -127,7 +127,7 @@ class ForwardTrace(Interpreter):
         if "unbacked_bindings" in n.meta:  # what it is picked by, and from
             operands = n.args if n.target is aten.masked_select.default else n.args[1:]
         else:
-            operands = n.args[:1] if n.target is _BRANCHING else ()  # its condition
+            operands = n.args[:1] if n.target is BRANCHING else ()  # its condition
         for tensor in tensors_in(self.map_nodes_to_values(operands, n)):
             self._note(n, tensor)
         if getattr(n.target, "_name", "") == _SCANNING:
@@ -232,7 +232,7 @@ class _Picked(torch.autograd.Function):
 
 def _traces_its_body(node: Node) -> bool:
     """Whether its backward is made from a trace: it keeps its operands, or what it computed."""
-    return node.target is _BRANCHING or getattr(node.target, "_name", "") == _SCANNING
+    return node.target is BRANCHING or getattr(node.target, "_name", "") == _SCANNING
 
 
 def _traced_bytes(args: Any) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
-import torch
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
@@ -30,6 +29,7 @@ from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, S
 from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.crossing_gradients import CrossingGradients, Lying
+from fxpasses.partitioners.costs.training.forward_traces import BRANCHING
 from fxpasses.partitioners.costs.training.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]
@@ -98,9 +98,6 @@ def follow_training(
     )
 
 
-_BRANCHING = torch.ops.higher_order.cond
-
-
 @attrs.frozen(eq=False, slots=False)
 class _Step:
     """One training step: positions from 0 to 2n, the backward of node ``i`` at ``2n - 1 - i``."""
@@ -158,7 +155,7 @@ class _Step:
 
     def _saved_until(self, node: Node) -> int:
         """Its backward; what branches are given stays as long as what comes of them, whose function holds it."""
-        return self.end if node.target is _BRANCHING else self.backward(node)
+        return self.end if node.target is BRANCHING else self.backward(node)
 
     def _places(self, node: Node, owners: Iterable[Node], device: str) -> Iterator[Place]:
         """Where what a node saves lies on its device: in what it reads or makes there, or else where it was made."""
