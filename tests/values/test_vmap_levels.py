@@ -39,3 +39,16 @@ def test_hooks_of_saved_tensors_are_taken_again() -> None:
     with torch.autograd.graph.save_on_cpu():
         (x * x).sum().backward()
     assert torch.equal(torch.full((2,), 2.0), x.grad)  # type: ignore[arg-type]
+
+
+def test_the_level_of_tangents_is_closed() -> None:
+    """A derivative that failed on the way left it open, and each later one was refused."""
+    before = open_levels()
+    torch._C._enter_dual_level()
+    inside = open_levels()
+
+    close_levels(inside)
+    assert open_levels().has_tangents
+
+    close_levels(before)
+    assert before == open_levels()

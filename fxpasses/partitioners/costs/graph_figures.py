@@ -30,6 +30,7 @@ from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import SECONDS, STEP_WORKSPACE, WORKSPACE, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
+from fxpasses.partitioners.jvp_tangents import note_tangents
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
@@ -122,6 +123,7 @@ class GraphFigures:
         note_limits(graph_module)
         note_layouts(graph_module)
         note_rows(graph_module)
+        note_tangents(graph_module)
         record_copies_back(graph_module)
         effects = effects or analyze_effects(graph_module)
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]

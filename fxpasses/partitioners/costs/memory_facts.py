@@ -16,6 +16,7 @@ from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.described_values import note_layouts
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.tangent_storages import joined_tangents, tangents_of
 from fxpasses.partitioners.costs.kernels.workspaces import (
     autocast_around,
     homes_in_memory,
@@ -23,6 +24,7 @@ from fxpasses.partitioners.costs.kernels.workspaces import (
     workspace_bytes,
 )
 from fxpasses.partitioners.costs.node_costs import WORKSPACE
+from fxpasses.partitioners.jvp_tangents import note_tangents, tangent_levels
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
@@ -76,6 +78,7 @@ class MemoryFacts:
         note_limits(graph_module)
         note_layouts(graph_module)
         note_rows(graph_module)
+        note_tangents(graph_module)
         effects = effects or analyze_effects(graph_module)
         return cls(graph_module, effects, homes_in_memory(graph_module, effects))
 
@@ -93,8 +96,24 @@ class MemoryFacts:
             tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
             if tensors:
                 own = self.homes[node]
-                found.append(MadeValue(node, result_bytes(node, own), bytes_by_place(own, tensors, tensor_bytes)))
+                sizes = result_bytes(node, own), bytes_by_place(own, tensors, tensor_bytes)
+                found.append(MadeValue(node, *(self._with_tangents(node, each) for each in sizes)))
         return tuple(found)
+
+    @cached_property
+    def tangents(self) -> Mapping[Node, Mapping[int, tuple[int, ...]]]:
+        """For each value with tangents their storages, by the storage that the value lies in."""
+        joined = joined_tangents(self.graph_module.graph, self.homes)
+        return {
+            node: {storage: tangents_of(node, storage, joined) for storage in storages}
+            for node, storages in self.homes.items()
+            if tangent_levels(node)
+        }
+
+    def _with_tangents(self, node: Node, sizes: dict[int, int]) -> dict[int, int]:
+        """The bytes by storage, and as many of each tangent."""
+        own = self.tangents.get(node, {})
+        return {**sizes, **{each: size for storage, size in sizes.items() for each in own.get(storage, ())}}
 
     @cached_property
     def read_state(self) -> tuple[HeldState, ...]:

@@ -52,7 +52,7 @@ _LAYOUTS: WeakKeyDictionary[Node, Hashable] = WeakKeyDictionary()  # of values t
 
 @attrs.frozen
 class Like:
-    """A tensor without its data."""
+    """A tensor without its data; ``tangents`` are the derivatives in which it has some."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -61,6 +61,7 @@ class Like:
     is_trained: bool = False
     is_conjugate: bool = False
     is_negated: bool = False
+    tangents: tuple[int, ...] = ()
 
     def make(self) -> Tensor:
         """One without data, inside of a mode that makes such."""

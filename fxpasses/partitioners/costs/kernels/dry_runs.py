@@ -22,10 +22,12 @@ from torch.utils import _pytree as pytree
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.composite_operators import in_steps, is_composite
+from fxpasses.partitioners.costs.kernels.derivative_levels import InDerivative, with_tangents
 from fxpasses.partitioners.costs.kernels.described_values import Like, called, described, without_data
 from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
 from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch, scratch_bytes
 from fxpasses.partitioners.costs.kernels.kernels_in_use import InInference, on_cpu
+from fxpasses.partitioners.jvp_tangents import Levels, tangent_levels
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -95,7 +97,7 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     is_cached = autocast is not None and autocast.cached
     describe = _described_as_trained if is_cached or not _may_view(node.target) else described
     try:
-        return _ran(node.target, structure, tuple(map(describe, leaves)), autocast)
+        return _ran(node.target, structure, tuple(_with_levels(leaf, describe(leaf)) for leaf in leaves), autocast)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -135,6 +137,12 @@ def _operand(node: Node, owner: GraphModule | None) -> Any:
         return value
     made = without_data(described(node))
     return made.requires_grad_(value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
+
+
+def _with_levels(leaf: Any, found: Hashable) -> Hashable:
+    """The derivatives in which an operand has tangents, if any."""
+    levels = tangent_levels(leaf) if isinstance(leaf, Node) else ()
+    return attrs.evolve(found, tangents=levels) if levels and isinstance(found, Like) else found
 
 
 def _described_as_trained(leaf: Any) -> Hashable:
@@ -191,6 +199,8 @@ def _gathers(source: Any, index: Any) -> bool:
 
 def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
+        if any(map(tangent_levels, node.all_input_nodes)):
+            return True
         operands = tensors_in(list(map(value_of, node.all_input_nodes)))
         if may_need_scratch(node.target, node.args, operands, value_of(node)) or in_steps(node.target, node.args):
             return True
@@ -204,6 +214,8 @@ def _may_run(node: Node, autocast: Autocast | None) -> bool:
 def _ran(
     target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
 ) -> DryRun | None:
+    if any(map(_levels, leaves)):
+        return _run_once(target, structure, leaves, autocast, InDerivative)
     ran = _run_once(target, structure, leaves, autocast)
     otherwise = on_cpu(target) if autocast is None else None
     if ran is None or not ran.inside or otherwise is None or any(map(_is_elsewhere, leaves)):
@@ -216,6 +228,10 @@ def _is_elsewhere(leaf: Hashable) -> bool:
     return isinstance(leaf, Like) and leaf.device.type != "cpu"
 
 
+def _levels(leaf: Hashable) -> Levels:
+    return leaf.tangents if isinstance(leaf, Like) else ()
+
+
 def _run_once(
     target: Any,
     structure: pytree.TreeSpec,
@@ -224,14 +240,17 @@ def _run_once(
     follow: type[FollowedStorages] = FollowedStorages,
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        args, kwargs = pytree.tree_unflatten([without_data(leaf) for leaf in leaves], structure)
-        with collecting_later(), follow() as followed, _under(autocast):
+        given, levels = list(map(without_data, leaves)), [_levels(leaf) for leaf in leaves]
+        with collecting_later(), with_tangents(given, levels) as operands, follow() as followed, _under(autocast):
+            args, kwargs = pytree.tree_unflatten(operands, structure)
             try:
                 result = called(target)(*args, **kwargs)
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
             followed.forget_gone()
+            if any(levels):  # the tangents of the result are in it
+                made = followed.held
             kept = max(0, followed.held - made) if autocast is not None and autocast.cached else 0
             return DryRun.of(followed, made, kept)
 

@@ -17,7 +17,9 @@ from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, DryRun, dry_run, makes_a_copy, run_body
 from fxpasses.partitioners.costs.kernels.higher_order_steps import HIGHER_ORDER_STEPS
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.tangent_storages import join_tangent, unpacked
 from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
@@ -45,7 +47,8 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratc
 
 def _beside_result(ran: DryRun, node: Node, with_scratch: bool) -> int:
     known, rows = result_bytes(node, range(len(tensors_in(value_of(node))))), rows_of(node)
-    return rows * (ran.inside + (ran.scratch if with_scratch else 0)) + max(0, rows * ran.made - sum(known.values()))
+    made = sum(known.values()) << len(tangent_levels(node))
+    return rows * (ran.inside + (ran.scratch if with_scratch else 0)) + max(0, rows * ran.made - made)
 
 
 def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
@@ -78,8 +81,13 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
     """
     homes: dict[Node, tuple[int, ...]] = {}
     copies = itertools.count(1 << 40)  # effects number storages from 0
+    joined: dict[int, int] = {}
     for node in graph_module.graph.nodes:
         bases = effects.bases(node)
+        join_tangent(node, homes, joined)
+        if (apart := unpacked(node, homes, joined)) is not None:
+            homes[node] = apart
+            continue
         if is_getitem(node) and not makes_a_copy(node):
             source = homes[node.all_input_nodes[0]]
             index = node.args[1]

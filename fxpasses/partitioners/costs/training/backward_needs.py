@@ -44,6 +44,7 @@ class BackwardNeeds:
 
     Args:
         saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
+        saved_tangents: For each node those whose tangents it keeps for its backward.
         extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
         differentiable: The nodes whose value gets a gradient.
         inside: For each node the bytes that its forward needs for itself, beside all that it keeps.
@@ -66,3 +67,4 @@ class BackwardNeeds:
     inside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
     beside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
     beside_sums: Mapping[Node, int] = attrs.field(factory=dict)
+    saved_tangents: Mapping[Node, tuple[Node, ...]] = attrs.field(factory=dict)

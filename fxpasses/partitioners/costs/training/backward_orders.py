@@ -95,4 +95,5 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         keyed(needs.inside_on_cpu),
         keyed(needs.beside_on_cpu),
         keyed(needs.beside_sums),
+        {node_of[node]: tuple(map(node_of.__getitem__, owners)) for node, owners in needs.saved_tangents.items()},
     )

@@ -33,6 +33,7 @@ from fxpasses.partitioners.costs.training.forward_traces import (
     example_of,
     storage_key,
 )
+from fxpasses.partitioners.jvp_tangents import note_tangents
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 
@@ -63,6 +64,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         PlacementError: An operator cannot run without data, so that nobody knows what it keeps.
     """
     note_limits(graph_module)
+    note_tangents(graph_module)
     forward = ForwardTrace(graph_module)
     with collecting_later(), torch.enable_grad(), forward.mode:
         inputs = [example_of(node) for node in graph_module.graph.find_nodes(op="placeholder")]
@@ -105,6 +107,7 @@ def _needs(
         stays,
         trained=trained,
         inside_on_cpu=forward.inside_on_cpu,
+        saved_tangents={node: tuple(owners) for node, owners in forward.saved_tangents.items()},
         **beside,
     )
 

@@ -16,9 +16,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
+from fxpasses.partitioners.costs.kernels.derivative_levels import InDerivative, parts_of
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
 from fxpasses.partitioners.costs.kernels.kernel_results import elements_spanned
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
@@ -43,12 +45,15 @@ class ForwardTrace(Interpreter):
     def __init__(self, graph_module: GraphModule) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.followed = FollowedStorages()
+        is_derived = any(map(tangent_levels, graph_module.graph.nodes))
+        self.followed = InDerivative() if is_derived else FollowedStorages()
         self.inside: dict[Node, int] = {}
         self.inside_on_cpu: dict[Node, int] = {}
         self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it, and in nothing else
         self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
         self.saved: dict[Node, dict[int, None]] = {}  # storages that have an owner
+        self.tangent_of: dict[int, Node] = {}  # by storage: the first node whose value has its tangent in it
+        self.saved_tangents: dict[Node, dict[Node, None]] = {}  # by whose tangents are saved
         self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
         self.differentiable: dict[Node, None] = {}
         self.made_by: dict[Any, Node] = {}  # by autograd's function
@@ -74,18 +79,14 @@ class ForwardTrace(Interpreter):
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
             result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
-        tensors = [without_levels(tensor) for tensor in tensors_in(result)] if n.op != "output" else []
-        for tensor in tensors:
-            key = storage_key(tensor)
-            if n.target is operator.getitem and self.owner.get(key) is n.args[0]:
-                self.owner[key] = n
-            self.owner.setdefault(key, n)
-        self.kept += tensors
+        tensors = _parts(n, result) if n.op != "output" else []
+        self._note_owner(n, [without_levels(tensor) for tensor in tensors_in(result)] if tensors else [], tensors)
         if any(tensor.requires_grad for tensor in tensors):
             self.differentiable[n] = None
         for saved in (reference() for reference in packed):
             if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
-                self._note(n, saved.tensor)
+                for tensor in _parts(n, saved.tensor):
+                    self._note(n, tensor)
         if n in self.differentiable:
             self._note_without_hooks(n, tensors)
         self._note_functions(n, tensors)
@@ -95,6 +96,17 @@ class ForwardTrace(Interpreter):
         if self.followed.most > kept:
             self.inside_on_cpu[n] = self.followed.most - kept
         return result
+
+    def _note_owner(self, n: Node, values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Whose value, or whose tangent, is in which storage."""
+        for key in map(storage_key, values):
+            if n.target is operator.getitem and self.owner.get(key) is n.args[0]:
+                self.owner[key] = n
+            self.owner.setdefault(key, n)
+        for key in map(storage_key, tensors):
+            if key not in self.owner:
+                self.tangent_of.setdefault(key, n)
+        self.kept += tensors
 
     def _without_data(self, n: Node) -> Any:
         """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
@@ -119,6 +131,8 @@ class ForwardTrace(Interpreter):
         storage = tensor.untyped_storage()
         if storage._cdata in self.owner:
             self.saved.setdefault(n, {})[storage._cdata] = None
+        elif storage._cdata in self.tangent_of:
+            self.saved_tangents.setdefault(n, {})[self.tangent_of[storage._cdata]] = None
         elif not _traces_its_body(n):  # autograd's functions of the trace hold each other, and nothing that is there
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
@@ -152,7 +166,7 @@ class ForwardTrace(Interpreter):
             function = found.pop()
             if function is not None and function not in self.made_by and function.next_functions:
                 self.made_by[function] = n
-                for number in tensors_in(getattr(function, "_saved_other", None)):
+                for number in _parts(n, getattr(function, "_saved_other", None)):
                     self._note(n, number)  # one that is made a tensor is saved without the hooks
                 found += [before for before, _ in function.next_functions]
 
@@ -228,6 +242,13 @@ class _Picked(torch.autograd.Function):
         zeros = nothing.new_zeros(ctx.given)
         del beside
         return zeros.put(where, nothing), None, None
+
+
+def _parts(node: Node, value: Any) -> list[Tensor]:
+    """The tensors in a value as kernels see them, and their tangents."""
+    if not tangent_levels(node):
+        return [without_levels(tensor) for tensor in tensors_in(value)]
+    return [part for tensor in tensors_in(value) for part in parts_of(tensor)]
 
 
 def _traces_its_body(node: Node) -> bool:

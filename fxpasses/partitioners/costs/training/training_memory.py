@@ -83,7 +83,7 @@ def follow_training(
     home = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
     gradients = CrossingGradients.of(assignment, home, needs.differentiable)
     known = frozenset(device.name for device in device_of.values() if device.has_known_kernels)
-    step = _Step(forward, needs, home, gradients, facts.effects, known)
+    step = _Step(forward, needs, home, gradients, facts.effects, known, facts.tangents)
     trained = {name: tuple(step.trained(name).values()) for name in forward.held}
     stepped = {name: tuple(step.trained(name, at_home=True).values()) for name in forward.held}
     return TrainingCourse(
@@ -108,6 +108,7 @@ class _Step:
     gradients: CrossingGradients
     effects: EffectAnalysis
     known: frozenset[str]  # devices of which it is known what kernels need for themselves
+    tangents: Mapping[Node, Mapping[int, tuple[int, ...]]]
     places: Mapping[Stay, Mapping[Node, Lying]] = attrs.field(init=False)
 
     @places.default
@@ -145,6 +146,10 @@ class _Step:
             if self.home.get(node) == device:
                 for place in self._places(node, owners, device):
                     until[place] = max(until.get(place, 0), self._saved_until(node))
+        for node, owners in self.needs.saved_tangents.items():
+            if self.home.get(node) == device:
+                for tangent in (each for owner in owners for found in self.tangents[owner].values() for each in found):
+                    until[tangent] = max(until.get(tangent, 0), self.backward(node))
         for life in self.course.lives[device]:
             if life.inside:  # what a forward needs that keeps something is known better
                 continue
