@@ -53,6 +53,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half,
 __all__ = ["may_need_scratch", "scratch_bytes"]
 
 _NUMBER = 8
+_MATRIX = 2
 _TABLES = 512
 _AGAIN, _WEIGHTS, _LARGEST = 2, 10, 2
 """Which operands say that what is drawn may be drawn again, and weights of a bag; and which mode takes maxima."""
@@ -202,6 +203,13 @@ def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
     return tile_bytes(source) if is_by_tiles and not _is_elsewhere(made) else 0
 
 
+def _exchanged_by_tiles(args: Sequence[Any], result: Any) -> int:
+    """A dense copy of a matrix of which rows and columns are exchanged: of one with two dimensions that is all."""
+    source: Tensor = args[0]
+    is_exchanged = source.dim() == _MATRIX and result.shape == source.mT.shape
+    return _copied_by_tiles((source.mT,), result) if is_exchanged else 0
+
+
 def _sorted_bytes(args: Sequence[Any], _result: Any) -> int:
     """Where each element of a row goes."""
     given: Tensor = args[0]
@@ -261,15 +269,17 @@ def _wider(points: Tensor) -> Tensor:
     return points.new_empty([*[math.prod(batch)] * bool(batch), count, width + 2])
 
 
-def _bag_bytes(_args: Sequence[Any], result: Any) -> int:
+def _bag_bytes(args: Sequence[Any], result: Any) -> int:
     """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
 
-    Before, that is added up from where bags begin.
+    Before, that is added up from where bags begin. Half precision is added up as floats, of rows that are not dense.
     """
-    bag_of, size_of = result[1:3]
+    bags, bag_of, size_of = result[:3]
     if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()):
         return 0
-    return max(bytes_as(size_of, torch.int64) * 3 // 2, bytes_as(bag_of, torch.int64))
+    is_in_floats = is_half(args[0]) and concrete_size(args[0].stride(1)) != 1
+    summing = bytes_as(bags, torch.float32) + bytes_as(bags[:1], torch.float32) if is_in_floats else 0
+    return max(bytes_as(size_of, torch.int64) * 3 // 2, bytes_as(bag_of, torch.int64), summing)
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
@@ -301,6 +311,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             vector_scratch_bytes,
         ),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
+        **dict.fromkeys((aten.t_copy.default, aten.transpose_copy.int, aten.permute_copy.default), _exchanged_by_tiles),
         **SCATTERED,
         **PICKED,
         aten.dist.default: _distance_of_all_bytes,

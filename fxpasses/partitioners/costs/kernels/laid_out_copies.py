@@ -174,7 +174,7 @@ _DENSE = {
     ),
     **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), (0, 1)),
     aten.multi_margin_loss.default: (0,),
-    **dict.fromkeys((aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default), (1,)),
+    aten.multi_margin_loss_backward.default: (1,),
     aten._cdist_backward.default: (1, 2),
 }
 _FORMATTED = {

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes
 from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS, tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
 
@@ -236,10 +237,12 @@ def _checked(args: Sequence[Any], _result: Any) -> int:
 
 
 def _exponential(args: Sequence[Any], _result: Any) -> int:
-    """The powers of a polynomial of degree 18, and sums of them."""
+    """The powers of a polynomial of degree 18, sums of them, and what a product of two needs."""
     matrix: Tensor = args[0]
-    count = _size(matrix)[0]
-    return (12 if count == 1 else 10) * _bytes(matrix) + count * _FLAGS + _FLAGS
+    count, *sizes = _size(matrix)
+    power = matrix.new_empty(sizes if count == 1 else [count, *sizes])
+    product = product_scratch_bytes((power, power), power)
+    return (12 if count == 1 else 10) * _bytes(matrix) + product + count * _FLAGS + _FLAGS
 
 
 LINEAR_ALGEBRA: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(

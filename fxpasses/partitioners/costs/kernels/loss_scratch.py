@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -55,9 +56,16 @@ def _soft_margin_bytes(args: Sequence[Any], _result: Any) -> int:
 
 
 def _entropy_bytes(args: Sequence[Any], _result: Any) -> int:
-    """A mean."""
+    """A number beside the losses, and a mean."""
     given: Tensor = args[0]
-    return _mean_bytes(given, given.dtype) if _reduction(args, 3) == _MEAN else 0
+    reduction = _reduction(args, 3)
+    number = 0 if reduction == _NONE else given.element_size()
+    return number + (_mean_bytes(given, given.dtype) if reduction == _MEAN else 0)
+
+
+def _entropy_backward(args: Sequence[Any], _result: Any) -> int:
+    """What a mean was divided by."""
+    return _NUMBERS if _reduction(args, 4) == _MEAN else 0
 
 
 def _logits_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -105,10 +113,10 @@ def _margin_backward(args: Sequence[Any], result: Tensor) -> int:
     return max(ahead, between + max(copies_bytes((target, result), common), copies_bytes((result, result), common)))
 
 
-def _labels_bytes(args: Sequence[Any], result: Any) -> int:
-    """A dense operand, and the least or the largest label, which are asked about."""
-    labels: Tensor = args[1]
-    return dense_copies(args, result) + labels.element_size()
+def _labels_bytes(args: Sequence[Any], result: Any, *, place: int = 0) -> int:
+    """A dense operand, and the least or the largest label, which are asked about; labels come behind the operand."""
+    labels: Tensor = args[place + 1]
+    return dense_copies(args, result, places=(place,)) + labels.element_size()
 
 
 def _alignment_backward(args: Sequence[Any], _result: Any) -> int:
@@ -123,7 +131,9 @@ LOSSES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.huber_loss.default: _huber_bytes,
         aten.soft_margin_loss.default: _soft_margin_bytes,
         aten.binary_cross_entropy.default: _entropy_bytes,
+        aten.binary_cross_entropy_backward.default: _entropy_backward,
         aten.multilabel_margin_loss_forward.default: _labels_bytes,
+        aten.multilabel_margin_loss_backward.default: partial(_labels_bytes, place=1),
         aten.binary_cross_entropy_with_logits.default: _logits_bytes,
         **dict.fromkeys((aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default), _difference_backward),
         aten.soft_margin_loss_backward.default: _margin_backward,

@@ -54,12 +54,13 @@ def _group_backward(args: Sequence[Any], _result: Any) -> int:
     if given.is_contiguous():
         return _sums_of_samples(given)
     of_channels = 2 * (1 + torch.get_num_threads()) * samples * concrete_size(given.shape[1])
-    return (of_channels + 2 * samples * concrete_size(args[8])) * _FLOAT
+    size: int = max(_FLOAT, given.element_size())
+    return (of_channels + 2 * samples * concrete_size(args[8])) * size
 
 
 def _sums_of_samples(given: Tensor) -> int:
     samples, channels = map(concrete_size, given.shape[:2])
-    return (2 * samples + torch.get_num_threads()) * channels * _FLOAT
+    return (2 * samples + torch.get_num_threads()) * channels * max(_FLOAT, given.element_size())
 
 
 def _layer_bytes(args: Sequence[Any], result: Any) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxpasses.partitioners.costs.kernels.converted_operands import copies_bytes
 from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies, lie_together
-from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensor_bytes, tensors_in
 
 __all__ = ["REDUCED", "length_bytes"]
 
@@ -48,7 +48,8 @@ def _mean_bytes(args: Sequence[Any], result: Any) -> int:
     beside = _NUMBER + made.element_size()
     if not is_half(made):
         return max(_reduced_bytes(args, result), beside)
-    return max(copies_bytes((given,), torch.float32) + bytes_as(made, torch.float32), beside)
+    divisor = _NUMBER + torch.float32.itemsize
+    return bytes_as(made, torch.float32) + max(copies_bytes((given,), torch.float32), divisor)
 
 
 def _counted_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -78,17 +79,22 @@ def _spread_of_numbers_bytes(args: Sequence[Any], result: Any) -> int:
 
 
 def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """What is left of the operand when the largest is taken away, and the largest."""
+    """What is left of the operand when the largest is taken away, and the largest, and what a sum of it needs."""
     given: Tensor = args[0]
     converted = 0 if given.dtype == result.dtype else bytes_as(given, result.dtype)
-    return converted + bytes_as(given, result.dtype) + bytes_as(result, result.dtype)
+    left = torch.empty_like(given, dtype=result.dtype, device="meta")
+    summing = _reduced_bytes((left, *args[1:]), result)
+    return converted + tensor_bytes(left) + bytes_as(result, result.dtype) + summing
 
 
 def _picked_bytes(args: Sequence[Any], _result: Any) -> int:
-    """A copy with the rows that are looked through, unless they are dense."""
+    """A copy with the rows that are looked through, unless they are dense, or one element that is repeated."""
     given: Tensor = args[0]
     if len(args) == 1 or not given.dim():
         return bytes_as(given, given.dtype)
+    along, step = args[1] % given.dim(), concrete_size(given.stride(args[1]))
+    if step == 0 or (step == 1 and along == given.dim() - 1):
+        return 0
     return dense_copies([given.transpose(args[1], -1)], None)
 
 

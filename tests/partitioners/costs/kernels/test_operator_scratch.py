@@ -91,6 +91,45 @@ def test_labels_of_a_margin_are_asked_about(reduction: int) -> None:
     assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
 
 
+def test_labels_of_a_margin_are_asked_about_in_its_backward() -> None:
+    labels = torch.randint(0, 8, (16, 8))
+    loss, is_target = aten.multilabel_margin_loss_forward.default(x := torch.randn(16, 8), labels, 0)
+    func, args = aten.multilabel_margin_loss_backward.default, (loss, x, labels, 0, is_target)
+
+    assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(100, 100), (3, 64, 64), (7, 7)], ids=str)
+def test_powers_of_a_matrix_need_what_products_need(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """In half precision a third was missing."""
+    x = (torch.randn(shape) * 9).to(dtype)
+
+    assert_each_operator_is_near(lambda: torch.linalg.matrix_exp(x))
+
+
+@pytest.mark.parametrize("exchange", [torch.t_copy, lambda x: torch.transpose_copy(x, 0, 1)], ids=["t", "transpose"])
+@pytest.mark.parametrize("rows", [20, 128])
+def test_a_copy_of_exchanged_rows_and_columns_goes_through_a_tile(
+    rows: int, exchange: Callable[[Tensor], Tensor]
+) -> None:
+    """So do the weights in the backward of a scan: 12 kB of it were missing."""
+    x = torch.randn(rows, 100)
+
+    real, func = allocated_peak(lambda: exchange(x)), torch.ops.aten.t_copy.default
+    assert real == predicted_bytes(func, (x,), {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_a_mean_in_half_precision_is_divided_as_floats(dim: int | None, dtype: torch.dtype) -> None:
+    x = torch.ones(100, 40, dtype=dtype)
+    func, args = aten.mean.dim, (x, None if dim is None else [dim])
+    named = {"dtype": torch.bfloat16}
+
+    assert allocated_peak(lambda: func(*args, **named)) == predicted_bytes(func, args, named)
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "squared": F.mse_loss,
     "smooth": F.smooth_l1_loss,
@@ -134,6 +173,8 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "largest": lambda x: x.max(),
     "where the largest is": lambda x: x.argmax(),
     "logsumexp": lambda x: x.logsumexp(1),
+    "logsumexp of outer and inner": lambda x: x.logsumexp((0, 2)),
+    "logsumexp of two": lambda x: x.logsumexp((0, 1)),
     "logsigmoid": F.logsigmoid,
     "gather": lambda x: x.gather(1, index),
     "scatter": lambda x: torch.zeros_like(x).scatter(1, index, x),
@@ -154,6 +195,10 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "smooth": lambda x: F.smooth_l1_loss(x, torch.rand_like(x), reduction="sum"),
     "huber": lambda x: F.huber_loss(x, torch.rand_like(x)),
     "soft margin": lambda x: F.soft_margin_loss(x, torch.rand_like(x)),
+    "normal groups": lambda x: F.group_norm(x.double(), 8),
+    "cross entropy of two in doubles": lambda x: F.binary_cross_entropy(
+        x.double().sigmoid(), torch.rand(x.shape).double()
+    ),
     "cross entropy of two": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.rand_like(x)),
     "of logits": lambda x: F.binary_cross_entropy_with_logits(x, torch.rand_like(x)),
     "of logits, one by one": lambda x: F.binary_cross_entropy_with_logits(x, torch.rand_like(x), reduction="none"),
@@ -191,6 +236,7 @@ SEQUENCES: dict[str, Callable[[Tensor], Any]] = {
     "segments": lambda x: torch.segment_reduce(x[0].contiguous(), "mean", lengths=torch.full((4,), 8)),
     "segments of what is not dense": lambda x: torch.segment_reduce(x[0], "mean", lengths=torch.full((4,), 8)),
     "layer_norm of all": lambda x: F.layer_norm(x, (32, 24)),
+    "mean bags": lambda x: F.embedding_bag(index[0, 0, :20].view(4, 5), x[0]),
     "bags": lambda x: F.embedding_bag(index[0, 0, :20].view(4, 5), x[0].contiguous(), mode="max"),
     "weighted bags": lambda x: F.embedding_bag(
         index[0].view(-1, 8), x[0].contiguous().float(), per_sample_weights=torch.ones(96, 8), mode="sum"
