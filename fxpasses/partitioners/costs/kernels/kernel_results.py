@@ -84,15 +84,17 @@ def _strides_of_view(shape: tuple[int, ...], stride: tuple[int, ...], viewed: tu
 
 
 def _of_smaller(args: tuple[Any, ...], result: Any) -> Any:
-    """What is made of each element, where one operand is a number or smaller than the others.
+    """What is made of each element, where one operand is a number, smaller than the others, or repeated.
 
     Without data a number is not counted among the operands; then all others look as if they had the same shape, and
-    dimensions of one element get other strides.
+    dimensions of one element get other strides. So do all dimensions if one operand is as large as the other because it
+    is repeated.
     """
-    if 1 not in result.shape:
+    is_repeated = any(isinstance(operand, Tensor) and 0 in operand.stride() for operand in args)
+    if 1 not in result.shape and not is_repeated:
         return result
     layouts = tuple(layout for operand in args if (layout := _layout(operand)) is not None)
-    if len(layouts) < len(args) or len({shape for shape, _stride in layouts}) == 1:
+    if len(layouts) < len(args) or (len({shape for shape, _stride in layouts}) == 1 and not is_repeated):
         return result
     return _with_strides(result, _strides_of_elements(layouts))
 

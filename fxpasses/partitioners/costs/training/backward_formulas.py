@@ -5,6 +5,7 @@ It takes tensors without data for ones of a subclass, of which it does not know 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.kernels.converted_operands import common_type, in_place_bytes
+from fxpasses.partitioners.costs.kernels.converted_operands import common_type, copies_bytes, in_place_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, tensor_bytes
 
 __all__ = ["formula_bytes"]
@@ -50,9 +51,37 @@ def _of_one(function: Any) -> int:
     return tensor_bytes(given) + concrete_size(given.numel()) + bytes_as(given, torch.int64) + _NUMBERS
 
 
+def _of_all_others(function: Any) -> int:
+    """Products of what comes before and behind each element, if one is zero, in the type of the product."""
+    given, dtype = function._saved_self, function._saved_result.dtype
+    return 6 * bytes_as(given, dtype) + copies_bytes((given,), dtype) + _NUMBERS
+
+
+def _of_others_in_rows(function: Any) -> int:
+    """The same of each row, with which elements are zeros, and how many of each row."""
+    given, made = function._saved_self, function._saved_result
+    zeros = concrete_size(given.numel()) + bytes_as(made, torch.int64)
+    return _of_all_others(function) + zeros
+
+
+def _of_reflections(function: Any) -> int:
+    """The gradient, a triangle, and two squares: a product of reflections, and what the next one changes in it.
+
+    Rows of each size are a few vectors.
+    """
+    given: Tensor = function._saved_input
+    *batch, rows, columns = map(concrete_size, given.shape)
+    squares = min(2, concrete_size(function._saved_tau.shape[-1]))
+    numbers = squares * rows * rows + 4 * rows + 3 * columns
+    return 2 * tensor_bytes(given) + math.prod(batch) * numbers * given.element_size() + _NUMBERS
+
+
 _FORMULAS: Mapping[str, Callable[[Any], int]] = MappingProxyType(
     {
         "BinaryCrossEntropyWithLogitsBackward0": _of_logits,
+        "LinalgHouseholderProductBackward0": _of_reflections,
+        "ProdBackward0": _of_all_others,
+        "ProdBackward1": _of_others_in_rows,
         "MaxBackward1": _of_one,
         "MinBackward1": _of_one,
         "MedianBackward0": _of_one,

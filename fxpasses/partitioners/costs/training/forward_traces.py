@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from fxpasses.devices import is_here
+from fxpasses.partitioners.costs.kernels.converted_operands import wraps_number
 from fxpasses.partitioners.costs.kernels.derivative_levels import InDerivative, parts_of
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages, without_levels
 from fxpasses.partitioners.costs.kernels.kernel_results import elements_spanned
@@ -30,6 +31,8 @@ aten = torch.ops.aten
 
 BRANCHING = torch.ops.higher_order.cond
 _SCANNING = "scan"
+_NUMBER = 8
+"""Bytes of a number as a tensor."""
 
 
 @attrs.frozen(eq=False)
@@ -259,10 +262,18 @@ def _traces_its_body(node: Node) -> bool:
 def _traced_bytes(args: Any) -> int:
     """Memory laid out as the operands of a ``cond``, which torch makes to trace its branches where one has a gradient.
 
-    No dispatcher sees it.
+    No dispatcher sees it, nor the numbers in a branch that are made tensors, and kept.
     """
     operands = tensors_in(args[3])
-    return example_bytes(operands) if any(tensor.requires_grad for tensor in operands) else 0
+    if not any(tensor.requires_grad for tensor in operands):
+        return 0
+    return example_bytes(operands) + max(map(_numbers_bytes, args[1:3]))
+
+
+def _numbers_bytes(branch: GraphModule) -> int:
+    """Numbers that a branch makes tensors, and the last one once more."""
+    count = sum(node.op == "call_function" and wraps_number(node.target, node.args) for node in branch.graph.nodes)
+    return _NUMBER * (count + 1) if count else 0
 
 
 def example_bytes(operands: Sequence[Tensor | None]) -> int:

@@ -255,6 +255,7 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, i
 
 
 WEIGHTS = torch.rand(64)
+ONE_ZERO = torch.ones(4, 64, 64).index_put((torch.tensor(1),) * 3, torch.tensor(0.0))
 ON_CPU = {
     "median": calling(lambda x: x.median()),
     "median of numbers": calling(lambda x: x.nanmedian()),
@@ -272,6 +273,14 @@ ON_CPU = {
     "rows, again and again": calling(lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 0, output_size=4)),
     "trace": calling(lambda x: x.flatten(0, 1).trace()),
     "sorted numbers": calling(lambda x: x * (x > 0).sort(1)[0]),
+    "rows beside a repeated one": calling(
+        lambda x: (lambda x: x[:, :1].expand(4, 64, 64) * x)(x.bfloat16().mT.contiguous().mT * WEIGHTS.bfloat16())
+    ),
+    "product of each row": calling(lambda x: (x * ONE_ZERO).prod(1)),
+    "product of all": calling(lambda x: (x * ONE_ZERO).prod()),
+    "product in doubles": calling(lambda x: (x * ONE_ZERO).prod(2, dtype=torch.float64)),
+    "reflections": calling(lambda x: torch.linalg.householder_product(x[0], x[0, 0])),
+    "reflections of several": calling(lambda x: torch.linalg.householder_product(x.mT, x[:, :40, 0])),
     "gelu of a sum": calling(lambda x: nn.functional.gelu(x).sum()),
     "one by one": calling(lambda x: nn.functional.conv2d(x[None].permute(0, 3, 1, 2), torch.ones(96, 64, 1, 1)).sum()),
 }
@@ -534,3 +543,31 @@ def test_torchs_own_loops_keep_what_their_backward_reads(carries: bool, rows: in
     real = allocated_peak(step) + x.nbytes + lowered.report.devices[0].parameter_bytes
 
     assert real <= lowered.report.devices[0].peak_bytes <= 1.1 * real
+
+
+class Branches(nn.Module):
+    """Layers beside numbers, in branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cond(x.sum() > 0, lambda x, layer=layer: layer(x) * 2.0 + 1, lambda x: x / 3, (x,))
+        return x.sum()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_are_kept_while_torch_traces_a_branch(sign: int) -> None:
+    model, x = Branches(), sign * torch.rand(16, 32)
+    lowered = lower(model, (x,), devices=[Device("only")], training=Training(0))
+
+    def step() -> None:
+        lowered(x).backward()
+        lowered.zero_grad()
+
+    (row,) = lowered.report.devices
+    real = allocated_peak(step) + x.nbytes + row.parameter_bytes
+
+    assert real <= row.peak_bytes <= 1.01 * real
