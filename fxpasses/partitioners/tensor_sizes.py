@@ -18,6 +18,7 @@ __all__ = [
     "concrete_size",
     "concrete_value",
     "is_half",
+    "lying_bytes",
     "memory_bytes",
     "storage_bytes",
     "tensor_bytes",
@@ -122,3 +123,23 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     except (NotImplementedError, RuntimeError):
         return tensor_bytes(tensor)
     return concrete_size(size, tensor_bytes(tensor))
+
+
+def lying_bytes(tensor: torch.Tensor) -> int:
+    """The bytes that a tensor lies in, gaps between its elements included, and one behind the last.
+
+    What repeats a part of its storage counts as all of it, as far as it has elements.
+
+    >>> lying_bytes(torch.zeros(10, 20)[:, ::2]), lying_bytes(torch.zeros(10, 20)[3:5])
+    (800, 160)
+    >>> lying_bytes(torch.zeros(4, 1).expand(4, 100))
+    16
+    """
+    if tensor.layout is not torch.strided:
+        return tensor_bytes(tensor)
+    shape, strides = list(map(concrete_size, tensor.shape)), list(map(concrete_size, tensor.stride()))
+    if not all(shape):
+        return 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    most = max([math.prod(shape), *(size * stride for size, stride in zip(shape, strides, strict=True))])
+    return max(span * tensor.element_size(), min(most * tensor.element_size(), storage_bytes(tensor)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, is_given_on
@@ -23,7 +24,7 @@ from fxpasses.partitioners.costs.given_parts import check_parts
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.residence import Residence
-from fxpasses.partitioners.tensor_sizes import tensors_in
+from fxpasses.partitioners.tensor_sizes import lying_bytes, tensors_in
 
 __all__ = ["follow_memory", "follow_placed", "predict_memory"]
 
@@ -72,7 +73,7 @@ def follow_placed(facts: MemoryFacts, assignment: Assignment, device_of: Mapping
     storages = DeviceStorages.of(facts.graph_module, facts.homes, home)
     residence = Residence.of(assignment, home, facts.effects)
     values, inside = _values(facts, storages, residence), _inside(facts, residence, devices)
-    _keep_inputs(values, devices, residence.end)
+    _keep_inputs(facts, values, devices, residence.end)
     held = _held(facts, home)
     state = _held(facts, home, parameters=False)
     return MemoryCourse(
@@ -133,11 +134,30 @@ def _inside(facts: MemoryFacts, residence: Residence, devices: Mapping[str, Devi
     return lives
 
 
-def _keep_inputs(lives: Mapping[str, Mapping[Place, Life]], devices: Mapping[str, Device], end: int) -> None:
-    """What the caller has on the very device is there from the first operator to the last."""
+def _keep_inputs(
+    facts: MemoryFacts, lives: dict[str, dict[Place, Life]], devices: Mapping[str, Device], end: int
+) -> None:
+    """What the caller has on the very device is there from the first operator to the last, as it lies there.
+
+    What no operator reads counts on one of the devices where it may be.
+    """
+    read = set()
     for name, there in lives.items():
         for life in there.values():
             if life.value.op == "placeholder":
-                given = tensors_in(value_of(life.value))[0].device
-                if is_given_on(given, devices[name].torch_device):
-                    life.start, life.stop = 0, end
+                read.add(life.value)
+                if is_given_on(_given(life.value).device, devices[name].torch_device):
+                    life.start, life.stop, life.size = 0, end, lying_bytes(_given(life.value))
+    for node in facts.graph_module.graph.find_nodes(op="placeholder"):
+        if node in read or not tensors_in(value_of(node)):
+            continue
+        given = _given(node)
+        if name := next((name for name, each in devices.items() if is_given_on(given.device, each.torch_device)), ""):
+            (storage, *_) = facts.homes[node]
+            there = lives.setdefault(name, {})
+            there[storage] = Life(0, end, lying_bytes(given), copied=True, value=node, place=storage)
+
+
+def _given(node: Node) -> Tensor:
+    """The tensor that an input is."""
+    return tensors_in(value_of(node))[0]

@@ -33,6 +33,7 @@ from fxpasses import (
 from fxpasses.partitioners import place_by_device, predict_memory, predict_training_memory
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
+from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes import MeasureCosts
 
 
@@ -192,6 +193,7 @@ MODELS = {
     "nuclear norm": calling(lambda x: torch.linalg.matrix_norm(x, "nuc")),
     "rows from their frequencies": calling(lambda x: torch.fft.irfft(torch.complex(x, x).mT, dim=0)),
     "which is unique": calling(lambda x: torch.unique(x, return_inverse=True)[1]),
+    "places of classes": calling(lambda x: nn.functional.one_hot((x > 0).long(), 5)),
     "what a mask picks": calling(lambda x: x[x > -9.0]),
     "shared windows": calling(lambda x: x.unfold(1, 4, 2).contiguous()),
     "strided": calling(lambda x: x.as_strided((4, 60, 3, 64), (4096, 64, 64, 1)).contiguous()),
@@ -242,6 +244,69 @@ def test_the_predicted_peak_is_within_a_tenth_of_what_is_allocated_and_never_und
     real = most + sum(held.values())
     assert real <= row.peak_bytes
     assert row.peak_bytes <= 1.1 * real
+
+
+INPUTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "handed through": (lambda x, y: (x.sin(), y), (torch.randn(64, 64), torch.randn(900, 64))),
+    "a view": (lambda x, y: (x.sin(), y.t()), (torch.randn(64, 64), torch.randn(900, 64))),
+    "not read": (lambda x, _y: x.sin(), (torch.randn(64, 64), torch.randn(900, 64))),
+    "every second column": (lambda x: x.sin(), (torch.randn(64, 64)[:, ::2],)),
+    "a row, repeated": (lambda x: x.sin(), (torch.randn(1, 64).expand(64, 64),)),
+}
+
+
+@pytest.mark.parametrize("training", [None, Training(0)], ids=["inference", "training"])
+@pytest.mark.parametrize("name", list(INPUTS))
+def test_what_the_caller_has_counts_as_it_lies_whether_or_not_it_is_read(name: str, training: Training | None) -> None:
+    """An input that nothing reads counted nothing, and one with gaps as if it had none."""
+    function, args = INPUTS[name]
+    model = Weighted(function, args[0].shape[1])
+    lowered = lower(model, args, devices=[Device("only")], training=training)
+
+    def run() -> None:
+        made = tensors_in(lowered(*args))[0]
+        if training is not None:
+            made.backward(torch.ones_like(made))
+            lowered.zero_grad()
+
+    with torch.set_grad_enabled(training is not None):
+        real = allocated_peak(run) + sum(each.untyped_storage().nbytes() for each in (*args, *model.parameters()))
+
+    assert real == lowered.report.devices[0].peak_bytes
+
+
+class TwoLayers(nn.Module):
+    """And an input that is handed through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.other(self.one(x)), y
+
+
+def test_an_input_that_nothing_reads_is_on_one_device_of_its_kind() -> None:
+    args, devices = (torch.randn(64, 64), torch.randn(900, 64)), [Device("first"), Device("second")]
+    lowered = lower(TwoLayers(), args, devices=devices, pinned={"one": "first", "other": "second"})
+    without = lower(TwoLayers(), (args[0], args[0]), devices=devices, pinned={"one": "first", "other": "second"})
+
+    more = [
+        row.peak_bytes - less.peak_bytes
+        for row, less in zip(lowered.report.devices, without.report.devices, strict=True)
+    ]
+    assert [836 * 64 * 4, 0] == more
+
+
+class Weighted(nn.Module):
+    """A function of an input that is multiplied with a parameter."""
+
+    def __init__(self, function: Callable[..., Any], width: int) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.rand(width)), function
+
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
+        return self.function(x * self.weight, *others)
 
 
 WINDOW = torch.hann_window(64)

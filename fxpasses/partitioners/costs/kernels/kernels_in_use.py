@@ -64,6 +64,11 @@ def _largest_in_windows(
     return rows.new_empty((*rows.shape[:-1], width))
 
 
+def _marked(places: Tensor, classes: int = -1) -> Tensor:
+    """Zeros, in which ones are put."""
+    return places.new_zeros((*places.shape, classes))
+
+
 _WITH_BIAS = frozenset((aten.linear.default, aten.gru.input, aten.lstm.input, aten.rnn_tanh.input, aten.rnn_relu.input))
 
 _WITH_VECTORS: Mapping[Any, Any] = MappingProxyType({aten._linalg_svd.default: False, aten._linalg_eigh.default: "L"})
@@ -80,5 +85,6 @@ _ON_CPU: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.linalg_eigvals.default: aten._linalg_eigvals.default,
         aten.max_pool1d.default: _largest_in_windows,
+        aten.one_hot.default: _marked,
     }
 )
