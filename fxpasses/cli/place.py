@@ -52,7 +52,13 @@ class _Files:
     type=click.Choice(["pipeline", "convex", "free"]),
     help="What a device may take: one turn of a pipeline, a convex part, or anything.",
 )
-@click.option("--pin", "pins", multiple=True, metavar="MODULE=DEVICE", help="Where a module has to run; repeat.")
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="MODULE=DEVICE",
+    help="Where a module has to run, or an operator by its key in a plan; repeat.",
+)
 @click.option("--device-map", type=FILE, help="Follow a device map (JSON) instead of searching.")
 @click.option("--time-budget", type=float, default=0.5, show_default=True, help="Seconds for the search, about.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For what the search draws.")

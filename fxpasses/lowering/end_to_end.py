@@ -88,7 +88,8 @@ def lower(
         plan: A plan to follow, with its devices unless others are given. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small: some parts then load
             theirs in each run, one part ahead. Nothing changes where the model fits.
-        pinned: The device of a module, by its path; ``""`` is the model itself.
+        pinned: The device of a module, by its path (``""`` is the model itself), or of an operator, by its key in a
+            plan.
         forbidden: Devices that a module must not be on.
         colocate: Groups of modules that share a device.
         time_budget: About how many seconds the search may take.

@@ -59,7 +59,7 @@ def found_plan(
         modules=prepared.modules,
         graphs=prepared.graphs,
         offload=offload,
-        options=options.placing,
+        options=options.placing(prepared.graph_module),
         step=step,
     )
     placement = proposed.placement

@@ -71,9 +71,10 @@ def place(
         device_map: Which module runs where, as Hugging Face writes it. Nothing is searched then.
         plan: A plan to follow. Nothing is searched then.
         offload: ``"cpu"`` lets parameters stay in main memory where the devices are too small.
-        pinned: The device of a module, by its path (``""`` is the model); the longest that covers an operator counts.
-        forbidden: Devices that a module must not be on.
-        colocate: Groups of modules that share a device.
+        pinned: The device of a module, by its path (``""`` is the model), or of an operator, by its key in a plan; the
+            longest that covers an operator counts.
+        forbidden: Devices that a module or an operator must not be on.
+        colocate: Groups of modules and operators that share a device.
         time_budget: About how many seconds the search may take.
         seed: For what the search draws.
         replicate: Whether a device computes cheap values again (a mask, a rotary table, a view) instead of having them

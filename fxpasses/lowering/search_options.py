@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.by_device import place_by_device
@@ -18,8 +19,12 @@ from fxpasses.partitioners.placing.replication.device_replicas import Replicate
 from fxpasses.partitioners.placing.requests import Contiguity
 from fxpasses.partitioners.placing.searches.time_shares import LITTLE_EFFORT
 from fxpasses.partitioners.solvers.problem import as_groups
+from fxpasses.plan import stable_keys
 
 __all__ = ["SearchOptions"]
+
+_BY_SELECTOR = ("pinned", "forbidden")
+"""The options that are tables by operators and modules."""
 
 
 @attrs.frozen(eq=False)
@@ -36,14 +41,34 @@ class SearchOptions:
     replicate: Replicate = "cheaper"
     training: Training | None = None
 
-    @property
-    def placing(self) -> dict[str, Any]:
+    def placing(self, graph_module: GraphModule) -> dict[str, Any]:
         """What :func:`~fxpasses.partitioners.by_device.place_by_device` takes beside devices and objective."""
-        return {
-            field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions) if field.name != "objective"
-        }
+        given = {field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions)}
+        del given["objective"]
+        meant = _Meant(graph_module)
+        named = {option: {meant[each]: value for each, value in given[option].items()} for option in _BY_SELECTOR}
+        return {**given, **named, "colocate": [[meant[each] for each in group] for group in self.colocate]}
 
     def placed_quickly(self, graph_module: GraphModule, topology: Topology) -> DevicePlacement:
         """Place a graph on other devices: without a search, and with few seconds for integer programs."""
-        options = {**self.placing, "time_budget": 0.0, "effort": LITTLE_EFFORT}
+        options = {**self.placing(graph_module), "time_budget": 0.0, "effort": LITTLE_EFFORT}
         return place_by_device(graph_module, topology, objective=self.objective, **options)
+
+
+@attrs.frozen(eq=False, slots=False)
+class _Meant:
+    """What a selector means that is an entry of a plan: the operator of a key, the module before ``/*``.
+
+    All others mean what they say.
+    """
+
+    graph_module: GraphModule
+
+    def __getitem__(self, selector: Selector) -> Selector:
+        if not isinstance(selector, str) or "/" not in selector:
+            return selector
+        return self._by_key.get(selector, selector.removesuffix("/*"))
+
+    @cached_property
+    def _by_key(self) -> dict[str, Node]:
+        return {key: node for node, key in stable_keys(self.graph_module).items()}

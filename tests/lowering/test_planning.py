@@ -218,6 +218,33 @@ def test_it_is_said_where_several_samples_on_their_way_need_more_than_one() -> N
     assert [] == unlimited.summary.crowded() == place(Mlp().eval(), args, devices=budgets).summary.crowded()
 
 
+def device_of_entries(planned: Planned) -> dict[str, str]:
+    return {entry: part.device for part in planned.plan.parts for entry in part.ops}
+
+
+def test_operators_may_be_named_as_a_plan_does_where_they_are_pinned() -> None:
+    pins = {"/relu#1": "right", "layers.2/*": "right", "/*": "left"}
+
+    planned = place(Mlp().eval(), ARGS, devices=[Device("left"), Device("right")], pinned=pins, contiguity="free")
+
+    assert pins["/relu#1"] == device_of_entries(planned)["/relu#1"]
+    assert ["/relu#1", "layers.2/*"] == [entry for entry, at in device_of_entries(planned).items() if at == "right"]
+    assert planned.report().advice  # it is placed again for that
+
+
+def test_operators_may_be_named_as_a_plan_does_where_they_share_a_device_or_are_kept_off_one() -> None:
+    options: dict[str, Any] = {
+        "pinned": {"layers.1": "left"},
+        "forbidden": {"layers.0/linear#0": ["left"]},
+        "colocate": [["layers.0/linear#0", "/relu#3"]],
+    }
+
+    planned = place(Mlp().eval(), ARGS, devices=[Device("left"), Device("right")], contiguity="free", **options)
+
+    there = device_of_entries(planned)
+    assert ("right", "left", "right") == (there["layers.0/*"], there["layers.1/*"], there["/relu#3"])
+
+
 def test_what_is_known_about_better_placements_is_said(planned: Planned) -> None:
     sentence = planned.report(advice=False).optimality()
 
