@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -15,9 +15,20 @@ from torch.fx import Graph, Node
 
 from fxpasses.errors import SplitError
 
-__all__ = ["Frame", "ProgramState", "around"]
+__all__ = ["TAKEN", "Frame", "ProgramState", "around"]
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ)
+
+
+TAKEN = ("self", "torch")
+"""What the code of a graph calls the module and the package, so that no value may be called that."""
+
+
+def _graph_without(names: Iterable[str]) -> Graph:
+    """An empty graph whose nodes have other names."""
+    graph = Graph()
+    graph._graph_namespace._used_names.update(names)
+    return graph
 
 
 @attrs.define(eq=False)
@@ -37,7 +48,7 @@ class Frame:
     given: list[Node | None] = attrs.field(factory=list)  # and its outputs; None for constants and what is gone
     extras: list[Node] = attrs.field(factory=list)  # what a preserved call uses but does not take
     writes: list[tuple[Node, Node]] = attrs.field(factory=list)  # a buffer of it, and what it holds after the call
-    graph: Graph = attrs.field(factory=Graph)
+    graph: Graph = attrs.field(factory=lambda: _graph_without(TAKEN))
     known: dict[Node, Any] = attrs.field(factory=dict)
 
 

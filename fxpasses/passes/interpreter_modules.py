@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import abc
 import copy
+import inspect
 import linecache
 import re
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.errors import SplitError, user_line
+from fxpasses.passes.call_frames import TAKEN
 
 __all__ = ["FlatArgsAdapter", "InterpreterModule", "InterpreterModuleDispatcher", "ModuleContainer", "explain_error"]
 
@@ -206,14 +209,54 @@ class InterpreterModuleDispatcher(InterpreterModule):
 
 def generate_forward(graph: Graph) -> Callable[..., Any]:
     """Generate the code of a graph as a function that takes the module first; its source shows in tracebacks."""
-    code = graph.python_code("self")
+    with _inputs_renamed(graph) as names:
+        code = graph.python_code("self")
     name = f"<unflattened {len(_GENERATED)}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(True), name)
     _GENERATED[name] = graph
     namespace = dict(code.globals)
     exec(compile(code.src, name, "exec", dont_inherit=True), namespace)
     function: Callable[..., Any] = namespace["forward"]
-    return function
+    return _with_inputs(function, names) if names else function
+
+
+@contextmanager
+def _inputs_renamed(graph: Graph) -> Iterator[dict[str, str]]:
+    """Inside, no input is called what generated code calls something else; the names they had, by those they have."""
+    info: Any = getattr(graph._codegen, "pytree_info", None)
+    inputs = graph.find_nodes(op="placeholder")
+    given = [str(node.target) for node in inputs] if info is None else info.orig_args[info.orig_args[:1] == ["self"] :]
+    names = {f"{name}_input": name for name in given if name in TAKEN}
+    if not names:
+        yield names
+        return
+    new = {name: renamed for renamed, name in names.items()}
+    targets = [node.target for node in inputs]
+    try:
+        if info is not None:
+            first = ["self"][: len(info.orig_args) - len(given)]
+            graph._codegen.pytree_info = info._replace(orig_args=[*first, *(new.get(name, name) for name in given)])  # type: ignore[attr-defined]
+        for node in inputs:
+            node.target = new.get(str(node.target), node.target)
+        yield names
+    finally:
+        if info is not None:
+            graph._codegen.pytree_info = info  # type: ignore[attr-defined]
+        for node, target in zip(inputs, targets, strict=True):
+            node.target = target
+
+
+def _with_inputs(function: Callable[..., Any], names: Mapping[str, str]) -> Callable[..., Any]:
+    """The same function whose inputs have other names."""
+    own = {name: parameter for parameter, name in names.items()}
+    signature = inspect.signature(function)
+    shown = [each.replace(name=names.get(each.name, each.name)) for each in signature.parameters.values()]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{own.get(name, name): value for name, value in kwargs.items()})
+
+    forward.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return forward
 
 
 def bind_forward(module: InterpreterModule) -> None:

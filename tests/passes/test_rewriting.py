@@ -869,3 +869,51 @@ def test_complaint_38_patterns_of_2000_nodes_work_with_the_default_recursion_lim
 
     assert 10 == len(replace_pattern(module, chain(2_000), lambda x: torch.neg(x)))
     assert 10 == len(targets(module))
+
+
+def test_replacing_leaves_modules_alone_that_it_has_nothing_to_do_with() -> None:
+    """Modules that no node named, and those of bodies inside of bodies, were deleted."""
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def positive(x: torch.Tensor) -> torch.Tensor:
+                found: torch.Tensor = torch.cond(x.mean() > 1, lambda x: x.sin(), lambda x: x.cos(), (x,))
+                return found
+
+            result: torch.Tensor = torch.cond(x.sum() > 0, positive, lambda x: x.neg(), (x.relu(),))
+            return result
+
+    x = torch.ones(3)
+    module = torch.export.export(Branching(), (x,)).module()
+    module.add_module("loss", nn.MSELoss())
+    before = {name for name, _ in module.named_modules()}
+
+    assert replace_pattern(module, lambda x: torch.ops.aten.relu.default(x), lambda x: torch.ops.aten.abs.default(x))
+
+    assert before == {name for name, _ in module.named_modules()}
+    assert torch.equal(Branching()(x), module(x))
+
+
+def test_replaced_modules_are_deleted_unless_something_in_them_is_used() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gone, self.kept = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.relu(self.gone(x)) + self.kept(x) * self.kept.weight.sum()
+            return result
+
+    class Pattern(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gone = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.gone(x))
+
+    module = symbolic_trace(Pair())
+
+    assert 1 == len(replace_pattern(module, symbolic_trace(Pattern()), lambda x: torch.neg(x)))
+
+    assert ["kept"] == [name for name, _ in module.named_children()]

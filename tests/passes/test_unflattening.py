@@ -414,3 +414,38 @@ def test_a_name_that_the_new_module_needs_for_itself_is_refused_in_a_sentence(na
     message = f"'{name}' of the model cannot be called '{name}' here, because a UnflattenedModule has an attribute of"
     with pytest.raises(SplitError, match=message):
         unflatten(program)
+
+
+class Shadowing(nn.Module):
+    """Modules and inputs that are called like what generated code uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self = nn.Linear(4, 4)  # as BERT's attention does
+        self.torch = nn.Linear(4, 4)
+
+    def forward(self, torch: Tensor, operator: Tensor) -> Tensor:
+        return self.get_submodule("torch")(self.get_submodule("self")(torch) + 1).relu() + operator
+
+
+@pytest.mark.parametrize("preserved", [(), ("inner",)], ids=["", "preserved"])
+def test_modules_and_inputs_may_be_called_like_what_code_uses(preserved: tuple[str, ...]) -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Shadowing()
+
+        def forward(self, torch: Tensor, operator: Tensor) -> Tensor:
+            result: Tensor = self.inner(torch, operator=operator) * 2
+            return result
+
+    model, x, y = Around(), torch.randn(2, 4), torch.randn(2, 4)
+    program = torch.export.export(model, (x,), {"operator": y}, preserve_module_call_signature=preserved)
+
+    unflattened = unflatten(program)
+
+    assert torch.equal(unflattened(x, operator=y), model(x, y))
+    assert torch.equal(unflattened(torch=x, operator=y), model(x, y))
+    assert {"self", "torch"} == {name for name, _ in unflattened.inner.named_children()}
+    if preserved:
+        assert torch.equal(unflattened.inner(x, operator=y), model.inner(x, y))

@@ -7,7 +7,7 @@ anything changes; an error of a filter or callback leaves the module as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import attrs
@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.editing import nested_graph_modules
+from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
@@ -192,13 +193,14 @@ class _Job:
         source = self.source
         if source is None:
             source = MadeByCallback(self._calling(graph))
+        named = _modules_named(module)
         replacer = Replacer(module, view, self.check_values)
         bound = [source.bind(match) for match in found]  # all of them before anything changes
         replacer.prepare(bound)
         done = [self._replace(match, b, replacer) for match, b in zip(found, bound, strict=True)]
         replacer.finish()
         if is_root:
-            module.delete_all_unused_submodules()
+            _delete_modules(module, named - _modules_named(module))
         recompile_on_demand(module)
         return [each for each in done if each is not None]
 
@@ -236,3 +238,31 @@ class _Job:
 
         make.__name__ = getattr(self.callback, "__name__", "replacement_callback")
         return make
+
+
+def _modules_named(module: GraphModule) -> set[str]:
+    """The modules that nodes call, or read from, by path."""
+    paths = {str(node.target) for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
+    return {path if _is_module(module, path) else path.rpartition(".")[0] for path in paths}
+
+
+def _delete_modules(module: GraphModule, paths: Iterable[str]) -> None:
+    """Delete modules, but none that is in a module which nodes name, nor one that holds such a module."""
+    used = _modules_named(module)
+    holding = used.union(*map(_holders, used))
+    for path in sorted(paths):
+        if path not in holding and used.isdisjoint(_holders(path)) and _is_module(module, path):
+            remove_attribute(module, path)
+
+
+def _holders(path: str) -> list[str]:
+    """The modules that hold a module.
+
+    >>> _holders("a.b.c")
+    ['a', 'a.b']
+    """
+    return [path[:at] for at, letter in enumerate(path) if letter == "."]
+
+
+def _is_module(module: GraphModule, path: str) -> bool:
+    return bool(path) and isinstance(get_attribute(module, path, None), torch.nn.Module)
