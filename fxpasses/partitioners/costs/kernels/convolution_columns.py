@@ -60,6 +60,7 @@ def sums_of_columns(shapes: Convolution, *, is_last: bool = False) -> int:
     copies = 2 * (2 * threads + 2) if shapes.is_half else threads * _SUMS  # floats, and those of all together
     sums = copies * shapes.weight_bytes
     turned = shapes.channels * math.prod(shapes.source[2:]) * shapes.element if is_last else 0
+    sums += shapes.result[1] * FLOAT if shapes.is_half else 0  # of the bias
     return sums + threads * (_columns_of_slice(shapes) + turned + _SUMS * ALIGNMENT)
 
 

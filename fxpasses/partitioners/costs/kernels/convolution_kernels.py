@@ -70,7 +70,7 @@ def unfolds_for_weight(shapes: Convolution, block: int) -> bool:
         return not has_own_kernel(shapes)
     if shapes.is_half and (shapes.groups > 1 or max(shapes.kernel) > _WIDEST_HALF) and block <= _LEAST_BLOCK:
         return True
-    if shapes.reaches_beyond or shapes.is_wide or (shapes.dtype is torch.bfloat16 and shapes.grows):
+    if shapes.reaches_beyond or shapes.is_too_wide or (shapes.dtype is torch.bfloat16 and shapes.grows):
         return True
     if block > _LEAST_BLOCK:
         return False

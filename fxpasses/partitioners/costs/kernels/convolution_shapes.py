@@ -174,6 +174,11 @@ class Convolution:
         return is_long and not (self.is_half or self.is_depthwise or self.reaches_beyond)
 
     @property
+    def is_too_wide(self) -> bool:
+        """Whether a kernel has so long a row that no other than one that unfolds makes the gradient of its weight."""
+        return self.is_wide or (self.kernel[-1] > _WIDEST + 1 and not (self.is_half or self.is_depthwise))
+
+    @property
     def _sees_nothing(self) -> bool:
         """Whether the first step may see nothing of the source."""
         sizes = zip(self.kernel, self.padding, self.dilation, strict=True)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
-from fxpasses.partitioners.costs.kernels.processor_blocks import round_up
+from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, round_up
 
 __all__ = ["spread_sample", "spread_samples", "spread_tiles", "sums_in_tiles", "tile_tables", "weight_in_tiles"]
 
@@ -31,6 +31,14 @@ _SMALL_SAMPLE = 1024 * 1024
 """Of volumes so much is copied once more."""
 _OF_PLACE = 2048
 """Bytes of tables for each place of a kernel that spreads."""
+_TURNING_TILES, _BLOCK_TABLES, _OF_BLOCK = 20_504, 9_856, 40
+"""Bytes of tables where rows are turned to tiles, for each thread, once, and for each row."""
+_TURNED_AT_ONCE = 629_145
+"""Three tenths of the cache of a core: so many bytes of rows are turned at once."""
+_WIDE_ROW = 29
+"""Rows of so many places are turned one by one, as they fill a tile, or nearly so."""
+_ALONE = 12_312
+"""Bytes of tables of each thread where each place is seen by itself."""
 _SPREAD_ROWS = 20
 """So many rows are spread at once, and those that the kernel reaches."""
 
@@ -41,6 +49,8 @@ def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
     Which rows depends on caches; these are as many as nearly all of some hundred convolutions had, or more.
     """
     steps = max(shapes.stride)
+    if shapes.is_pointwise:
+        return _alone_tables(shapes)
     if (unrolled := _unrolled_rows(shapes)) is not None:
         return torch.get_num_threads() * unrolled
     if math.prod(shapes.kernel) == 1:
@@ -73,10 +83,19 @@ def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
     if shapes.is_volumes and steps > 1:
         copied = int(1.1 * steps**2 * (rows + border) * across * channels)
         of_thread = max(of_thread, min(least * 1024 + copied, _MOST_OF_VOLUMES))
-    if _is_along_one_dimension(shapes):
+    if _is_along_one_dimension(shapes) and shapes.kernel[-1] > 1:
         seen = min(max(shapes.kernel), _TILE_PAIRS // 2) * steps * shapes.result[-1]
         of_thread = min(of_thread, 64 * 1024 + 10 * shapes.groups * shapes.channels * seen)
     return torch.get_num_threads() * of_thread + int(weights * shapes.weight_bytes)
+
+
+def _alone_tables(shapes: Convolution) -> int:
+    """Where each place is seen by itself: those of a group that a stride leaves, or odd channels, are picked."""
+    of_thread = _ALONE
+    if shapes.is_strided or shapes.channels % 2:
+        places = math.prod(shapes.result[2:]) * round_up(shapes.channels, 2) * shapes.element
+        of_thread += 2 * _PAGE + round_up(places, ALIGNMENT) + ALIGNMENT
+    return torch.get_num_threads() * of_thread + 2 * _PAGE + ALIGNMENT
 
 
 def _is_strided_image(shapes: Convolution) -> bool:
@@ -104,7 +123,7 @@ def _more_of_one_place(shapes: Convolution) -> int:
 
 def _is_along_one_dimension(shapes: Convolution) -> bool:
     """Whether places are seen in one row only: sequences, and kernels with one row."""
-    return 1 in (len(shapes.kernel), *shapes.kernel)
+    return sum(places > 1 for places in shapes.kernel) <= 1
 
 
 def _unrolled_rows(shapes: Convolution) -> int | None:
@@ -159,16 +178,60 @@ def weight_in_tiles(shapes: Convolution) -> int:
 
 
 def sums_in_tiles(shapes: Convolution) -> int:
-    """That as floats, but for patches of images, and samples of what is read and made that are turned."""
-    border = shapes.kernel[-1] - 1 + 2 * (shapes.stride[-1] - 1)
-    source = round_up(shapes.channels, _TILE_PAIRS) * math.prod(shapes.source[2:-1]) * (shapes.source[-1] + border)
-    result = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:])
-    is_patches = shapes.channels <= _FEW_CHANNELS and shapes.stride == shapes.kernel
-    sums = (1 if is_patches else 2) * weight_in_tiles(shapes)
-    if shapes.is_volumes:  # places that a strided kernel leaves out
-        left_out = round_up(shapes.channels, _TILE_PAIRS) * math.prod(shapes.source[2:]) * shapes.groups
-        sums += 10 * (max(shapes.stride) - 1) * left_out * shapes.element // 2
-    return torch.get_num_threads() * (sums + 3 * shapes.groups * (source + result) * shapes.element + 176 * 1024)
+    """That as floats, and rows of what is read and made that are turned, in whole tiles, as each thread has them.
+
+    The weight is added up in blocks of a vector. So many rows are turned at once as fit into a part of the cache.
+    """
+    across, source, result = _turned_rows(shapes)
+    sums = shapes.groups * round_up(shapes.made, shapes.vector) * round_up(shapes.channels, shapes.vector)
+    sums *= math.prod(shapes.kernel) * FLOAT
+    rows = 1 if _is_in_one_row(shapes) else math.prod(shapes.result[2:-1])
+    tables = round_up(_OF_BLOCK * rows, _PAGE) - _PAGE + (across // _TILE_PAIRS - 1) * _PAGE // 4
+    threads = torch.get_num_threads()
+    return threads * (sums + source + result + _TURNING_TILES) + _BLOCK_TABLES + tables + ALIGNMENT
+
+
+def _turned_rows(shapes: Convolution) -> tuple[int, int, int]:
+    """How wide a row is as it is turned, and the bytes of all rows of what is read and made that are there at once."""
+    channels = round_up(shapes.channels, shapes.vector) * shapes.element
+    made = round_up(shapes.made, shapes.vector) * shapes.element
+    slices = shapes.groups * math.prod(shapes.result[2:-2])
+    read_slices = shapes.groups * math.prod(shapes.source[2:-2])
+    rows, width, read_rows = (shapes.result[2:-1] or (1,))[-1], shapes.result[-1], (shapes.source[2:-1] or (1,))[-1]
+    if _is_in_one_row(shapes):
+        rows, width, read_rows = 1, rows * width, 1
+    steps = shapes.stride[-1]
+    seen = (width - 1) * steps + (shapes.kernel[-1] - 1) * shapes.dilation[-1] + 1
+    across = round_up(seen, _TILE_PAIRS * steps)
+    blocks = -(-width // _TILE_PAIRS)
+    source, result = channels * across, made * round_up(-(-width // blocks), 2) * blocks
+    together = _rows_in_cache(rows, source + result)
+    seen_rows = _seen_rows(shapes, together) if together < rows else read_rows
+    return across, read_slices * min(read_rows, seen_rows) * source, slices * together * result
+
+
+def _rows_in_cache(rows: int, row_bytes: int) -> int:
+    """How many rows are turned at once: all, or as many parts as it takes for one to fit."""
+    parts = next((parts for parts in range(1, rows) if -(-rows // parts) * row_bytes <= _TURNED_AT_ONCE), rows)
+    return -(-rows // parts)
+
+
+def _seen_rows(shapes: Convolution, together: int) -> int:
+    """The rows that so many rows of the result see; more are turned where a larger kernel leaves out some."""
+    steps, kernel = shapes.stride[-2], shapes.kernel[-2]
+    if kernel == 1:
+        return together * steps
+    if steps == 1:
+        return together + (kernel - 1) * shapes.dilation[-2]
+    return steps * (together * steps + kernel * shapes.dilation[-2])
+
+
+def _is_in_one_row(shapes: Convolution) -> bool:
+    """Whether rows of an image that are no tile wide follow each other in one: where each place is seen by itself."""
+    is_alone = all(
+        {*sizes[-2:]} == {usual} for sizes, usual in ((shapes.kernel, 1), (shapes.stride, 1), (shapes.padding, 0))
+    )
+    return is_alone and shapes.result[-1] < _WIDE_ROW
 
 
 def spread_tiles(shapes: Convolution) -> int:

@@ -180,13 +180,13 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
         # else oneDNN may have one that does
         may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond or shapes.grows
-        may_be_in_blocks = may_be_in_blocks or shapes.is_wide
+        may_be_in_blocks = may_be_in_blocks or shapes.is_too_wide
         if shapes.is_depthwise or not (shapes.has_tiles or (block and may_be_in_blocks)):
             return unfolded
-        if shapes.has_tiles and not (shapes.reaches_beyond or shapes.grows):
+        if shapes.has_tiles and not (shapes.reaches_beyond or shapes.grows or shapes.is_volumes):
             return unfolded
     if shapes.has_tiles:
-        while_made = shapes.source_bytes + shapes.result_bytes + sums_in_tiles(shapes) + picked_bytes(shapes) + bias
+        while_made = shapes.source_bytes + shapes.result_bytes + sums_in_tiles(shapes) + bias
         while_made += shapes.bias_in_blocks(shapes.vector)
         return max(unfolded, weight_in_tiles(shapes) + max(while_made, shapes.weight_bytes + 2 * bias))
     source = 0 if is_image else shapes.in_blocks(shapes.source, block)
@@ -240,7 +240,7 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     weight = _spread_weight(shapes)
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     unfolded = 0
-    do_few_know = shapes.reaches_beyond or shapes.is_wide
+    do_few_know = shapes.reaches_beyond or shapes.is_too_wide
     if not shapes.is_depthwise and (do_few_know or not (shapes.fills(shapes.made) or shapes.block)):
         unfolded = shapes.weight_bytes + in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
     if shapes.fills(shapes.made):
@@ -277,11 +277,12 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
     unfolds = shapes.is_dilated and (shapes.is_strided or (shapes.is_volumes and shapes.is_padded))
     if shapes.vector != LARGEST_VECTOR:
         unfolds = unfolds or (shapes.is_dilated and shapes.groups > 1) or (shapes.is_depthwise and shapes.is_volumes)
-    if unfolds or is_lacking or shapes.is_bordered:
+    may_have_tiles = shapes.has_tiles and shapes.is_volumes and not shapes.is_strided
+    if (unfolds and not may_have_tiles) or is_lacking or shapes.is_bordered:
         sums = sums_of_columns(shapes, is_last=True)
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0
-    do_few_know = shapes.reaches_beyond or shapes.is_wide or (shapes.dtype is torch.bfloat16 and shapes.grows)
+    do_few_know = shapes.reaches_beyond or shapes.is_too_wide or (shapes.dtype is torch.bfloat16 and shapes.grows)
     if do_few_know or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
         unfolded = 2 * shapes.weight_bytes + sums_of_columns(shapes, is_last=True) + bias
     if shapes.is_depthwise:
@@ -290,8 +291,8 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
     else:
         is_filled = False
         weight = shapes.weight_in_blocks(vector, keeps_channels=is_few(shapes))
-    sums = sums_in_floats(shapes, weight) + sums_of_threads(shapes, weight)
+    picked, sums = picked_bytes(shapes), sums_in_floats(shapes, weight) + sums_of_threads(shapes, weight)
     if shapes.has_tiles:
-        weight, sums = weight_in_tiles(shapes), sums_in_tiles(shapes)
-    while_made = shapes.bias_in_blocks(vector, is_filled=is_filled) + picked_bytes(shapes) + bias + sums
+        picked, weight, sums = 0, weight_in_tiles(shapes), sums_in_tiles(shapes)
+    while_made = shapes.bias_in_blocks(vector, is_filled=is_filled) + picked + bias + sums
     return max(unfolded, weight + max(while_made, 2 * shapes.weight_bytes + 2 * bias))

@@ -551,3 +551,98 @@ def test_sums_of_half_precision_are_never_predicted_too_small(name: str, last: b
     if not has_instructions_for(dtype):
         pytest.skip(f"no instructions for {dtype} on this processor")
     assert_enough(*IN_HALVES[name], last=last, dtype=dtype)
+
+
+GRADIENTS_IN_TILES = {
+    "layer": ((2, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
+    "pointwise": ((2, 64, 28, 28), (256, 64, 1, 1), {}),
+    "pointwise, fewer places": ((2, 64, 28, 28), (128, 64, 1, 1), {"stride": 2}),
+    "rows in parts": ((2, 64, 56, 56), (64, 64, 3, 3), {"padding": 1}),
+    "strided rows in parts": ((1, 32, 112, 112), (64, 32, 3, 3), {"stride": 2, "padding": 1}),
+    "image": ((2, 3, 64, 64), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "patches": ((2, 3, 64, 64), (96, 3, 4, 4), {"stride": 4}),
+    "narrow groups": ((2, 128, 14, 14), (128, 4, 3, 3), {"padding": 1, "groups": 32}),
+    "sequence": ((2, 80, 300), (384, 80, 3), {"padding": 1}),
+    "volume": ((2, 32, 4, 16, 16), (32, 32, 3, 3, 3), {"padding": 1}),
+    "transposed": ((2, 64, 12, 12), (64, 32, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
+}
+
+
+def in_bfloat16(case: tuple[Any, ...], last: bool) -> tuple[Any, ...]:
+    """The operands of a convolution of one of the tables above."""
+    shape, weight, options = case
+    dims = len(shape) - 2
+    last = last and dims > 1
+    form = (torch.channels_last, torch.channels_last_3d)[dims == 3] if last else torch.contiguous_format
+    spread = (("stride", 1), ("padding", 0), ("dilation", 1))
+    stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
+    given = torch.randn(shape).bfloat16().contiguous(memory_format=form)
+    settings = (stride, padding, dilation, "transposed" in options, [0] * dims, options.get("groups", 1))
+    return (given, torch.randn(weight).bfloat16(), None, *settings)
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(GRADIENTS_IN_TILES))
+def test_rows_are_turned_to_tiles_for_the_gradient_of_a_weight(name: str, last: bool) -> None:
+    """Twice as much was predicted, and more of volumes."""
+    given, weight, _bias, *settings = in_bfloat16(GRADIENTS_IN_TILES[name], last)
+    made = aten.convolution.default(given, weight, None, *settings)
+
+    args = (torch.randn_like(made), given, weight, [made.shape[1]], *settings, [False, True, True])
+    assert_near(aten.convolution_backward.default, args, more=1.05, short=0)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "made"), [(64, 256), (3, 64), (512, 64), (40, 24)])
+def test_a_place_that_is_seen_by_itself_has_few_tables(channels: int, made: int, stride: int, last: bool) -> None:
+    """Of small samples a third too much was predicted."""
+    args = in_bfloat16(((2, channels, 16, 16), (made, channels, 1, 1), {"stride": stride}), last)
+
+    assert_near(aten.convolution.default, args, tables=9_000, short=0)
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    ("shape", "weight", "padding", "dilation"),
+    [
+        ((2, 64, 4, 16, 16), (64, 64, 3, 1, 1), [1, 0, 0], 1),
+        ((2, 48, 12, 12, 12), (128, 48, 1, 3, 3), [0, 1, 1], 1),
+        ((1, 64, 12, 12, 12), (24, 64, 1, 2, 2), [0, 1, 1], 2),
+    ],
+)
+def test_kernels_of_one_slice_or_one_column_are_never_predicted_too_small(
+    shape: tuple[int, ...], weight: tuple[int, ...], padding: list[int], dilation: int, last: bool
+) -> None:
+    """Those of video nets: of a forward a quarter was missing, of a dilated backward two thirds."""
+    given, kernel, _bias, stride, *_rest = in_bfloat16((shape, weight, {}), last)
+    settings = (stride, padding, [dilation] * 3, False, [0] * 3, 1)
+    args = (given, kernel, None, *settings)
+    made = aten.convolution.default(*args)
+
+    assert beside_its_result(lambda: aten.convolution.default(*args)) <= scratch_bytes(
+        aten.convolution.default, args, made
+    )
+    for mask in ([True, False, False], [False, True, False]):
+        backward = (torch.randn_like(made), given, kernel, None, *settings, mask)
+        gradients = aten.convolution_backward.default(*backward)
+        real = beside_its_result(lambda backward=backward: aten.convolution_backward.default(*backward))
+        assert real <= scratch_bytes(aten.convolution_backward.default, backward, gradients)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("channels", "kernel"), [(3, 16), (16, 15)])
+def test_patches_of_long_rows_are_unfolded_for_the_gradient_of_a_weight(channels: int, kernel: int, last: bool) -> None:
+    """Those of vision transformers: half was missing."""
+    assert_enough(
+        (2, channels, 4 * kernel, 4 * kernel),
+        (96, channels, kernel, kernel),
+        {"stride": kernel},
+        last=last,
+        dtype=torch.float32,
+    )
