@@ -30,6 +30,8 @@ _BORDER = 6
 """The widest border that kernels of one channel a group know."""
 _WIDEST = 13
 """The most places in a row of a kernel that sees a border, which kernels know."""
+_LEAST_FILLED = 16
+"""Three vectors are computed at once where one of so many channels is left empty."""
 _TILE_PAIRS = 32
 """Channels fill tiles of so many."""
 
@@ -266,7 +268,11 @@ class Convolution:
         if self.fills(other):  # several vectors of what is made at once
             if has_tiles(self.dtype) and (other > self.vector or is_padded):
                 other = round_up(other, _TILE_PAIRS)
-            size = self.groups * round_up(along, lanes(along, self.vector)) * other * self.kernel_bytes
+            filled = round_up(along, lanes(along, self.vector))
+            three = round_up(along, 3 * self.vector)
+            if self.is_pointwise and not self.is_half and (three - along) * _LEAST_FILLED <= along:
+                filled = max(filled, three)  # three vectors at once, where hardly any is left empty
+            size = self.groups * filled * other * self.kernel_bytes
             return size * (2 if self.is_half and other == 1 else 1)  # in pairs
         if self.channels == self.made and self.block:
             return self.groups * (round_up(along, self.vector) if self.is_half else along) * other * self.kernel_bytes

@@ -39,6 +39,8 @@ _WIDE_ROW = 29
 """Rows of so many places are turned one by one, as they fill a tile, or nearly so."""
 _ALONE = 12_312
 """Bytes of tables of each thread where each place is seen by itself."""
+_NEXT = 3
+"""A kernel of so many places in a row sees those next to each."""
 _SPREAD_ROWS = 20
 """So many rows are spread at once, and those that the kernel reaches."""
 
@@ -83,10 +85,32 @@ def tile_tables(shapes: Convolution, *, is_spread: bool = False) -> int:
     if shapes.is_volumes and steps > 1:
         copied = int(1.1 * steps**2 * (rows + border) * across * channels)
         of_thread = max(of_thread, min(least * 1024 + copied, _MOST_OF_VOLUMES))
-    if _is_along_one_dimension(shapes) and shapes.kernel[-1] > 1:
+    if math.prod(shapes.source[2:-1]) == 1:
         seen = min(max(shapes.kernel), _TILE_PAIRS // 2) * steps * shapes.result[-1]
         of_thread = min(of_thread, 64 * 1024 + 10 * shapes.groups * shapes.channels * seen)
+    if _is_small_kernel(shapes):
+        of_thread = min(of_thread, _whole_sample(shapes))
     return torch.get_num_threads() * of_thread + int(weights * shapes.weight_bytes)
+
+
+def _is_small_kernel(shapes: Convolution) -> bool:
+    """Whether it sees the places next to each, of all channels: of no more than a sample so much is copied."""
+    is_plain = shapes.groups == 1 and not (shapes.is_dilated or shapes.reaches_beyond)
+    is_next = max(shapes.kernel) <= _NEXT and not shapes.is_strided
+    if not is_plain or _is_along_one_dimension(shapes) or not (is_next or shapes.is_patches):
+        return False
+    if 1 < shapes.channels <= _FEW_CHANNELS:
+        return shapes.is_volumes
+    return is_next and shapes.channels >= _TILE_ROWS
+
+
+def _whole_sample(shapes: Convolution) -> int:
+    """A sample with its border, as often as it is copied at most, and tables."""
+    sizes = zip(shapes.source[2:], shapes.padding, strict=True)
+    sample = math.prod(size + 2 * padded for size, padded in sizes) * round_up(shapes.channels, _TILE_PAIRS)
+    has_few = shapes.channels <= _FEW_CHANNELS
+    tables = (9 if shapes.is_volumes and not has_few else 4) * 4 * _PAGE + -(-shapes.channels // _TILE_PAIRS) * _PAGE
+    return (1 if has_few else 2) * sample * shapes.element + tables
 
 
 def _alone_tables(shapes: Convolution) -> int:
@@ -161,7 +185,9 @@ def spread_sample(shapes: Convolution) -> int:
 def spread_samples(shapes: Convolution) -> int:
     """A sample of what is spread, with a border, in whole tiles of channels, as each thread copies it, and tables."""
     sizes = zip(shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
-    places = math.prod(made + (0 if shapes.is_patches else -(-(kernel - 1) // step)) for made, kernel, step in sizes)
+    is_even = shapes.is_patches and not shapes.is_uneven
+    more = 1 if shapes.is_patches else 0
+    places = math.prod(made + (0 if is_even else -(-(kernel - 1) // step) + more) for made, kernel, step in sizes)
     sample = shapes.groups * round_up(shapes.made, _TILE_PAIRS) * places * shapes.element
     of_thread = round_up(sample, 2 * _PAGE) + 9 * _PAGE + _OF_PLACE * math.prod(shapes.kernel)
     return torch.get_num_threads() * of_thread + 6 * _PAGE

@@ -646,3 +646,38 @@ def test_patches_of_long_rows_are_unfolded_for_the_gradient_of_a_weight(channels
         last=last,
         dtype=torch.float32,
     )
+
+
+SMALL_KERNELS = {
+    "layer": ((2, 128, 14, 14), (128, 128, 3, 3), {"padding": 1}),
+    "few places": ((2, 256, 7, 7), (256, 256, 3, 3), {"padding": 1}),
+    "many channels": ((1, 512, 16, 16, 12), (64, 512, 3, 3, 3), {"padding": 1}),
+    "few channels of volumes": ((1, 3, 8, 32, 32), (32, 3, 3, 3, 3), {"padding": 1}),
+    "patches of volumes": ((1, 3, 4, 32, 32), (96, 3, 4, 4, 4), {"stride": 4}),
+    "one row": ((1, 192, 24, 24), (64, 192, 1, 3), {}),
+}
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(SMALL_KERNELS))
+def test_of_small_kernels_a_sample_is_copied_twice_at_most(name: str, last: bool) -> None:
+    """Of few channels of volumes eight times as much was predicted; of a kernel of one row too little."""
+    args = in_bfloat16(SMALL_KERNELS[name], last)
+    made = aten.convolution.default(*args)
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+
+    assert real <= scratch_bytes(aten.convolution.default, args, made)
+    if name in ("layer", "few places"):
+        assert_near(aten.convolution.default, args, tables=40_000, short=0)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("shape", [(4, 256, 7, 7), (2, 512, 4, 4)])
+@pytest.mark.parametrize("times", [2, 4])
+def test_three_vectors_at_once_fill_the_weight_up(shape: tuple[int, ...], times: int) -> None:
+    """One in a hundred bytes of a shortcut was missing."""
+    given = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    args = (given, torch.randn(shape[1] * times, shape[1], 1, 1), None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+
+    assert_near(aten.convolution.default, args, tables=9_000, short=512)
