@@ -9,7 +9,15 @@ import torch
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, round_up
 
-__all__ = ["spread_sample", "spread_samples", "spread_tiles", "sums_in_tiles", "tile_tables", "weight_in_tiles"]
+__all__ = [
+    "spread_sample",
+    "spread_samples",
+    "spread_tiles",
+    "spreads_evenly",
+    "sums_in_tiles",
+    "tile_tables",
+    "weight_in_tiles",
+]
 
 _PAGE = 4096
 _IMAGE_DIMENSIONS = 2
@@ -182,6 +190,13 @@ def spread_sample(shapes: Convolution) -> int:
     return 96 * 1024 + places * shapes.groups * round_up(shapes.made, _TILE_PAIRS) * shapes.element
 
 
+def spreads_evenly(shapes: Convolution) -> bool:
+    """Whether steps leave nothing over, of many channels, and no kernel sees a border alone: most that are spread."""
+    is_known = shapes.is_strided and shapes.groups == 1 and min(shapes.channels, shapes.made) > _FEW_CHANNELS
+    sees_border_alone = shapes.is_padded and max(shapes.kernel) <= max(shapes.stride)
+    return is_known and not (shapes.is_uneven or shapes.is_dilated or sees_border_alone)
+
+
 def spread_samples(shapes: Convolution) -> int:
     """A sample of what is spread, with a border, in whole tiles of channels, as each thread copies it, and tables."""
     sizes = zip(shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
@@ -189,8 +204,10 @@ def spread_samples(shapes: Convolution) -> int:
     more = 1 if shapes.is_patches else 0
     places = math.prod(made + (0 if is_even else -(-(kernel - 1) // step) + more) for made, kernel, step in sizes)
     sample = shapes.groups * round_up(shapes.made, _TILE_PAIRS) * places * shapes.element
-    of_thread = round_up(sample, 2 * _PAGE) + 9 * _PAGE + _OF_PLACE * math.prod(shapes.kernel)
-    return torch.get_num_threads() * of_thread + 6 * _PAGE
+    of_thread = round_up(sample, 2 * _PAGE) + 9 * _PAGE
+    if not spreads_evenly(shapes):
+        return torch.get_num_threads() * (of_thread + _OF_PLACE * math.prod(shapes.kernel)) + 6 * _PAGE
+    return torch.get_num_threads() * (of_thread + 2 * _PAGE + _OF_PLACE // 4 * math.prod(shapes.kernel)) + ALIGNMENT
 
 
 def weight_in_tiles(shapes: Convolution) -> int:

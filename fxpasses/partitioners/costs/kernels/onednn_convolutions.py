@@ -30,7 +30,12 @@ from fxpasses.partitioners.costs.kernels.convolution_tables import (
     sample_in_floats,
     table_bytes,
 )
-from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_tiles, sums_in_tiles, weight_in_tiles
+from fxpasses.partitioners.costs.kernels.convolution_tiles import (
+    spread_tiles,
+    spreads_evenly,
+    sums_in_tiles,
+    weight_in_tiles,
+)
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, LARGEST_VECTOR
 
 __all__ = [
@@ -156,9 +161,10 @@ def _spread_tables(shapes: Convolution, *, is_added: bool = False) -> int:
 def _added(shapes: Convolution, *, has_bias: bool) -> int:
     """Where a bias is added to what a transposed convolution made: in half precision to floats.
 
-    Patches that fill tiles are made with it.
+    What fills tiles is made with it, but for what a stride leaves over.
     """
-    if not has_bias or (shapes.has_tiles and shapes.is_patches and shapes.groups == 1):
+    is_whole = (shapes.is_patches and shapes.groups == 1) or spreads_evenly(shapes)
+    if not has_bias or (shapes.has_tiles and is_whole):
         return 0
     return shapes.source_bytes * (2 if shapes.is_half else 1)
 
