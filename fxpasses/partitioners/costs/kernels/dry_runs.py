@@ -96,8 +96,9 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     is_cached = autocast is not None and autocast.cached
     describe = _described_as_trained if is_cached or not _may_view(node.target) else described
+    operands = tuple(_with_levels(leaf, describe(leaf)) for leaf in leaves)
     try:
-        return _ran(node.target, structure, tuple(_with_levels(leaf, describe(leaf)) for leaf in leaves), autocast)
+        return _ran(node.target, structure, operands, autocast, torch.get_num_threads())
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
 
@@ -212,7 +213,11 @@ def _may_run(node: Node, autocast: Autocast | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def _ran(
-    target: Any, structure: pytree.TreeSpec, leaves: tuple[Hashable, ...], autocast: Autocast | None
+    target: Any,
+    structure: pytree.TreeSpec,
+    leaves: tuple[Hashable, ...],
+    autocast: Autocast | None,
+    _threads: int,  # of which there may be others the next time; kernels have scratch for each
 ) -> DryRun | None:
     if any(map(_levels, leaves)):
         return _run_once(target, structure, leaves, autocast, InDerivative)

@@ -697,3 +697,16 @@ SPREAD = {
 def test_what_is_spread_to_even_steps_is_made_with_its_bias(name: str, last: bool) -> None:
     """It was counted once more as floats, and a table for each place of the kernel."""
     assert_near(aten.convolution.default, in_bfloat16(SPREAD[name], last), more=1.05, tables=90_000, short=0)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_what_was_predicted_for_one_thread_is_not_said_of_two() -> None:
+    """Two fifths were missing."""
+    x = torch.randn(2, 64, 16, 16)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        lowered = lower(nn.Conv2d(64, 128, 1).eval(), (x,), devices=[Device("only")])
+        with torch.no_grad():
+            real = allocated_peak(lambda lowered=lowered: lowered(x)) + x.nbytes
+
+        assert real <= lowered.report.devices[0].peak_bytes
