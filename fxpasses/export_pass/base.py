@@ -25,6 +25,7 @@ from fxpasses.export_pass.proxy_values import (
 from fxpasses.export_pass.replay import Baseline, ReplayTracer, Run, run_of
 from fxpasses.guards import GUARDS
 from fxpasses.metadata import current_pass, running_pass, value_of
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, PassBase, PassResult
 
 __all__ = [
@@ -161,6 +162,7 @@ class ExportPass(PassBase):
             ExportPassBaseError: A hook gave something that cannot stand in a graph.
             FakeValueError: A new node's arguments do not fit its operator.
         """
+        own_bodies(graph_module)
         by_hand = type(self).call is not ExportPass.call
         run = Run(self, graph_module, all_stale=by_hand, baseline=_baseline_of(self))
         name = contextlib.nullcontext() if current_pass() else running_pass(type(self).__name__)

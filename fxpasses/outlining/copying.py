@@ -13,8 +13,12 @@ from fxpasses.outlining.lazy_modules import lazy_graph_module
 __all__ = ["copy_graph_module"]
 
 
-def copy_graph_module(graph_module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+def copy_graph_module(graph_module: GraphModule, *, inside: bool = True) -> tuple[GraphModule, dict[Node, Node]]:
     """A copy that can be changed while the original stays as it is. Linear in nodes.
+
+    Args:
+        graph_module: What to copy.
+        inside: Whether the graph modules inside are copied, too; otherwise they are shared.
 
     Returns:
         The copy, and the copy of each node of the outermost graph.
@@ -23,7 +27,7 @@ def copy_graph_module(graph_module: GraphModule) -> tuple[GraphModule, dict[Node
     twin = lazy_graph_module(graph, class_name=type(graph_module).__name__, training=graph_module.training)
     for name, value in vars(graph_module).items():
         if name == "_modules":
-            vars(twin)[name] = {key: _copy_child(child) for key, child in value.items()}
+            vars(twin)[name] = {key: _copy_child(child) if inside else child for key, child in value.items()}
         elif name in ("_parameters", "_buffers"):
             vars(twin)[name] = dict(value)
         elif name == "_non_persistent_buffers_set":

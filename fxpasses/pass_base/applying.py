@@ -22,6 +22,7 @@ from fxpasses.errors import FxPassesError, InputError, PassError, also_as, user_
 from fxpasses.journal import Snapshot
 from fxpasses.journal.comparing import same_structure
 from fxpasses.metadata import running_pass
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.pass_base import naming
 from fxpasses.pass_base.base import (
     ExportedProgramPassBase,
@@ -288,6 +289,7 @@ def _run_alone(
     pass_: Any, module: GraphModule, program: ExportedProgram | None
 ) -> tuple[Outcome, bool, ExportedProgram | None]:
     """What a pass returned, whether it changed anything, and the program in step with a graph that it changed."""
+    own_bodies(module)
     snapshot = Snapshot.take(module if program is None else program)
     failed = True
     try:

@@ -23,6 +23,7 @@ from fxpasses.errors import CheckError, FxPassesError, GraphError, PassError
 from fxpasses.instruments.events import PassEvent, Told, ambient_instruments, collecting
 from fxpasses.instruments.records import CheckOutcome, Edits, PassRecord, RunReport, count_nodes, count_ops
 from fxpasses.journal import Changes, Snapshot
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.pass_base import PassResult, naming
 from fxpasses.pass_base.applying import (
     Outcome,
@@ -105,6 +106,7 @@ class Run:
         """Run everything; on any failure put the input back and raise."""
         started = time.perf_counter()
         plan = plan_properties(self.root)
+        own_bodies(self.module)
         origin = Snapshot.take(self.program if self.program is not None else self.module)
         given = self.module
         self.snapshot = origin
@@ -337,6 +339,7 @@ class Run:
             self.program = outcome.program
         if self.program is not None:
             self.program = sync_program(self.program, self.module)
+        own_bodies(self.module)
         self._look_around()
         self.snapshot = Snapshot.take(self.program if self.program is not None else self.module)
 

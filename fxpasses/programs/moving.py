@@ -19,6 +19,7 @@ from torch.utils._device import _device_constructors
 
 from fxpasses.errors import GraphError
 from fxpasses.metadata import value_of
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.values.fake_modes import fake_mode_of, nested_graph_modules
 from fxpasses.values.recorded_values import has_value, set_value
 
@@ -51,6 +52,7 @@ def move_to_device(root: GraphModule | ExportedProgram, device: torch.device | s
             table.update({name: _moved(entry, target, moved) for name, entry in table.items()})
         if root._example_inputs is not None:
             root._example_inputs = pytree.tree_map(lambda leaf: _moved(leaf, target, moved), root._example_inputs)
+    own_bodies(graph_module)
     for module in graph_module.modules():
         _move_tensors(module, target, moved)
     mode = fake_mode_of(graph_module)

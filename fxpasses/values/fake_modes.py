@@ -20,6 +20,7 @@ from fxpasses.values.recorded_values import has_value, value_leaves
 
 __all__ = [
     "ambient_modes_off",
+    "copy_regions",
     "enclosing_autocasts",
     "fake_mode_of",
     "fake_of",
@@ -52,6 +53,12 @@ def nested_graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
 def enclosing_autocasts(graph: Graph) -> tuple[tuple[Any, ...], ...]:
     """The autocast regions that the whole graph runs in, as far as somebody has walked there from its root."""
     return _REGIONS.get(graph, ())
+
+
+def copy_regions(source: Graph, target: Graph) -> None:
+    """Note for a copy of a graph in which autocast regions it runs."""
+    if source in _REGIONS:
+        _REGIONS[target] = _REGIONS[source]
 
 
 def _note_regions(graph_module: GraphModule) -> None:

@@ -546,5 +546,6 @@ def test_a_pass_by_itself_compiles_only_the_graphs_it_changed(monkeypatch):
 
     as_pass(only_first_branch)(module)
 
-    assert [module, module.true_graph_0] == compiled
+    assert [module] == compiled  # bodies are copies, which compile when somebody looks
     assert "tanh" in module.true_graph_0.code
+    assert [module, module.true_graph_0] == compiled

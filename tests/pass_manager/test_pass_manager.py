@@ -848,8 +848,9 @@ def test_nested_graphs_are_compiled_only_where_they_changed(monkeypatch):
     counted = count_recompiles(monkeypatch)
     PassManager([swap(torch.ops.aten.relu.default, torch.ops.aten.tanh.default)])(module)
 
-    assert [module.true_graph_0] == counted
+    assert [] == counted  # bodies are copies, which compile when somebody looks
     assert "aten.tanh" in module.true_graph_0.code
+    assert [module.true_graph_0] == counted
     assert torch.equal(torch.tanh(torch.ones(3)), module(torch.ones(3))[0])
 
 

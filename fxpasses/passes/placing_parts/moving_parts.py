@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.devices import same_torch_device
 from fxpasses.metadata import value_of
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.passes.placing_parts.moved_tensors import ANYWHERE, MovedTensors, tables_of
 from fxpasses.passes.placing_parts.steady_views import steady_views
 from fxpasses.programs.moving import makes_from_nothing, names_device, rename_devices
@@ -32,6 +33,8 @@ def move_part(part: torch.nn.Module, torch_device: str, moved: MovedTensors | No
     """
     target = torch.device(torch_device)
     moved = moved or MovedTensors(part)
+    if isinstance(part, GraphModule):
+        own_bodies(part)
     for module in part.modules():
         for table in tables_of(module):
             for name, value in table.items():

@@ -20,6 +20,7 @@ from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, InternalMatch, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.compiling import graph_of
 from fxpasses.partitioners.matching.matching import Matcher, checked_filters
@@ -144,6 +145,8 @@ def replace_pattern_with_filters(
     )
     source = None if replacement_callback is not None else replacement_source(replacement, compiled)
     job = _Job(compiled, pattern_graph, source, filters, replacement_callback, check_values, keeps_shared)
+    if nested:
+        own_bodies(module)
     bodies = list(nested_graph_modules(module)) if nested else [module]
     snapshot = Snapshot.take(gm)
     try:

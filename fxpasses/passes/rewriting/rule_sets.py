@@ -23,6 +23,7 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
+from fxpasses.outlining.owning import own_bodies
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, Pattern, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, checked_filters, impossible_calls
 from fxpasses.pass_base import PassBase, PassResult
@@ -224,6 +225,8 @@ class RuleSet:
         """
         root = graph_module.graph_module if isinstance(graph_module, ExportedProgram) else graph_module
         report = RewriteReport()
+        if nested:
+            own_bodies(root)
         bodies = list(nested_graph_modules(root)) if nested else [root]
         snapshot = Snapshot.take(graph_module)
         try:
