@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from torch.fx import Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
@@ -44,9 +45,13 @@ TRACE_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
 _NO_PASS = "fxpasses"
 _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"  # torch.export, of what it adds itself; at times after an _
 _HISTORY_LIMIT = 64
+_SOURCES_LIMIT = 8192  # each merge copies the list, so that thousands into one node would take quadratic time
 _MISSING: Any = object()
 _CURRENT_PASS: ContextVar[str | None] = ContextVar("fxpasses_current_pass", default=None)
 _KEYS: dict[str, MetaKey[Any]] = {}  # filled by MetaKey(...) alone, so that copies and saved files know every key
+_Listed = tuple[list[NodeSource], int, set[tuple[str, int]]]  # from_node, its length then, what it names
+_LISTED: WeakKeyDictionary[Node, _Listed] = WeakKeyDictionary()  # of nodes that stand for many others
+_NOTHING_LISTED: _Listed = ([], 0, set())
 
 
 class MetaKey(Generic[T]):
@@ -181,7 +186,8 @@ def merge_provenance(new: Node, replaced: Sequence[Node], pass_name: str | None 
 
     ``stack_trace``, ``source_fn_stack`` and ``torch_fn`` come from the last node that has them (the one whose value is
     replaced); ``nn_module_stack`` is the innermost module that holds all of them; ``from_node`` lists every one of
-    them with the pass's name; ``custom`` and other entries that do not depend on the value are merged.
+    them with the pass's name (no more once there are 8192); ``custom`` and other entries that do not depend on the
+    value are merged.
 
     Args:
         new: The node that gets the metadata.
@@ -197,11 +203,7 @@ def merge_provenance(new: Node, replaced: Sequence[Node], pass_name: str | None 
     if not new.meta.get("nn_module_stack") and (stack := _common_stack(metas)) is not None:
         new.meta["nn_module_stack"] = stack
     _merge_other_entries(new.meta, metas)
-    known = list(new.meta.get("from_node") or [])
-    listed = {(source.name, source.graph_id) for source in known}
-    going = [node for node in dict.fromkeys(replaced) if node is not new and (node.name, id(node.graph)) not in listed]
-    if going:
-        new.meta["from_node"] = [*known, *(source_of(node, pass_name) for node in going)]
+    _list_sources(new, replaced, pass_name)
 
 
 def copy_metadata(source: Node, target: Node, *, values: bool = True, provenance: bool = False) -> None:
@@ -293,10 +295,33 @@ def _merge_other_entries(meta: dict[str, Any], metas: Sequence[Mapping[str, Any]
         meta["custom"] = {**custom, **(meta.get("custom") or {})}
 
 
+def _list_sources(new: Node, replaced: Sequence[Node], pass_name: str | None) -> None:
+    """Add to ``from_node`` what is not listed yet, in a new list: a copy of the node may hold the old one."""
+    known: list[NodeSource] = new.meta.get("from_node") or []
+    if len(known) >= _SOURCES_LIMIT:
+        return
+    listed = _listed(new, known)
+    going = [node for node in dict.fromkeys(replaced) if node is not new and (node.name, id(node.graph)) not in listed]
+    if not going:
+        return
+    new.meta["from_node"] = sources = [*known, *(source_of(node, pass_name) for node in going)]
+    if len(sources) > _HISTORY_LIMIT:
+        listed.update((node.name, id(node.graph)) for node in going)
+        _LISTED[new] = (sources, len(sources), listed)
+
+
+def _listed(node: Node, sources: Sequence[NodeSource]) -> set[tuple[str, int]]:
+    """What ``sources`` name; many are read once, not again for each node that is merged into the same one."""
+    found, length, listed = _LISTED.get(node, _NOTHING_LISTED)
+    if found is sources and length == len(sources):
+        return listed
+    return {(source.name, source.graph_id) for source in sources}
+
+
 def _bounded_history(sources: Sequence[NodeSource]) -> list[NodeSource]:
     seen = 0
     roots: dict[tuple[str, str, int], NodeSource] = {}
-    waiting = list(reversed(sources))
+    waiting = list(reversed(sources[: _HISTORY_LIMIT * 4 + 1]))  # a node may stand for many; no more are looked at
     while waiting and seen <= _HISTORY_LIMIT * 4:
         source = waiting.pop()
         seen += 1

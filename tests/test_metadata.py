@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.traceback import NodeSource
 
 from fxpasses.editing import extract_submodule, inline_submodule
 from fxpasses.errors import GraphError, MissingMetadataError, user_line
@@ -216,6 +217,52 @@ def test_histories_stay_bounded_and_keep_where_they_began() -> None:
 
     assert "origin" in names
     assert len(names) < 1000
+
+
+def test_what_is_merged_one_by_one_into_the_same_node_is_listed_once() -> None:
+    """Also where a node stands for more than a few, and a copy that was made in between keeps its own list."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    relus = [graph.call_function(torch.relu, (x,)) for _ in range(100)]
+    new = graph.call_function(torch.tanh, (x,))
+    for relu in relus[:80]:
+        merge_provenance(new, [relu])
+    copy = Graph().node_copy(new, lambda node: node)
+    for relu in relus:
+        merge_provenance(new, [relu])
+    merge_provenance(copy, [relus[0], relus[99]])
+
+    assert [relu.name for relu in relus] == [source.name for source in new.meta["from_node"]]
+    assert [*(relu.name for relu in relus[:80]), "relu_99"] == [source.name for source in copy.meta["from_node"]]
+
+
+def test_a_list_that_somebody_else_writes_is_read_again() -> None:
+    """What was taken out of a long ``from_node`` is listed again."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    relus = [graph.call_function(torch.relu, (x,)) for _ in range(100)]
+    new = graph.call_function(torch.tanh, (x,))
+    merge_provenance(new, relus)
+    new.meta["from_node"].pop()
+    merge_provenance(new, [relus[-1]])
+
+    assert [relu.name for relu in relus] == [source.name for source in new.meta["from_node"]]
+
+
+def test_merging_thousands_into_one_node_looks_at_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names that are listed already are not read again for each node, and the list ends at its limit."""
+    looked: list[str] = []
+    name = NodeSource.name.fget
+    monkeypatch.setattr(NodeSource, "name", property(lambda source: looked.append("") or name(source)))
+    monkeypatch.setattr("fxpasses.metadata._SOURCES_LIMIT", 1000)
+    graph = Graph()
+    x = graph.placeholder("x")
+    new = graph.call_function(torch.tanh, (x,))
+    for _ in range(1200):
+        merge_provenance(new, [graph.call_function(torch.relu, (x,))])
+
+    assert 1000 == len(new.meta["from_node"])
+    assert len(looked) < 5000
 
 
 def test_source_of_shares_history_instead_of_copying_it() -> None:

@@ -340,14 +340,18 @@ def _check_target(graph: Graph, op: str, target: Any) -> None:
 def _follow_chains(mapping: Mapping[Node, Node]) -> dict[Node, Node]:
     ends: dict[Node, Node] = {}
     for start in mapping:
-        path = [start]
-        while (following := mapping.get(path[-1])) is not None:
-            path.append(following)
-            if following is start or len(path) > len(mapping) + 1:
-                names = " -> ".join(node.name for node in path)
-                raise CycleError(f"the replacements {names} lead back to where they began", path=path, node=start)
-        ends[start] = path[-1]
-    return ends
+        path: dict[Node, None] = {start: None}
+        end = start
+        while end in mapping:
+            end = ends.get(end) or mapping[end]
+            if end in path:
+                names = " -> ".join(node.name for node in (*path, end))
+                raise CycleError(
+                    f"the replacements {names} lead back to where they began", path=[*path, end], node=start
+                )
+            path[end] = None
+        ends.update(dict.fromkeys((node for node in path if node is not end), end))
+    return {start: ends[start] for start in mapping}
 
 
 def _check_replacement(node: Node, by: Node) -> None:
