@@ -43,7 +43,7 @@ UNANNOTATED_VIEWS = words(
     atleast_3d unsafe_split unsafe_chunk unsafe_split_with_sizes _unsafe_view conj_physical sum_to_size
     histogramdd _histogramdd_bin_edges flatten_dense_tensors unflatten_dense_tensors to_dense dequantize
     _cast_Float _cast_Double _cast_Half _cast_Long _cast_Int _cast_Short _cast_Byte _cast_Char wait_tensor
-    _lazy_clone as_tensor from_numpy _reshape_alias
+    _lazy_clone as_tensor from_numpy _reshape_alias set set_
     """
 )
 # Of several operands these give as many results, each of which may be a view of the operand in its place.

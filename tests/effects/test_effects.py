@@ -388,6 +388,32 @@ def test_a_called_module_writes_the_attributes_of_the_same_tensors() -> None:
     assert {("neg_default", "norm"), ("norm", "abs_default")} <= set(edges(module_of(write, root)))
 
 
+@pytest.mark.parametrize(
+    ("op", "target", "others"),
+    [
+        ("call_function", aten.set_.source_Tensor, ()),
+        ("call_function", aten.set_.source_Tensor_storage_offset, (0, [3], [1])),
+        ("call_function", aten.set.source_Tensor, ()),
+        ("call_method", "set_", ()),
+    ],
+)
+def test_a_tensor_that_is_set_to_another_shows_it(op: str, target: Any, others: tuple[Any, ...]) -> None:
+    """Both names share memory from then on, so that no read of one crosses a write to the other."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    empty = graph.call_function(aten.empty.memory_format, ([0],), name="empty")
+    shown = graph.create_node(op, target, (empty, x, *others), name="shown")
+    before = graph.call_function(aten.add.Tensor, (shown, 1), name="before")
+    graph.call_function(aten.mul_.Tensor, (x, 3), name="write")
+    graph.output((before, graph.call_function(aten.add.Tensor, (shown, 1), name="after")))
+    module = GraphModule(nn.Module(), graph)
+    effects = analyze_effects(module)
+
+    assert effects.storages(x) == effects.storages(shown) == effects.storages(empty)
+    assert {("before", "write"), ("write", "after")} <= set(edges(module))
+    assert not CSEPass()(module).modified
+
+
 def test_a_view_reads_nothing_but_is_ordered_once_shapes_change_in_place() -> None:
     def write(graph: Graph, x: Node, changes: str) -> Any:
         view = graph.call_method("view", (x, 6))
