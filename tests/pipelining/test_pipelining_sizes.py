@@ -6,6 +6,7 @@ import pytest
 import torch
 from pipeline_models import MODELS
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -158,3 +159,24 @@ def test_a_size_that_only_the_data_tell_cannot_travel():
         StageError, match=r"test_pipelining_sizes.py.* has the size \(u0, 4\), which depends on the data"
     ):
         pipeline(Choosing(), (torch.ones(3, 4),), None, {"second": BEGINNING})
+
+
+def test_what_a_loop_gives_travels():
+    """Its sizes are known; only where it lies in its storage depends on the data."""
+
+    class Looping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            def again(count, x):
+                return count + 1, self.first(x).relu()
+
+            _, x = while_loop(lambda count, x: count < 3, again, (torch.tensor(0), x))
+            return self.second(x)
+
+    model, x = Looping().eval(), torch.randn(2, 4)
+    pipe = pipeline(model, (x,), None, {"second": BEGINNING})
+
+    assert torch.equal(model(x), pipe(x))
