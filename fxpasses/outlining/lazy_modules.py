@@ -48,7 +48,7 @@ class LazyGraphModule(_LazyGraphModule):
     module again does not compile unchanged modules inside it.
     """
 
-    _class_name: str | None = None
+    _class_name = ""  # without an annotation: TorchScript would read it
     _is_part = False
 
     forward: Any = _ForwardOnDemand()
@@ -117,6 +117,7 @@ class LazyGraphModule(_LazyGraphModule):
         return self._class_name or type(self).__name__
 
     @property
+    @torch.jit.unused
     def code(self) -> str:
         """The Python code of this graph, never stale."""
         self._generate_code()
@@ -130,6 +131,7 @@ class LazyGraphModule(_LazyGraphModule):
 def _access(name: str) -> property:
     """Read a part without the detour over ``nn.Module.__getattr__``, which costs more than calling it."""
 
+    @torch.jit.unused
     def part(module: torch.nn.Module) -> Any:
         try:
             return module._modules[name]

@@ -1024,3 +1024,31 @@ def test_the_text_of_a_split():
         """
         ).strip()
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript type system:UserWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("run_first", [False, True])
+@pytest.mark.parametrize(
+    "take_apart",
+    [
+        lambda graph_module: split_module(graph_module, None, lambda node: int(node.target == "relu")),
+        lambda graph_module: fuse_by_partitions(graph_module, [dict.fromkeys(compute_nodes(graph_module)[1:])]),
+    ],
+)
+def test_what_is_split_or_fused_can_be_scripted(take_apart, run_first):
+    """By ``torch.jit.script``, before it has run and after."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).relu()
+
+    model, x = Model(), torch.ones(2, 4)
+    split_up = take_apart(symbolic_trace(model))
+    if run_first:
+        split_up(x)
+
+    assert torch.equal(model(x), torch.jit.script(split_up)(x))
