@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 from torch.fx import Graph, GraphModule, Node
@@ -25,6 +26,14 @@ Grouping = Mapping[Node, Hashable] | Iterable[Iterable[Node]]
 
 _NEVER_ASSIGNED = ("placeholder", "output")
 _NO_REASON = "no partitioner proposed it"
+
+
+def _check_node(node: Any) -> None:
+    if not isinstance(node, Node):
+        raise also_as(PartitionError, TypeError())(
+            f"{node!r} is no node but of type {type(node).__name__}; take nodes from the graph, such as by "
+            "graph.find_nodes, or from nodes(partition)"
+        )
 
 
 def _frozen_copy(given: Mapping[Node, Hashable]) -> Mapping[Node, Hashable]:
@@ -175,7 +184,12 @@ class Assignment:
         return [node for node in self.partitions[partition] if any(user not in members for user in node.users)]
 
     def why(self, node: Node) -> str:
-        """Say in one sentence why a node is where it is."""
+        """Say in one sentence why a node is where it is.
+
+        Raises:
+            PartitionError: It is no node.
+        """
+        _check_node(node)
         if node in self.partition_of:
             again = ", ".join(repr(name) for name, nodes in self.replicas.items() if node in nodes)
             home = f"in partition {self.partition_of[node]!r}"
@@ -187,7 +201,13 @@ class Assignment:
         return self.reasons.get(node, _NO_REASON)
 
     def explain(self, a: Node, b: Node) -> str:
-        """Say in one sentence why two nodes are, or are not, in one partition."""
+        """Say in one sentence why two nodes are, or are not, in one partition.
+
+        Raises:
+            PartitionError: One of them is no node.
+        """
+        _check_node(a)
+        _check_node(b)
         mine, other = self.partition_of.get(a), self.partition_of.get(b)
         for node, home in ((a, mine), (b, other)):
             if home is None and node not in self.partition_of:
@@ -210,10 +230,10 @@ class Assignment:
                 pieces. False makes that an error.
 
         Raises:
-            PartitionError: A node is in no partition.
+            PartitionError: A node is in no partition, or is no node.
             CycleError: ``pieces`` is False and a partition would wait for itself.
         """
-        dropped = [nodes] if isinstance(nodes, Node) else list(nodes)
+        dropped = list(nodes) if isinstance(nodes, Iterable) else [nodes]
         kept = dict(self.partition_of)
         touched: dict[Hashable, None] = {}
         for node in dropped:
@@ -381,6 +401,7 @@ class Assignment:
             raise PartitionError(f"there is no partition {partition!r}; the partitions are: {known}")
 
     def _check_assigned(self, node: Node) -> None:
+        _check_node(node)
         if node not in self.partition_of:
             raise PartitionError(f"{node.name} is in no partition: {self.why(node)}", node=node)
 

@@ -46,6 +46,7 @@ class UnflattenedModule(InterpreterModule):
 
     Raises:
         SplitError: As :func:`unflatten` does.
+        InputError: As :func:`unflatten` does.
     """
 
     graph_signature: ExportGraphSignature
@@ -62,6 +63,7 @@ class UnflattenedModule(InterpreterModule):
         keep_partitions: bool = True,
     ) -> None:
         _check_program(export_module)
+        _check_adapter(flat_args_adapter)
         program = export_module if keep_partitions else _without_partitions(export_module)
         with without_collections():
             Unflattener(program, clone).build(self)
@@ -102,6 +104,7 @@ def unflatten(
     Raises:
         SplitError: A node does not say which module it comes from, the program has no such tensor, or the program is
             a joint forward and backward graph.
+        InputError: The adapter has no method ``adapt``.
     """
     return UnflattenedModule(module, flat_args_adapter, clone=clone, keep_partitions=keep_partitions)
 
@@ -113,6 +116,13 @@ def _check_program(module: Any) -> None:
         raise SplitError(
             "This program holds a backward pass as well; a backward pass has no module hierarchy to go back to. "
             "Unflatten the program before the joint graph is made."
+        )
+
+
+def _check_adapter(adapter: Any) -> None:
+    if adapter is not None and not callable(getattr(adapter, "adapt", None)):
+        raise also_as(InputError, TypeError())(
+            f"flat_args_adapter is an object with a method adapt, such as a FlatArgsAdapter, not {adapter!r}"
         )
 
 

@@ -111,6 +111,28 @@ def test_refuses_bad_partitions(make: Any, message: str) -> None:
     assert message == str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda assignment, node: assignment.why("mul"),
+        lambda assignment, node: assignment.explain(node, "mul"),
+        lambda assignment, node: assignment.drop("mul"),
+        lambda assignment, node: assignment.drop(3),
+        lambda assignment, node: assignment.drop([3]),
+        lambda assignment, node: assignment.drop([[node]]),
+    ],
+)
+def test_what_is_no_node_is_refused(ask: Any) -> None:
+    """Names and numbers are no nodes; the message says where there are some."""
+    module, node = diamond()
+    assignment = Assignment.of(module, [[node["mul"]]])
+
+    with pytest.raises(PartitionError, match=r"is no node but of type .*; take nodes from the graph") as caught:
+        ask(assignment, node["mul"])
+
+    assert isinstance(caught.value, TypeError)
+
+
 def test_refuses_an_erased_node() -> None:
     """A node that was erased from the graph is refused."""
     module, node = trace(lambda x: (x + 1, x * 2)[0])

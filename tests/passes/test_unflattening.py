@@ -295,6 +295,13 @@ def test_arguments_that_do_not_fit_are_a_type_error_as_of_any_function(model: Mo
     assert isinstance(caught.value, InputError)
 
 
+def test_what_is_no_adapter_is_refused_at_once(model: Model, x: Tensor) -> None:
+    with pytest.raises(InputError, match=r"^flat_args_adapter is an object with a method adapt, .* not 3$") as caught:
+        unflatten(torch.export.export(model, (x,)), 3)
+
+    assert isinstance(caught.value, TypeError)
+
+
 def test_an_adapter_that_gives_too_little_is_told_so(model: Model, x: Tensor) -> None:
     class Nothing(FlatArgsAdapter):
         def adapt(self, *_given: Any, **_more: Any) -> list[Any]:
