@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -251,10 +250,9 @@ class Replacer:
 
 def _origin(replaced: Sequence[Node]) -> dict[str, Any]:
     """The metadata that every node has which stands for these; for graphs without values, where it is all there is."""
-    new: Any = SimpleNamespace(meta={})
+    new = Graph().placeholder("new")
     merge_provenance(new, replaced)
-    made: dict[str, Any] = new.meta
-    return made
+    return new.meta
 
 
 def _move(place: Place) -> None:
