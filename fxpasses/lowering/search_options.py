@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Topology
+from fxpasses.errors import PlacementError
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
@@ -65,9 +67,20 @@ class _Meant:
     graph_module: GraphModule
 
     def __getitem__(self, selector: Selector) -> Selector:
+        """The node or the module.
+
+        Raises:
+            PlacementError: It reads like the key of an operator, and is none; says the nearest ones.
+        """
         if not isinstance(selector, str) or "/" not in selector:
             return selector
-        return self._by_key.get(selector, selector.removesuffix("/*"))
+        if "#" not in selector:
+            return selector.removesuffix("/*")
+        if selector not in self._by_key:
+            near = difflib.get_close_matches(selector, self._by_key, n=3)
+            hint = f"the nearest are {', '.join(near)}" if near else "the file of a plan lists them"
+            raise PlacementError(f"No operator has the key {selector!r}; {hint}.")
+        return self._by_key[selector]
 
     @cached_property
     def _by_key(self) -> dict[str, Node]:

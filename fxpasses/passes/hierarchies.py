@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import SplitError
 from fxpasses.metadata import module_stack
-from fxpasses.passes.call_frames import TAKEN, Frame, ProgramState, around
+from fxpasses.passes.call_frames import Frame, ProgramState, around
 from fxpasses.passes.interpreter_modules import (
     CALL_INDEX,
     InterpreterModule,
@@ -395,7 +395,7 @@ class Unflattener:
 
     @staticmethod
     def _placeholder(graph: Graph, value: Node) -> Node:
-        node = graph.placeholder(f"{value.name}_1" if value.name in TAKEN else value.name)
+        node = graph.placeholder(value.name)
         node.meta.update({key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta")})
         return node
 

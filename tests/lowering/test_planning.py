@@ -320,6 +320,14 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
             "The device map names 'layer', which the model does not have; did you mean 'layers'?",
         ),
         (
+            lambda: place(Mlp(), ARGS, devices=TWO, pinned={"layers.0/linear#7": "left"}),
+            "No operator has the key 'layers.0/linear#7'; the nearest are layers.0/linear#0, ",
+        ),
+        (
+            lambda: place(Mlp(), ARGS, devices=TWO, colocate=[["heads/nothing_alike_here#12345678"]]),
+            "No operator has the key 'heads/nothing_alike_here#12345678'; the file of a plan lists them.",
+        ),
+        (
             lambda: place(Mlp(), ARGS, devices=TWO, pinned={"head": "left"}),
             "`pinned` names 'head', from which no operator of this graph comes; ",
         ),

@@ -196,7 +196,7 @@ class _Job:
         source = self.source
         if source is None:
             source = MadeByCallback(self._calling(graph))
-        named = _modules_named(module)
+        named = _modules_named(module) if is_root else set()
         replacer = Replacer(module, view, self.check_values)
         bound = [source.bind(match) for match in found]  # all of them before anything changes
         replacer.prepare(bound)
