@@ -15,14 +15,12 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.plan.plans import INSTEAD_OF_OFFLOADING
 from fxpasses.units import format_bytes
 
 __all__ = ["check_offload", "graph_paths", "module_paths", "propose"]
@@ -33,14 +31,12 @@ _HINT = ' Or allow offload="cpu": parameters that find no place then stay in mai
 _TRAINING_HINT = " A smaller batch, or an optimizer that keeps less, needs less."
 
 
-def check_offload(offload: str | None, training: Training | None = None) -> None:
-    """Refuse a place for parameters that is not there, or of which nobody knows what training needs beside it.
+def check_offload(offload: str | None) -> None:
+    """Refuse a place for parameters that is not there.
 
     Raises:
-        InputError: it is neither None nor ``"cpu"``, or training is asked for, too.
+        InputError: it is neither None nor ``"cpu"``.
     """
-    if offload is not None and training is not None:
-        raise InputError(f"offload={offload!r} and `training` cannot be planned together: {INSTEAD_OF_OFFLOADING}")
     if offload not in (None, "cpu"):
         raise InputError(f"Parameters can be offloaded to 'cpu', not to {offload!r}; write offload=\"cpu\".")
 
@@ -81,8 +77,8 @@ def propose(
         if offload is None:
             _refuse_too_small(graph_module, placement, step)
             return OffloadedPlacement(placement, ())
-        return offload_where_too_small(graph_module, placement)
-    options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT
+        return offload_where_too_small(graph_module, placement, step)
+    options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT + _HINT
     try:
         return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **options), ())
     except InfeasibleError as error:
@@ -96,11 +92,11 @@ def propose(
             error.message += hint * (error.reason == NONE_FOUND)
             raise
     options.pop("replicate", None)  # an offloaded placement has none
-    return place_with_offloading(graph_module, topology, objective=objective, options=options)
+    return place_with_offloading(graph_module, topology, objective=objective, options=options, step=step)
 
 
 def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None) -> None:
-    more = 'or allow offload="cpu"' if step is None else "or train with a smaller batch"
+    more = 'or allow offload="cpu"' if step is None else 'train with a smaller batch, or allow offload="cpu"'
     for name, split in _held(graph_module, placement, step).items():
         budget, peak = placement.topology[name].memory, sum(split.values())
         if peak > budget:

@@ -112,7 +112,7 @@ def place(
         _refuse_unheard("plan", {**searched, **chosen})
     _check_training(training)
     training = plan.training if plan is not None and training is None else training
-    check_offload(offload, training)
+    check_offload(offload)
     if name is not None and not isinstance(name, str):
         raise InputError(f"The name of a model is a text, not {name!r}.")
     clock = clock or Clock(progress)

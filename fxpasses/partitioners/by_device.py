@@ -15,6 +15,7 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.budget_checks import training_figures
 from fxpasses.partitioners.placing.contiguities import best_of, best_or_free
 from fxpasses.partitioners.placing.device_placements import (
@@ -105,7 +106,8 @@ def place_by_device(
     everywhere = refuse_impossible(figures, topology, supports)
     if training is not None:
         plain = figures
-        figures, step = training_figures(figures, training)
+        step = TrainingStep.of(graph_module, training)
+        figures = training_figures(figures, step)
         refuse_impossible(figures, topology, supports)
         refuse_too_large_to_step(plain, topology, step)
     request = Request(

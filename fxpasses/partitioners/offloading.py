@@ -5,6 +5,9 @@ the one with the most memory that works, takes what is left. The other is the fa
 not count; no placement can be faster, whatever is loaded, and where its loads hide behind what runs it is taken. What a
 device then has too much is cut into small parts: as many of these as possible keep their parameters, evenly spread over
 the run from the first one on, and the others load theirs one part ahead.
+
+In training memory and seconds are those of a step: gradients of what is loaded go to main memory, where the optimizer
+keeps what it keeps for it, and steps.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
+from fxpasses.partitioners.placing.budget_checks import training_figures
 from fxpasses.partitioners.placing.colocation import uncuttable
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.names.part_names import PartNames
@@ -56,12 +61,44 @@ class OffloadedPlacement:
     offloaded: tuple[str, ...]
 
 
+@attrs.frozen(eq=False)
+class _Measured:
+    """A graph as it is measured for running it, and what is asked of a placement of it: a run, or a training step.
+
+    Args:
+        figures: What its operators are and use.
+        timed: What they take: the same, or that of a step.
+        step: For training.
+    """
+
+    figures: GraphFigures
+    timed: GraphFigures
+    step: TrainingStep | None
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, topology: Topology, step: TrainingStep | None) -> _Measured:
+        """Measure a graph."""
+        figures = GraphFigures.of(graph_module, devices=topology.devices)
+        return cls(figures, figures if step is None else training_figures(figures, step), step)
+
+    def uses(self, placement: DevicePlacement) -> ParameterUses:
+        """What the parts use of the model's state."""
+        figures = self.figures
+        placed = (figures.graph_module, placement.assignment, placement.device_of)
+        return ParameterUses.of(*placed, figures.effects, self.step)
+
+    def links(self, topology: Topology) -> Topology:
+        """In a step gradients go the other way."""
+        return topology if self.step is None else topology.there_and_back()
+
+
 def place_with_offloading(
     graph_module: GraphModule,
     topology: Topology,
     *,
     objective: Objective = "latency",
     options: Mapping[str, Any] | None = None,
+    step: TrainingStep | None = None,
 ) -> OffloadedPlacement:
     """Place a model that does not fit the devices; its parameters stay in main memory where they have to.
 
@@ -69,24 +106,25 @@ def place_with_offloading(
         graph_module: A graph whose nodes carry ``val``.
         topology: The devices; every budget is kept, with the parameters of two offloaded parts at a time.
         objective: See :func:`~fxpasses.partitioners.by_device.place_by_device`.
-        options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed.
+        options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed, training.
+        step: The training step, where it is asked for training.
 
     Raises:
         InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
     """
-    figures, options = GraphFigures.of(graph_module, devices=topology.devices), dict(options or {})
+    measured, options = _Measured.of(graph_module, topology, step), dict(options or {})
     failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
     free = _without_budgets(graph_module, topology, objective, options) if objective in _TIMES else None
     if free is not None:
         with contextlib.suppress(InfeasibleError):
-            found.append(offload_where_too_small(graph_module, free, figures=figures))
+            found.append(_offloaded_where_too_small(measured, free))
         options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
     is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
     for device in () if is_hidden else sorted(topology.devices, key=lambda device: -device.memory):
         try:
-            placement = _with_least_on(figures, topology, device, objective, options)
-            found.append(offload_where_too_small(graph_module, placement, figures=figures))
+            placement = _with_least_on(measured, topology, device, objective, options)
+            found.append(_offloaded_where_too_small(measured, placement))
             break
         except PlacementError as error:  # none exists, or none was found
             failures.append(error)
@@ -132,17 +170,17 @@ def _with_memory(
 
 
 def _with_least_on(
-    figures: GraphFigures, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
+    measured: _Measured, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
 ) -> DevicePlacement:
     """The placement that gives a device with unlimited memory as little as it can."""
 
     def enlarged(memory: int | None) -> DevicePlacement:
-        return _with_memory(figures.graph_module, topology, {device.name: memory}, objective, options)
+        return _with_memory(measured.figures.graph_module, topology, {device.name: memory}, objective, options)
 
     best = enlarged(None)
     if len(topology.devices) == 1 or device.available_mem_bytes is None:
         return best
-    low, high = device.memory, float(figures.bytes_of(range(len(figures.nodes))))
+    low, high = device.memory, float(measured.timed.bytes_of(range(len(measured.figures.nodes))))
     for _ in range(_STEPS):
         middle = (low + high) / 2
         try:
@@ -153,36 +191,39 @@ def _with_least_on(
 
 
 def offload_where_too_small(
-    graph_module: GraphModule, placement: DevicePlacement, *, figures: GraphFigures | None = None
+    graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None = None
 ) -> OffloadedPlacement:
     """Cut the parts of each device that holds too much, and offload as few of them as its budget allows.
 
     Args:
         graph_module: The graph.
         placement: Which operator runs where; stays so.
-        figures: The graph, measured, if it is.
+        step: For training: the training step.
 
     Raises:
         InfeasibleError: a device is too small even for the parameters of two of its smallest parts at a time.
     """
-    figures = figures or GraphFigures.of(graph_module, devices=placement.topology.devices)
+    return _offloaded_where_too_small(_Measured.of(graph_module, placement.topology, step), placement)
+
+
+def _offloaded_where_too_small(measured: _Measured, placement: DevicePlacement) -> OffloadedPlacement:
     offloaded: tuple[str, ...] = ()
     for device in placement.topology.devices:
-        uses = ParameterUses.of(graph_module, placement.assignment, placement.device_of, figures.effects)
+        uses = measured.uses(placement)
         held = uses.memory(offloaded).get(device.name)
         if held is not None and held.peak > device.memory:
-            placement, chosen = _offload_one(figures, placement, device, uses, offloaded)
+            placement, chosen = _offload_one(measured, placement, device, uses, offloaded)
             offloaded += chosen
-    return OffloadedPlacement(_told(figures, placement, offloaded), offloaded)
+    return OffloadedPlacement(_told(measured, placement, offloaded), offloaded)
 
 
-def _told(figures: GraphFigures, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
+def _told(measured: _Measured, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
     """Count the loads, too, and say why; what was proven about the placement without them still holds."""
     if not offloaded:
         return placement
-    uses = ParameterUses.of(figures.graph_module, placement.assignment, placement.device_of, figures.effects)
-    loads = uses.loads(offloaded)
-    placed = (figures, placement.assignment, placement.device_of, placement.topology, loads)
+    uses = measured.uses(placement)
+    loads, links = uses.loads(offloaded), measured.links(placement.topology)
+    placed = (measured.timed, placement.assignment, placement.device_of, links, loads)
     seconds, load = times_of(*placed)
     value = placement.objective_value
     if placement.objective == "throughput":
@@ -215,8 +256,9 @@ def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, 
 
 
 def _offload_one(
-    figures: GraphFigures, placement: DevicePlacement, device: Device, uses: ParameterUses, before: tuple[str, ...]
+    measured: _Measured, placement: DevicePlacement, device: Device, uses: ParameterUses, before: tuple[str, ...]
 ) -> tuple[DevicePlacement, tuple[str, ...]]:
+    figures = measured.figures
     units = list(_units(figures, placement, device))
     least = max(sum(_loadable(figures, members).values()) for _, members in units)
     room = device.memory - uses.course.memory(device.name).activations
@@ -224,12 +266,12 @@ def _offload_one(
     for limit in dict.fromkeys(max(least, room / parts) for parts in _PARTS_IN_MEMORY):
         cut = _cut(figures, placement, device, units, limit)
         names = tuple(part for part, on in cut.device_of.items() if on.name == device.name)
-        finer = ParameterUses.of(figures.graph_module, cut.assignment, cut.device_of, figures.effects)
+        finer = measured.uses(cut)
         choices = _choices(finer, device, names, before)
         if not choices:
             missing = min(missing, finer.memory((*before, *names))[device.name].peak - device.memory)
         for chosen in choices:
-            took = _told(figures, cut, (*before, *chosen)).objective_value
+            took = _told(measured, cut, (*before, *chosen)).objective_value
             if took < value * _FASTER:
                 best, value = (cut, chosen), took
         if value <= placement.objective_value:  # all loads hide
@@ -239,7 +281,8 @@ def _offload_one(
     raise InfeasibleError(
         f"{device.name} has {format_bytes(device.memory)}, which is {format_bytes(missing)} too little even if all "
         "parameters stay on the CPU: what is alive at one time, what the model writes to, and the parameters of two "
-        "parts that follow each other must fit; give it more memory, or make the inputs smaller.",
+        f"parts that follow each other{'' if measured.step is None else ' and their gradients'} must fit; give it more "
+        "memory, or make the inputs smaller.",
         missing_bytes=int(missing),
         reason=f"two parts at a time are too large for {device.name}",
     )

@@ -233,10 +233,8 @@ def _budgets(
     plan: Plan, graph_module: GraphModule, assignment: Assignment, now: Mapping[str, Device]
 ) -> list[Violation]:
     device_of = {part.name: now[part.device] for part in plan.parts}
-    if plan.training is None:
-        course = ParameterUses.of(graph_module, assignment, device_of).course_with(plan.offloaded)
-    else:
-        course = TrainingStep.of(graph_module, plan.training).course(graph_module, assignment, device_of)
+    step = TrainingStep.if_any(graph_module, plan.training)
+    course = ParameterUses.of(graph_module, assignment, device_of, step=step).course_with(plan.offloaded)
     over = [name for name in course.held if course.memory(name).peak > now[name].memory]
     keys = stable_keys(graph_module) if over else {}
     return [_over_budget(course, now[name], keys) for name in over]

@@ -46,7 +46,7 @@ def run_on_paper(
 
     device_of = {part.name: topology[part.device] for part in parts}
     offloaded = tuple(part.name for part in parts if part.offload is not None)
-    uses = ParameterUses.of(graph_module, assignment, device_of)
+    uses = ParameterUses.of(graph_module, assignment, device_of, step=step)
     return simulate(
         graph_module,
         assignment,
@@ -55,7 +55,7 @@ def run_on_paper(
         samples=samples,
         overlap=overlap,
         detail=detail,
-        course=uses.course_with(offloaded) if step is None else None,
+        course=uses.course_with(offloaded),
         loads=uses.loads(offloaded),
         step=step,
     )

@@ -51,14 +51,7 @@ if TYPE_CHECKING:
     from fxpasses.plan.comparing import PlanDiff
     from fxpasses.simulation import Detail, Overlap, Simulation
 
-__all__ = ["INSTEAD_OF_OFFLOADING", "Plan"]
-
-INSTEAD_OF_OFFLOADING = (
-    "what a step loads, and the gradients that it sends back, are not predicted. Take more devices, a smaller batch or "
-    "an optimizer that keeps less; or leave `training` out: the model can be trained, and the budgets then count its "
-    "forward only."
-)
-"""Why a training step is not planned with parameters in main memory, and what to do."""
+__all__ = ["Plan"]
 
 
 @attrs.frozen
@@ -76,9 +69,6 @@ class Plan:
         pipeline: The clean-up passes that ran before, as text; a plan fits the graph that they leave.
         contiguity: Of what shape the parts of a device are, as the search was asked.
         training: For which training the budgets are kept; None for running the model only.
-
-    Raises:
-        PlanError: parts are offloaded, and the plan is for training.
     """
 
     model: str
@@ -91,13 +81,6 @@ class Plan:
     pipeline: str | None = attrs.field(default=None, kw_only=True)
     contiguity: str | None = attrs.field(default=None, kw_only=True)
     training: Training | None = attrs.field(default=None, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        if self.training is not None and self.offloaded:
-            raise PlanError(
-                f"In this plan {self.offloaded[0]} has its parameters in main memory, and the plan is for training, "
-                f"which cannot be planned so: {INSTEAD_OF_OFFLOADING}"
-            )
 
     @classmethod
     def of(

@@ -59,7 +59,7 @@ def device_rows(
         if device.name not in course.held:
             yield row
         elif isinstance(course, TrainingCourse):
-            yield _in_training(row, course, keys)
+            yield _in_training(row, course, held[device.name], keys)
         else:
             yield _with_memory(row, course, held[device.name], keys)
 
@@ -81,7 +81,7 @@ def _with_memory(row: DeviceRow, course: MemoryCourse, loads: LoadedMemory, keys
     )
 
 
-def _in_training(row: DeviceRow, course: TrainingCourse, keys: Mapping[Node, str]) -> DeviceRow:
+def _in_training(row: DeviceRow, course: TrainingCourse, loads: LoadedMemory, keys: Mapping[Node, str]) -> DeviceRow:
     held, split = course.memory(row.name), course.split(row.name)
     fullest = course.fullest(row.name)
     node = course.node_at(fullest)
@@ -91,6 +91,8 @@ def _in_training(row: DeviceRow, course: TrainingCourse, keys: Mapping[Node, str
         activation_bytes=split["saved"] + split["copies"] + split["activations"],
         copy_bytes=held.copies,
         peak_bytes=held.peak,
+        loaded_bytes=loads.loaded,
+        traffic_bytes=loads.traffic,
         state_bytes=min(held.parameters, course.state.get(row.name, 0)),
         peak_copy_bytes=split["copies"],
         peak_op=keys[node] if node is not None else "",

@@ -57,8 +57,8 @@ def summarize(
     device_of, keys = plan.device_of, stable_keys(graph_module)
     taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     whole = taken if step is None else {node: each * (1 + step.backward_share(node)) for node, each in taken.items()}
-    uses = ParameterUses.of(graph_module, assignment, device_of)
-    course = uses.course_with(plan.offloaded) if step is None else step.course(graph_module, assignment, device_of)
+    uses = ParameterUses.of(graph_module, assignment, device_of, step=step)
+    course = uses.course_with(plan.offloaded)
     seconds, load = predict_times(
         graph_module,
         assignment,
@@ -229,6 +229,8 @@ _KINDS = {
     ("compute", True): "backward",
     ("copy", False): "copy",
     ("copy", True): "gradient",
+    ("load", False): "load",
+    ("load", True): "load",
 }
 """What the steps of a training step are called."""
 

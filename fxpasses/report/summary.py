@@ -55,11 +55,12 @@ class DeviceRow:
             value that leaves it (once, over the slowest link that it takes), and each parameter that it loads.
         parts: The parts it runs, in execution order.
         loaded_bytes: Most bytes of offloaded parameters on it at one time; the peak counts them.
-        traffic_bytes: Bytes of parameters that it loads in one run.
+        traffic_bytes: Bytes of parameters that it loads in one run; in a training step those that it loads again for
+            the backward, and gradients that it sends back, count as well.
         state_bytes: Of the parameters, those that are buffers and constants.
         peak_copy_bytes: Received copies at the moment at which most is held.
         peak_op: The operator at which most is held.
-        loading_ms: Of its load, the milliseconds in which it loads parameters.
+        loading_ms: Of its load, the milliseconds that this traffic takes.
         peak_when: In training, in what of the step that is.
         gradient_bytes: Gradients of parameters at that moment.
         optimizer_bytes: What the optimizer keeps, and makes while it steps, at that moment.

@@ -264,8 +264,11 @@ def _sentences(summary: Summary) -> Iterator[str]:
         yield from summary.crowded()
     for row in summary.devices:
         if row.traffic_bytes:
-            took = _seconds(row.loading_ms)
-            yield f"{row.name} loads {format_bytes(row.traffic_bytes)} of parameters in one run ({took} of its load)."
+            size, took = format_bytes(row.traffic_bytes), f"({_seconds(row.loading_ms)} of its load)"
+            if summary.training is None:
+                yield f"{row.name} loads {size} of parameters in one run {took}."
+            else:
+                yield f"{row.name} loads parameters, and sends their gradients back: {size} in one step {took}."
     yield summary.optimality()
     if summary.advice is None:
         return

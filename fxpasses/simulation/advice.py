@@ -22,8 +22,9 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad, ParameterUses
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.simulation.faster_links import with_faster_link
@@ -184,12 +185,8 @@ def _now(
     offloaded: Collection[str] = (),
     faster: str | None = None,
 ) -> _Now:
-    if step is None:
-        uses = ParameterUses.of(graph_module, assignment, device_of)
-        peaks, loads = {name: held.peak for name, held in uses.memory(offloaded).items()}, uses.loads(offloaded)
-    else:
-        course = step.course(graph_module, assignment, device_of)
-        peaks, loads = {name: course.memory(name).peak for name in course.held}, []
+    uses = ParameterUses.of(graph_module, assignment, device_of, step=step)
+    peaks, loads = {name: held.peak for name, held in uses.memory(offloaded).items()}, uses.loads(offloaded)
     seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads, faster)
     placed = (graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
     return _Now(*placed, tuple(offloaded))
@@ -277,7 +274,7 @@ def _with_fewer_loads(now: _Now, larger: Device) -> float:
     own = [part for part in now.offloaded if now.device_of[part].name == larger.name]
     if not own:
         return now.value
-    uses = ParameterUses.of(now.graph_module, now.assignment, now.device_of)
+    uses = ParameterUses.of(now.graph_module, now.assignment, now.device_of, step=now.step)
     offloaded = list(now.offloaded)
     for part in sorted(own, key=lambda part: -uses.bytes_of(part))[:MOST_HELD]:
         fewer = [each for each in offloaded if each != part]

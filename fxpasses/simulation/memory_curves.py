@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory_courses import Life, MemoryCourse
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.task_lists import Overlap, Task, TaskList
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.timeline import MemoryCurve

@@ -17,8 +17,8 @@ from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.memory import follow_memory
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.node_costs import seconds_of
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import shared_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.task_lists import (
     Overlap,
     Task,
@@ -149,7 +149,8 @@ def simulate(
         course: What is on each device over the schedule, if that is known already.
         loads: The parameters that offloaded parts load. Each is a span on the link from main memory: it begins when the
             part before its own does, and is there when its part begins.
-        step: For training: the backward follows the forward, mirrored, and memory is that of the whole step. What the
+        step: For training: the backward follows the forward, mirrored, and memory is that of the whole step. What a
+            backward loads again keeps its device waiting, and so do gradients on their way to main memory. What the
             optimizer computes takes no time here.
 
     Returns:
@@ -169,7 +170,7 @@ def simulate(
         assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads, shared=shared
     )
     if step is not None:
-        add_backward(todo, assignment.partitions, topology, taken, step.backward_share)
+        add_backward(todo, assignment.partitions, topology, taken, step.backward_share, loads)
     if overlap == "none":
         run_one_by_one(todo.tasks)
     else:

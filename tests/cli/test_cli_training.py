@@ -156,11 +156,12 @@ def test_a_timeline_of_several_training_steps_is_refused(model: str, tmp_path: P
     assert "A training step is simulated for one sample, not 2" in several.stderr
 
 
-def test_offloading_is_refused_beside_training(model: str) -> None:
-    result = run("place", model, *TWO, "--training", "adam", "--offload", "cpu")
+def test_parameters_may_be_offloaded_in_training(model: str) -> None:
+    result = run("place", model, "--device", "small=cpu,memory=150KiB", "--training", "adam", "--offload", "cpu")
 
-    assert 2 == result.exit_code
-    assert "offload='cpu' and `training` cannot be planned together" in result.stderr
+    assert 0 == result.exit_code, result.output
+    assert "holds 101 KiB of 150 KiB" in result.stdout
+    assert "small loads parameters, and sends their gradients back: 146 KiB in one step (" in result.stdout
 
 
 @pytest.mark.parametrize("foreach", [False, True])

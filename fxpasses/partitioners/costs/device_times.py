@@ -12,8 +12,8 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.node_costs import seconds_of
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.task_lists import tasks_of
 
 __all__ = ["critical_path", "makespan_of", "predict_makespan", "predict_times", "times_of"]
@@ -72,8 +72,9 @@ def predict_times(
     for state in sent_state(shared_state(graph_module) if shared is None else shared, assignment, device_of, loads):
         send(state.names[0], state.source, state.users)
     for each in loads:
-        load[device_of[each.part].name].append(each.seconds)
-        total.append(each.seconds)
+        taken = each.times * each.seconds
+        load[device_of[each.part].name].append(taken)
+        total.append(taken)
     return math.fsum(total), {name: math.fsum(busy) for name, busy in load.items()}
 
 
@@ -90,9 +91,11 @@ def predict_makespan(
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 
     Copies and loads run beside the work of both ends, one at a time on each link and direction: the run that
-    ``simulate(overlap="copies")`` shows.
+    ``simulate(overlap="copies")`` shows. What a training step loads again, and sends back, the part waits for.
     """
     todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
+    for load in loads:
+        todo.tasks[todo.computing[0, load.part]].seconds += (load.times - 1) * load.seconds
     run_as_soon_as_possible(todo.tasks)
     return max((task.end for task in todo.tasks), default=0.0)
 

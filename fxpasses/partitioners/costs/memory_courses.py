@@ -79,6 +79,11 @@ class MemoryCourse:
     state: Mapping[str, int] = attrs.field(factory=dict)
     storages: DeviceStorages = attrs.field(factory=DeviceStorages)
 
+    @property
+    def forward(self) -> tuple[Node, ...]:
+        """The schedule of the forward."""
+        return self.schedule
+
     def curve(self, device: str, *, copies_only: bool = False) -> NDArray[np.int64]:
         """Bytes that come and go on a device while each node of the schedule runs, and after the last one."""
         end = len(self.schedule)

@@ -1,7 +1,8 @@
 """Which parameters offloaded parts load, from when to when these are on the device, and what that makes of its memory.
 
 An offloaded part finds its parameters on its device only while it runs: they are loaded when the part before it begins,
-so that loading and computing overlap, and freed when it ends.
+so that loading and computing overlap, and freed when it ends. In a training step each backward that reads one loads it
+again; its gradient goes home once the backward of the part before has run, and the optimizer steps there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from fxpasses.devices import MAIN_MEMORY, Device, Link
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.memory import follow_memory
+from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
+from fxpasses.partitioners.costs.training.loads_in_steps import StepLoads
+from fxpasses.partitioners.costs.training.training_course import StepLife, TrainingCourse
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
-__all__ = ["LoadedMemory", "ParameterLoad", "ParameterUses"]
+__all__ = ["LoadedMemory", "ParameterUses"]
 
 
 @attrs.frozen
@@ -31,7 +37,7 @@ class LoadedMemory:
         memory: Parameters that stay, activations without loaded parameters, copies.
         loaded: Most bytes of loaded parameters at one time.
         peak: Most bytes of everything at one time.
-        traffic: Bytes loaded in one run.
+        traffic: Bytes loaded in one run; in a training step with those loaded again, and gradients that go back.
     """
 
     memory: DeviceMemory
@@ -41,21 +47,11 @@ class LoadedMemory:
 
 
 @attrs.frozen(eq=False)
-class ParameterLoad:
-    """One load of one run: what, for which part, the position of the schedule until which it stays, bytes, seconds."""
-
-    value: Node
-    part: str
-    last_position: int
-    size: int
-    seconds: float
-
-
-@attrs.frozen(eq=False)
 class _Constant:
     """A parameter, buffer or constant: its ``get_attr`` nodes, what it is, its bytes, and who uses it where."""
 
     node: Node
+    storages: tuple[int, ...]
     ids: frozenset[int]
     size: int
     held: int
@@ -68,11 +64,12 @@ class ParameterUses:
     """What the parts of a placement use of a model's state, measured once.
 
     Args:
-        course: The memory over time, all parameters staying where they are used.
+        course: The memory over time, of a run or a training step, all parameters staying where they are used.
         constants: The state.
         device_of: The device of each part.
         order: The parts in execution order.
         spans: First and last position of each part in the schedule.
+        steps: What a training step makes of what is loaded, if it is one.
     """
 
     course: MemoryCourse
@@ -80,6 +77,7 @@ class ParameterUses:
     device_of: Mapping[str, Device]
     order: tuple[str, ...]
     spans: Mapping[str, tuple[int, int]]
+    steps: StepLoads | None = None
 
     @classmethod
     def of(
@@ -88,16 +86,22 @@ class ParameterUses:
         assignment: Assignment,
         device_of: Mapping[str, Device],
         effects: EffectAnalysis | None = None,
+        step: TrainingStep | None = None,
     ) -> ParameterUses:
-        """Measure a placement in one walk over the graph's state and its users."""
+        """Measure a placement in one walk over the graph's state and its users; a step is one of training."""
         effects = effects or analyze_effects(graph_module)
-        course = follow_memory(graph_module, assignment, device_of, effects)
+        facts = MemoryFacts.of(graph_module, effects)
+        if step is None:
+            course = follow_placed(facts, assignment, device_of)
+        else:
+            course = step.course(graph_module, assignment, device_of, facts)
         spans: dict[str, tuple[int, int]] = {}
-        for index, node in enumerate(course.schedule):
+        for index, node in enumerate(course.forward):
             part = str(assignment.partition_of[node])
             spans[part] = (spans.get(part, (index, index))[0], index)
         order = tuple(str(part) for part in assignment.order if str(part) in spans)
-        return cls(course, _constants(graph_module, assignment, device_of, effects), device_of, order, spans)
+        steps = StepLoads.of(course) if isinstance(course, TrainingCourse) else None
+        return cls(course, _constants(graph_module, assignment, device_of, effects), device_of, order, spans, steps)
 
     def loaded(self, offloaded: Collection[str]) -> list[tuple[_Constant, str]]:
         """The state that is loaded, and the device: all its parts there are offloaded, and no part writes to it."""
@@ -128,38 +132,52 @@ class ParameterUses:
         if not offloaded:
             plain = {name: self.course.memory(name) for name in self.course.held}
             return {name: LoadedMemory(memory, 0, memory.peak) for name, memory in plain.items()}
-        held, lives = self._with_loads(offloaded)
-        return {name: self._memory(name, held[name], lives[name]) for name in held}
+        course, lives = self._with_loads(offloaded)
+        traffic = dict.fromkeys(course.held, 0)
+        for load in self.loads(offloaded):
+            traffic[self.device_of[load.part].name] += load.times * load.size
+        return {name: self._memory(course, name, lives[name], traffic[name]) for name in course.held}
 
     def course_with(self, offloaded: Collection[str]) -> MemoryCourse:
         """The memory over time when some parts are offloaded: what they load comes and goes."""
-        held, loaded = self._with_loads(offloaded)
-        lives = {name: (*lives, *loaded[name]) for name, lives in self.course.lives.items()}
-        return attrs.evolve(self.course, held=held, lives=lives)
+        course, loaded = self._with_loads(offloaded)
+        lives = {name: (*lives, *loaded[name]) for name, lives in course.lives.items()}
+        return attrs.evolve(course, lives=lives)
 
-    def _with_loads(self, offloaded: Collection[str]) -> tuple[dict[str, int], dict[str, list[Life]]]:
-        """What stays on each device when some parts are offloaded, and from when to when what they load is there."""
-        held = dict(self.course.held)
+    def _with_loads(self, offloaded: Collection[str]) -> tuple[MemoryCourse, dict[str, list[Life]]]:
+        """What is on each device but for what is loaded, and from when to when that is there."""
+        loaded = self.loaded(offloaded)
+        course: MemoryCourse = self.course
+        if self.steps is not None:
+            storages: dict[str, set[tuple[int, ...]]] = {name: set() for name in course.held}
+            for constant, device in loaded:
+                storages[device].add(constant.storages)
+            course = self.steps.without(storages)
+        held = dict(course.held)
         lives: dict[str, list[Life]] = {name: [] for name in held}
-        for constant, device in self.loaded(offloaded):
+        for constant, device in loaded:
             held[device] -= constant.held
             lives[device] += self._lives(constant, device)
-        return held, lives
+        return attrs.evolve(course, held=held), lives
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
-        """Seconds that the loads of one run take over the default link to main memory, if nothing else runs."""
+        """Seconds that loads take in all over the default link to main memory, if nothing else runs."""
         taken = dict.fromkeys(self.course.held, 0.0)
         for load in self.loads(offloaded):
-            taken[self.device_of[load.part].name] += load.seconds
+            taken[self.device_of[load.part].name] += load.times * load.seconds
         return taken
 
     def loads(self, offloaded: Collection[str]) -> list[ParameterLoad]:
-        """Each load of one run, in the order of the parts that it is for."""
+        """Each load of one forward, in the order of the parts that it is for."""
         found = [load for constant, device in self.loaded(offloaded) for load in self._loads(constant, device)]
         place = {part: index for index, part in enumerate(self.order)}
         return sorted(found, key=lambda load: place[load.part])  # sorted() is stable
 
     def _loads(self, constant: _Constant, device: str) -> list[ParameterLoad]:
+        loads = self._in_forward(constant, device)
+        return loads if self.steps is None else [self._in_step(load, constant, device) for load in loads]
+
+    def _in_forward(self, constant: _Constant, device: str) -> list[ParameterLoad]:
         """Two parts of a device that follow each other share a load."""
         turn = {part: index for index, part in enumerate(p for p in self.order if self.device_of[p].name == device)}
         seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
@@ -173,21 +191,36 @@ class ParameterUses:
             previous = turn[part]
         return loads
 
-    def _lives(self, constant: _Constant, device: str) -> list[Life]:
-        """One for each load: from the beginning of the part before its own."""
-        lives = []
-        for load in self._loads(constant, device):
-            place = self.order.index(load.part)
-            start = self.spans[self.order[place - 1] if place else load.part][0]
-            lives.append(Life(start, load.last_position, constant.size, False, constant.node))
-        return lives
+    def _in_step(self, load: ParameterLoad, constant: _Constant, device: str) -> ParameterLoad:
+        assert self.steps is not None
+        asked = (device, constant.storages, self.spans[load.part][0], load.last_position)
+        again, until = self.steps.times_again(*asked), self.steps.kept_until(*asked)
+        is_trained = self.steps.is_trained(device, constant.storages)
+        return attrs.evolve(load, last_position=until, again=again, is_trained=is_trained)
 
-    def _memory(self, device: str, held: int, lives: Sequence[Life]) -> LoadedMemory:
-        plain = self.course.memory(device)
-        loads = MemoryCourse(self.course.schedule, {device: 0}, {device: tuple(lives)}).curve(device)
-        peak = held + int((self.course.curve(device) + loads).max(initial=0))
-        memory = attrs.evolve(plain, parameters=held)
-        return LoadedMemory(memory, int(loads.max(initial=0)), peak, sum(life.size for life in lives))
+    def _lives(self, constant: _Constant, device: str) -> list[Life]:
+        """One for each load: from the beginning of the part before its own; and what a step makes of it."""
+        lives: list[Life] = []
+        value, size = constant.node, constant.size
+        spans = [(self._begin(load), load) for load in self._in_forward(constant, device)]
+        if self.steps is None:
+            return [Life(start, load.last_position, size, False, value) for start, load in spans]
+        for start, load in spans:
+            stop = self._in_step(load, constant, device).last_position
+            lives.append(StepLife(start, stop, size, False, value, kind="loaded"))
+        stretches = [(start, self.spans[load.part][0], load.last_position) for start, load in spans]
+        return [*lives, *self.steps.lives(device, value, constant.storages, stretches, size)]
+
+    def _begin(self, load: ParameterLoad) -> int:
+        place = self.order.index(load.part)
+        return self.spans[self.order[place - 1] if place else load.part][0]
+
+    def _memory(self, course: MemoryCourse, device: str, lives: Sequence[Life], traffic: int) -> LoadedMemory:
+        loads = MemoryCourse(course.schedule, {device: 0}, {device: tuple(lives)})
+        come = [life for life in lives if not isinstance(life, StepLife) or life.kind == "loaded"]
+        loaded = attrs.evolve(loads, lives={device: tuple(come)}).curve(device)
+        peak = course.held[device] + int((course.curve(device) + loads.curve(device)).max(initial=0))
+        return LoadedMemory(course.memory(device), int(loaded.max(initial=0)), peak, traffic)
 
 
 def _constants(
@@ -199,13 +232,14 @@ def _constants(
             nodes.setdefault(effects.storages(node), []).append(node)
     written = effects.written_storages
     return tuple(
-        _constant(graph_module, group, assignment, device_of, not written.isdisjoint(storages))
+        _constant(graph_module, storages, group, assignment, device_of, not written.isdisjoint(storages))
         for storages, group in nodes.items()
     )
 
 
 def _constant(
     graph_module: GraphModule,
+    storages: tuple[int, ...],
     group: Sequence[Node],
     assignment: Assignment,
     device_of: Mapping[str, Device],
@@ -222,6 +256,7 @@ def _constant(
     distinct = {id(value): tensor_bytes(fake) for value, fake in zip(values, fakes, strict=True)}
     return _Constant(
         group[0],
+        storages,
         frozenset(id(value) for value in values if isinstance(value, torch.Tensor)),
         sum(distinct.values()),
         max(map(storage_bytes, fakes)),

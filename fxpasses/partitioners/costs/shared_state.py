@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 
 __all__ = ["SentState", "SharedState", "sent_state", "shared_state"]
 

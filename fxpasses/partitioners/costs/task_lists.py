@@ -17,8 +17,8 @@ from torch.fx import Node
 from fxpasses.devices import MAIN_MEMORY, Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import value_bytes
-from fxpasses.partitioners.costs.parameter_loads import ParameterLoad
 from fxpasses.partitioners.costs.shared_state import SentState, SharedState, sent_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 
 __all__ = ["Overlap", "Task", "TaskList", "run_one_by_one", "tasks_of"]
 

@@ -12,7 +12,6 @@ from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
-from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
 
@@ -40,14 +39,13 @@ class Seen:
         return max(self.peaks.values(), default=0)
 
 
-def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFigures, TrainingStep]:
+def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     """The same graph as a training step sees it.
 
     At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
     operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
     """
-    step = TrainingStep.of(figures.graph_module, training)
-    effects, needs = figures.effects, step.needs
+    effects, needs, training = figures.effects, step.needs, step.training
     trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
     sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
     grows = trained - sent
@@ -63,7 +61,7 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
             grown[~index] = extra  # a key of its own: storages are not negative
         constants.append(grown)
     nothing = [()] * len(figures.nodes)
-    seen = attrs.evolve(
+    return attrs.evolve(
         figures,
         constants=constants,
         living=nothing,
@@ -71,7 +69,6 @@ def training_figures(figures: GraphFigures, training: Training) -> tuple[GraphFi
         trained=dict.fromkeys(needs.differentiable),
         beside_state=training.optimizer_slots,
     )
-    return seen, step
 
 
 def check_budgets(

@@ -46,9 +46,10 @@ class AddedGradients:
 
     def is_in_place(self, operator: Any, args: Any) -> bool:
         """Whether a sum takes no memory of its own, as its first operand is given up for it."""
-        return self._is_sum(operator) and _holders(args[0]) == self._of_one and _is_dense(args[0])
+        return self.is_sum(operator) and _holders(args[0]) == self._of_one and _is_dense(args[0])
 
-    def _is_sum(self, operator: Any) -> bool:
+    def is_sum(self, operator: Any) -> bool:
+        """Whether it is autograd that adds."""
         return self.is_between and operator is torch.ops.aten.add.Tensor
 
 

@@ -23,6 +23,8 @@ class Stay:
         readers: The nodes whose backward reads it.
         passed: The nodes whose value has its gradient in it, with the bytes of all elements of this gradient: it may be
             one number that is repeated, or a part of it.
+        gradient_of: The parameters whose gradient it is: what one of their users gives, or a sum of several.
+        is_sum: Whether autograd itself has made it, from two gradients or from one that it has to leave alone.
     """
 
     size: int
@@ -31,6 +33,8 @@ class Stay:
     last: Node | None = None
     readers: dict[Node, None] = attrs.field(factory=dict)
     passed: dict[Node, int] = attrs.field(factory=dict)
+    gradient_of: dict[Node, None] = attrs.field(factory=dict)
+    is_sum: bool = False
 
     @property
     def is_passing(self) -> bool:

@@ -82,7 +82,8 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
     def moved(stay: Stay) -> Stay:
         last = None if stay.last is None else node_of[stay.last]
         made_by, readers, passed = node_of[stay.made_by], keyed(stay.readers), keyed(stay.passed)
-        return attrs.evolve(stay, made_by=made_by, last=last, readers=readers, passed=passed)
+        of = keyed(stay.gradient_of)
+        return attrs.evolve(stay, made_by=made_by, last=last, readers=readers, passed=passed, gradient_of=of)
 
     return BackwardNeeds(
         {node_of[node]: tuple(node_of[owner] for owner in owners) for node, owners in needs.saved.items()},

@@ -125,6 +125,7 @@ def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
             stays.append(Stay(size, last_user, last=last, readers=users, passed={node: size}))
             if node.op == "get_attr":
                 trained[node] = last_user
+                stays[-1].gradient_of[node] = None
     return _needs(forward, stays, {}, trained)
 
 
@@ -163,6 +164,8 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if (made := formula_bytes(function)) is not None:
                 function.register_prehook(lambda _gradients, made=made: self._follow_formula(made))
                 function.register_hook(lambda _given, _gradients: self._follow_operators())
+            if leaves := self.forward.leaves_of(function):
+                function.register_hook(lambda given, _gradients, leaves=leaves: self._note_gradients(given, leaves))
         self._added.watch(self.forward.made_by)
         with self, torch.autograd.set_multithreading_enabled(False):
             self._begin = "given"
@@ -192,12 +195,17 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         return {name: {node: most - there[node] for node, most in peaks.items()} for name, peaks in found.items()}
 
     def trained(self) -> dict[Node, Node]:
-        """For each parameter the node whose backward made the gradient that it has in the end."""
+        """For each parameter the node whose backward made the gradient that it has in the end.
+
+        Where what came was somebody else's, too, that is a copy: made like a sum, by autograd itself.
+        """
         found = {}
         for node in self.forward.differentiable:
             gradient = self.forward.env[node].grad if node.op == "get_attr" else None
             if gradient is not None and (stay := self._staying.get(storage_key(gradient))) is not None:
                 found[node] = stay.made_by
+                if node not in stay.gradient_of:
+                    stay.gradient_of[node], stay.is_sum = None, True
         return found
 
     def _results(self) -> Iterator[tuple[Tensor, Node]]:
@@ -216,6 +224,15 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         for number, nodes in values.items():
             if (gradient := gradients[number]) is not None and (stay := self._staying.get(storage_key(gradient))):
                 stay.passed.update(dict.fromkeys(nodes, tensor_bytes(gradient)))
+
+    def _note_gradients(self, given: Sequence[Tensor | None], leaves: Mapping[int, Node]) -> None:
+        """What a function gives goes to parameters, some of it."""
+        for number, node in leaves.items():
+            gradient = given[number]
+            if gradient is None or gradient.layout != torch.strided:  # a sparse one has no storage
+                continue
+            if (stay := self._staying.get(storage_key(gradient))) is not None:
+                stay.gradient_of[node] = None
 
     def _trace_branches(self, traced: int, gradients: Sequence[Tensor | None]) -> None:
         """With memory laid out as the operands and the gradients of a ``cond``, which is gone before one runs."""
@@ -237,9 +254,19 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
         fills = func in _FILL_ZEROS and storage_key(args[0]) == self._zeros
         self._given_up, self._is_in_place = 0, fills or self._added.is_in_place(func, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._added.is_sum(func):
+            self._note_sum(result, args)
         if func not in _BETWEEN:
             self._zeros = storage_key(result) if func in _ZEROS else None
         return result
+
+    def _note_sum(self, result: Tensor, added: Sequence[Tensor]) -> None:
+        """A sum is of the parameters that its operands are of."""
+        if (stay := self._staying.get(storage_key(result))) is not None:
+            stay.is_sum = True
+            for operand in added:
+                if (part := self._staying.get(storage_key(operand))) is not None:
+                    stay.gradient_of.update(part.gradient_of)
 
     def ran(self, operands: Any, scratch: int) -> None:
         """After each operator: who read what."""

@@ -25,7 +25,7 @@ from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["BRANCHING", "ForwardTrace", "example_bytes", "example_of", "storage_key"]
+__all__ = ["BRANCHING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
 
 aten = torch.ops.aten
 
@@ -136,7 +136,7 @@ class ForwardTrace(Interpreter):
             self.saved.setdefault(n, {})[storage._cdata] = None
         elif storage._cdata in self.tangent_of:
             self.saved_tangents.setdefault(n, {})[self.tangent_of[storage._cdata]] = None
-        elif not _traces_its_body(n):  # autograd's functions of the trace hold each other, and nothing that is there
+        elif not traces_its_body(n):  # autograd's functions of the trace hold each other, and nothing that is there
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch does not say
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
 
@@ -190,6 +190,15 @@ class ForwardTrace(Interpreter):
         """Parameters that only decide, after a backward: those of ``gate`` in ``torch.where(gate(x) > 0, ...)``."""
         for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:
             del self.differentiable[node]
+
+    def leaves_of(self, function: Any) -> dict[int, Node]:
+        """The parameters that a function of autograd gives a gradient, by the number of what it gives."""
+        found: dict[int, Node] = {}
+        for number, (after, _) in enumerate(function.next_functions):
+            leaf = getattr(after, "variable", None)
+            if leaf is not None and (owner := self.owner.get(storage_key(leaf))) is not None and owner.op == "get_attr":
+                found[number] = owner
+        return found
 
     def leave_regions(self) -> None:
         """Close what markers have opened, where an operator that cannot run kept the graph from doing so."""
@@ -254,7 +263,7 @@ def _parts(node: Node, value: Any) -> list[Tensor]:
     return [part for tensor in tensors_in(value) for part in parts_of(tensor)]
 
 
-def _traces_its_body(node: Node) -> bool:
+def traces_its_body(node: Node) -> bool:
     """Whether its backward is made from a trace: it keeps its operands, or what it computed."""
     return node.target is BRANCHING or getattr(node.target, "_name", "") == _SCANNING
 

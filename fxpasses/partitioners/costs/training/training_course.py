@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import attrs
@@ -15,7 +15,7 @@ from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, Memor
 
 __all__ = ["Kind", "StepLife", "Training", "TrainingCourse"]
 
-Kind = Literal["gradients", "optimizer", "saved", "activations", "copies"]
+Kind = Literal["gradients", "optimizer", "saved", "activations", "copies", "loaded"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
 
 STEP_BYTES = 4
@@ -94,11 +94,15 @@ class StepLife(Life):
 
     Args:
         kind: ``saved`` is what the forward made and keeps for the backward; ``gradients`` are those of parameters;
-            ``optimizer`` is what the optimizer makes while it steps; ``copies`` were received, saved or not; all else,
-            gradients of values included, is ``activations``.
+            ``optimizer`` is what the optimizer makes while it steps; ``copies`` were received, saved or not; ``loaded``
+            are parameters of offloaded parts; all else, gradients of values included, is ``activations``.
+        gradient_of: The storages of the parameters of whose gradient it is a part, or the whole.
+        is_sum: Whether it is a sum of several such.
     """
 
     kind: Kind = "activations"
+    gradient_of: tuple[int, ...] = ()
+    is_sum: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -110,21 +114,34 @@ class TrainingCourse(MemoryCourse):
 
     Args:
         training: What the optimizer keeps.
-        trained: On each device the bytes of each parameter that has a gradient there.
+        trained: On each device the bytes of each parameter that has a gradient there, by its storages.
         stepped: Of these the parameters that live there; the others are copies, which no optimizer sees.
+        reads: On each device, for each parameter or buffer by its storages, the positions at which a backward reads it
+            because its forward has saved it.
+        keeps: Likewise where it was given to a function that keeps it as it is: when that runs, and until when it does.
     """
 
     training: Training = attrs.field(factory=Training, kw_only=True)
-    trained: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
-    stepped: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
+    trained: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
+    stepped: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
+    reads: Mapping[str, Mapping[tuple[int, ...], Sequence[int]]] = attrs.field(factory=dict, kw_only=True)
+    keeps: Mapping[str, Mapping[tuple[int, ...], Sequence[tuple[int, int]]]] = attrs.field(factory=dict, kw_only=True)
+
+    @property
+    def forward(self) -> tuple[Node, ...]:
+        """The first half of the schedule."""
+        return self.schedule[: len(self.schedule) // 2]
 
     def memory(self, device: str) -> DeviceMemory:
         """The most of everything on one device; gradients count whole, whenever it is fullest."""
-        gradients, kept = sum(self.trained[device]), self.training.kept_bytes(self.stepped[device])
+        gradients, kept = sum(self.trained[device].values()), self.kept_bytes(device)
         peak = int(self.curve(device).max(initial=0))
-        forward = len(self.schedule) // 2
-        copies = int(self.curve(device, copies_only=True)[: forward + 1].max(initial=0))
+        copies = int(self.curve(device, copies_only=True)[: len(self.forward) + 1].max(initial=0))
         return DeviceMemory(self.held[device] - kept, peak - gradients, copies, gradients, kept)
+
+    def kept_bytes(self, device: str) -> int:
+        """What the optimizer keeps there from step to step."""
+        return self.training.kept_bytes(self.stepped[device].values())
 
     def node_at(self, position: int) -> Node | None:
         """The node whose forward or backward runs at a position; None where the optimizer steps."""
@@ -140,7 +157,7 @@ class TrainingCourse(MemoryCourse):
         if found["activations"] < 0:  # what a backward reads may be gone before the last of what it makes is there
             found["saved"] += found["activations"]
             found["activations"] = 0
-        kept = self.training.kept_bytes(self.stepped[device])
+        kept = self.kept_bytes(device)
         found["optimizer"] += kept
         return {"parameters": self.held[device] - kept, **found}
 
@@ -155,7 +172,7 @@ class TrainingCourse(MemoryCourse):
 
     def moment(self, position: int) -> str:
         """A position in words, as the end of a sentence."""
-        half = len(self.schedule) // 2
+        half = len(self.forward)
         if position >= 2 * half:
             return "while the optimizer steps"
         return "in the forward" if position < half else "in the backward"

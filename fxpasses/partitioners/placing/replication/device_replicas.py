@@ -198,7 +198,10 @@ def _measured_again(
     twin: GraphModule, request: Request, *, sends_state: bool
 ) -> tuple[GraphFigures, TrainingStep | None]:
     figures = GraphFigures.of(twin, sends_state=sends_state, devices=request.topology.devices)
-    return (figures, None) if request.training is None else training_figures(figures, request.training.training)
+    if request.training is None:
+        return figures, None
+    step = TrainingStep.of(twin, request.training.training)
+    return training_figures(figures, step), step
 
 
 def _seconds(figures: GraphFigures, request: Request, runs: Runs) -> float:
