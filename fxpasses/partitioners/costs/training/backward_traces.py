@@ -58,7 +58,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
 
     Args:
         graph_module: A forward graph that holds its parameters; its inputs have recorded values.
-        inputs_need_gradients: Whether the gradients of floating-point inputs are wanted, too.
+        inputs_need_gradients: Whether the gradients of all floating-point inputs are wanted; else of those that were
+            recorded so.
 
     Raises:
         PlacementError: An operator cannot run without data, so that nobody knows what it keeps.
@@ -67,9 +68,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
     note_tangents(graph_module)
     forward = ForwardTrace(graph_module)
     with collecting_later(), torch.enable_grad(), forward.mode:
-        inputs = [example_of(node) for node in graph_module.graph.find_nodes(op="placeholder")]
-        for tensor in tensors_in(inputs) if inputs_need_gradients else ():
-            tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+        inputs = [_input(node, inputs_need_gradients) for node in graph_module.graph.find_nodes(op="placeholder")]
         try:
             with forward.followed:
                 forward.run(*inputs, enable_io_processing=False)
@@ -88,6 +87,15 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             return _of_each_value(forward)
         forward.forget_those_without_gradient()
         return _needs(forward, backward.stays, backward.beside(), backward.trained())
+
+
+def _input(node: Node, needs_gradients: bool) -> Any:
+    """An input without data, which requires a gradient where it was recorded so, or where all do."""
+    example = example_of(node)
+    for recorded, tensor in zip(tensors_in(node.meta.get("val")), tensors_in(example), strict=True):
+        is_continuous = tensor.is_floating_point() or tensor.is_complex()
+        tensor.requires_grad_(is_continuous and (needs_gradients or recorded.requires_grad))
+    return example
 
 
 def _needs(

@@ -571,3 +571,19 @@ def test_numbers_are_kept_while_torch_traces_a_branch(sign: int) -> None:
     real = allocated_peak(step) + x.nbytes + row.parameter_bytes
 
     assert real <= row.peak_bytes <= 1.01 * real
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_inputs_that_were_given_to_be_differentiated_have_gradients(is_given: bool) -> None:
+    """As long as the caller's gradient of the result is there, which is as large."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(256, 64, requires_grad=is_given)
+    lowered = lower(model, (x,), devices=[Device("cpu")], training=Training(0))
+
+    def step() -> None:
+        made = lowered(x)
+        made.backward(torch.ones_like(made))
+        x.grad = None
+        lowered.zero_grad()
+
+    (row,) = lowered.report.devices
+    assert allocated_peak(step) + x.nbytes + row.parameter_bytes == row.peak_bytes
