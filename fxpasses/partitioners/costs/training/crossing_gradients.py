@@ -128,6 +128,8 @@ class CrossingGradients:
             return
         device, users = self.home[value], self.users(value)
         sources = [places[user] for each in users.values() for user in each if user in places]
+        if not sources and (written := self._place(value, places)):  # through a view, which is where the value is
+            sources = [written]
         near = next((source for source in sources if source.device == device), None)
         if len(users) > 1:  # until now it was several, one of each device
             comes = self.backward(value) + 1

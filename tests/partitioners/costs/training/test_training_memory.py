@@ -11,6 +11,7 @@ from lowering_models import Mlp, Rows, Tied, Windows, calling
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import export
 from torch.fx import GraphModule
 
@@ -86,7 +87,22 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "one expert": lambda: (Experts(), (torch.ones(32, 128),)),
     "wide rows for experts": lambda: (Experts(), (torch.ones(512, 128),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
+    "written to by a view": calling(lambda x: halved((x[:, :, None] * x[:, None, :8]).logsumexp(2))),
+    "a loop without gradients": calling(lambda x: looped(x.detach()) * x),
 }
+
+
+def halved(x: Tensor) -> Tensor:
+    """The first rows of a copy are halved in place: the gradient of the copy is that of the whole."""
+    made = x.clone()
+    made[:1].mul_(0.5)
+    return made
+
+
+def looped(x: Tensor) -> Tensor:
+    """Five rounds; torch asks what it runs them with about sizes that it does not know."""
+    rounds: Tensor = while_loop(lambda at, _: at < 5, lambda at, x: (at + 1, x.tanh()), (torch.tensor(0), x))[1]
+    return rounds
 
 
 class HungryBackward(nn.Module):
@@ -587,3 +603,18 @@ def test_inputs_that_were_given_to_be_differentiated_have_gradients(is_given: bo
 
     (row,) = lowered.report.devices
     assert allocated_peak(step) + x.nbytes + row.parameter_bytes == row.peak_bytes
+
+
+def test_a_loop_that_is_trained_is_refused_as_its_rounds_depend_on_data() -> None:
+    """It was a bare ``AttributeError`` of torch."""
+
+    class Trained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return looped(self.layer(x))
+
+    with pytest.raises(PlacementError, match="how many rounds while_loop keeps for its backward depends on data"):
+        lower(Trained(), (torch.randn(2, 8),), devices=[Device("only")], training=Training(0))
