@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
@@ -31,6 +32,7 @@ aten = torch.ops.aten
 
 BRANCHING = torch.ops.higher_order.cond
 _SCANNING = "scan"
+_LOOPING = torch.ops.higher_order.while_loop
 _NUMBER = 8
 """Bytes of a number as a tensor."""
 
@@ -47,7 +49,8 @@ class ForwardTrace(Interpreter):
 
     def __init__(self, graph_module: GraphModule) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fixed = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)  # loops ask for one
+        self.mode = FakeTensorMode(shape_env=fixed, allow_non_fake_inputs=True)
         is_derived = any(map(tangent_levels, graph_module.graph.nodes))
         self.followed = InDerivative() if is_derived else FollowedStorages()
         self.inside: dict[Node, int] = {}
@@ -85,6 +88,8 @@ class ForwardTrace(Interpreter):
         tensors = _parts(n, result) if n.op != "output" else []
         self._note_owner(n, [without_levels(tensor) for tensor in tensors_in(result)] if tensors else [], tensors)
         if any(tensor.requires_grad for tensor in tensors):
+            if n.target is _LOOPING:
+                raise RuntimeError(f"how many rounds {n.target} keeps for its backward depends on data")
             self.differentiable[n] = None
         for saved in (reference() for reference in packed):
             if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
