@@ -28,7 +28,6 @@ class AllocatedByDevice(TorchDispatchMode):
         super().__init__()
         self.device: str | None = None
         self.before: tuple[Tensor, ...] = args
-        self.of_function: dict[Any, str] = {}
         self.added = AddedGradients(with_data=True)
         self.alive: dict[int, tuple[StorageWeakRef, int, str | None]] = {}
         self.known = {device.name for device in lowered.plan.devices if device.has_known_kernels}
@@ -64,7 +63,7 @@ class AllocatedByDevice(TorchDispatchMode):
             if any(tensor is each for each in self.before):
                 self._hold(device, tensor)
             for function in self._fresh(tensor.grad_fn):  # a copy: its gradient goes back to where it came from
-                self.of_function[function] = self.of_function[function.next_functions[0][0]]
+                _tell(function, _told(function.next_functions[0][0]))
                 self.added.watch([function])
                 function.register_prehook(_copied)
         self._count()
@@ -73,14 +72,15 @@ class AllocatedByDevice(TorchDispatchMode):
         for tensor in (leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)):
             fresh = list(self._fresh(tensor.grad_fn))
             self.added.watch(fresh)
-            self.of_function.update(dict.fromkeys(fresh, self.device))
+            for function in fresh:
+                _tell(function, self.device)
         self.device = None
 
     def _fresh(self, function: Any) -> Iterator[Any]:
         waiting, seen = [function], set()
         while waiting:
             function = waiting.pop()
-            if function is None or function in self.of_function or function in seen:
+            if function is None or _DEVICE in function.metadata or function in seen:
                 continue
             if not function.next_functions:  # it hands a gradient to a parameter, and makes nothing
                 continue
@@ -92,7 +92,7 @@ class AllocatedByDevice(TorchDispatchMode):
         if self.device is not None:
             return self.device
         if (function := torch._C._current_autograd_node()) is not None:
-            return self.of_function.get(function)
+            return _told(function)
         if is_copy:  # of the part that is entered with it
             return None
         for leaf in pytree.tree_leaves(operands):
@@ -140,3 +140,16 @@ class AllocatedByDevice(TorchDispatchMode):
 def _copied(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """What two real devices would do, and the CPU leaves out."""
     return tuple(None if each is None else each.clone() for each in gradients)
+
+
+_DEVICE = "allocated by"
+
+
+def _tell(function: Any, device: str | None) -> None:
+    """With the function itself, which this does not keep alive."""
+    function.metadata[_DEVICE] = device
+
+
+def _told(function: Any) -> str | None:
+    device: str | None = function.metadata.get(_DEVICE)
+    return device

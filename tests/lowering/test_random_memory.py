@@ -7,7 +7,7 @@ values that go back to where they came from, chunks and concatenations, and sums
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ class Drawn(nn.Module):
         values = [x, self.layer(x)]
         total = values[1].sum()
         for name, one, other in self.steps:
-            values += STEPS[name](self, values[one % len(values)], values[other % len(values)])
+            values += ALL_STEPS[name](self, values[one % len(values)], values[other % len(values)])
         return total + sum(value.mean(0).sum() for value in values[-4:])
 
 
@@ -74,10 +74,19 @@ STEPS: dict[str, Callable[[Drawn, Tensor, Tensor], list[Tensor]]] = {
     "tanh": lambda _, one, __: [one.tanh()],
 }
 
+ALL_STEPS = {
+    **STEPS,
+    "cut off": lambda _, one, other: [one.tanh().sigmoid().detach() * other.sigmoid()],
+    "decided": lambda model, one, other: [model.layer(one).softmax(-1).argmax(-1, keepdim=True) * 0.1 * other],
+    "taught": lambda model, one, other: [other + (model.layer(one).exp() * one).detach()],
+    "chosen": lambda _, one, other: [torch.where(one.cos() > other.sin(), one.tanh(), other)],
+}
+"""The others prepare a backward that nobody can ask for."""
 
-def drawn(seed: int) -> Drawn:
+
+def drawn(seed: int, steps: Collection[str] = STEPS) -> Drawn:
     draw = random.Random(seed)
-    names = draw.choices(list(STEPS), k=draw.randint(4, 10))
+    names = draw.choices(list(steps), k=draw.randint(4, 10))
     torch.manual_seed(seed)
     return Drawn([(name, -draw.randint(1, 4), -draw.randint(1, 9)) for name in names])
 
@@ -118,5 +127,16 @@ def test_no_device_of_a_random_placement_allocates_more_than_predicted(training:
             loss = lowered(x)
             if training is not None:
                 loss.backward()
+
+        assert {} == exceeded(lowered, allocated), f"seed {seed}"
+
+
+def test_what_a_backward_is_prepared_for_that_never_comes_counts_until_it_is_gone() -> None:
+    for seed in range(examples(8)):
+        x = torch.randn(SIDE, SIDE)
+        lowered = lowered_anywhere(drawn(seed, ALL_STEPS), x, seed, Training(0))
+
+        with AllocatedByDevice(lowered, (x,), torch.optim.SGD(lowered.parameters())) as allocated:
+            lowered(x).backward()
 
         assert {} == exceeded(lowered, allocated), f"seed {seed}"

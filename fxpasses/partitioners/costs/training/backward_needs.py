@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 from torch.fx import Node
 
-__all__ = ["BackwardNeeds", "Stay"]
+__all__ = ["BackwardNeeds", "CutOff", "Stay"]
 
 
 @attrs.define(eq=False)
@@ -42,6 +42,20 @@ class Stay:
         return self.begin == "backward" and self.last is self.made_by
 
 
+@attrs.frozen
+class CutOff:
+    """What autograd keeps for a backward that nobody can ask for, as of a teacher whose result is detached.
+
+    Args:
+        saved: The nodes whose storage it keeps.
+        holders: The nodes whose value, or whose own function, holds the function that it keeps it for. It goes with the
+            last of them.
+    """
+
+    saved: tuple[Node, ...]
+    holders: tuple[Node, ...]
+
+
 @attrs.frozen(eq=False)
 class BackwardNeeds:
     """What autograd does with one forward graph.
@@ -72,3 +86,4 @@ class BackwardNeeds:
     beside_on_cpu: Mapping[Node, int] = attrs.field(factory=dict)
     beside_sums: Mapping[Node, int] = attrs.field(factory=dict)
     saved_tangents: Mapping[Node, tuple[Node, ...]] = attrs.field(factory=dict)
+    cut_off: Mapping[Node, CutOff] = attrs.field(factory=dict)

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 
 __all__ = ["needs_in_order"]
@@ -85,8 +85,11 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         of = keyed(stay.gradient_of)
         return attrs.evolve(stay, made_by=made_by, last=last, readers=readers, passed=passed, gradient_of=of)
 
+    def all_of(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(map(node_of.__getitem__, nodes))
+
     return BackwardNeeds(
-        {node_of[node]: tuple(node_of[owner] for owner in owners) for node, owners in needs.saved.items()},
+        {node_of[node]: all_of(owners) for node, owners in needs.saved.items()},
         keyed(needs.extra),
         keyed(needs.differentiable),
         keyed(needs.inside),
@@ -96,5 +99,6 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         keyed(needs.inside_on_cpu),
         keyed(needs.beside_on_cpu),
         keyed(needs.beside_sums),
-        {node_of[node]: tuple(map(node_of.__getitem__, owners)) for node, owners in needs.saved_tangents.items()},
+        {node_of[node]: all_of(owners) for node, owners in needs.saved_tangents.items()},
+        {node_of[node]: CutOff(all_of(cut.saved), all_of(cut.holders)) for node, cut in needs.cut_off.items()},
     )

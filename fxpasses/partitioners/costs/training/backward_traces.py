@@ -8,7 +8,7 @@ are handed on, sums where a value is used twice, and what a backward needs for i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from fxpasses.partitioners.costs.kernels.followed_storages import (
 )
 from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
 from fxpasses.partitioners.costs.training.backward_formulas import formula_bytes
-from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, Stay
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay
 from fxpasses.partitioners.costs.training.forward_traces import (
     ForwardTrace,
     example_bytes,
@@ -80,13 +80,16 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
             ) from error
         finally:
             forward.leave_regions()
+        cut_off = forward.cut_off()
+        for node in cut_off:
+            forward.differentiable.pop(node, None)
         backward = _Backward(forward)
         try:
             backward.run()
         except CANNOT_RUN:
-            return _of_each_value(forward)
+            return _of_each_value(forward, cut_off)
         forward.forget_those_without_gradient()
-        return _needs(forward, backward.stays, backward.beside(), backward.trained())
+        return _needs(forward, cut_off, backward.stays, backward.beside(), backward.trained())
 
 
 def _input(node: Node, needs_gradients: bool) -> Any:
@@ -100,6 +103,7 @@ def _input(node: Node, needs_gradients: bool) -> Any:
 
 def _needs(
     forward: ForwardTrace,
+    cut_off: Mapping[Node, Collection[Node]],
     stays: Sequence[Stay],
     beside: Mapping[str, Mapping[Node, int]],
     trained: Mapping[Node, Node],
@@ -108,19 +112,20 @@ def _needs(
     saved = {node: tuple(dict.fromkeys(map(forward.owner.__getitem__, keys))) for node, keys in forward.saved.items()}
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(
-        saved,
-        extra,
+        {node: owners for node, owners in saved.items() if node not in cut_off},
+        {node: size for node, size in extra.items() if node not in cut_off},
         forward.differentiable,
         forward.inside,
         stays,
         trained=trained,
         inside_on_cpu=forward.inside_on_cpu,
         saved_tangents={node: tuple(owners) for node, owners in forward.saved_tangents.items()},
+        cut_off={node: CutOff(saved.get(node, ()), tuple(holders)) for node, holders in cut_off.items()},
         **beside,
     )
 
 
-def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
+def _of_each_value(forward: ForwardTrace, cut_off: Mapping[Node, Collection[Node]]) -> BackwardNeeds:
     """One gradient for each value: from the backward of its last user to that of its maker."""
     place = {node: at for at, node in enumerate(forward.graph.nodes)}
     trained: dict[Node, Node] = {}
@@ -134,7 +139,7 @@ def _of_each_value(forward: ForwardTrace) -> BackwardNeeds:
             if node.op == "get_attr":
                 trained[node] = last_user
                 stays[-1].gradient_of[node] = None
-    return _needs(forward, stays, {}, trained)
+    return _needs(forward, cut_off, stays, {}, trained)
 
 
 class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch does not say

@@ -191,6 +191,42 @@ class ForwardTrace(Interpreter):
             self.autocasts.remove(*args)
         return result
 
+    def cut_off(self) -> dict[Node, dict[Node, None]]:
+        """The nodes to whose functions no way leads back from a result, and what holds these: see :class:`CutOff`.
+
+        Those that hold each other in circles, and so stay to the end, are not among them.
+        """
+        results = [self.env[node] for node in self.graph.output_node().all_input_nodes]
+        reached = self._known_behind([tensor.grad_fn for tensor in tensors_in(results)], through=True)
+        staying = {node: None for node in self.made_by.values() if _traces_its_body(node)}
+        ends = [function for function, node in self.made_by.items() if node in staying]
+        reached.update(self._known_behind(ends, through=True))
+        cut = (node for node in self.made_by.values() if node not in reached and node not in staying)
+        found: dict[Node, dict[Node, None]] = {node: {node: None} for node in cut}
+        for function, node in self.made_by.items() if found else ():
+            for before in self._known_behind([earlier for earlier, _ in function.next_functions]):
+                if before in found:
+                    found[before][node] = None
+        for node, value in self.env.items() if found else ():
+            for made_by in self._known_behind([tensor.grad_fn for tensor in _parts(node, value)]):
+                if made_by in found:
+                    found[made_by][node] = None
+        return found
+
+    def _known_behind(self, functions: Sequence[Any], *, through: bool = False) -> dict[Node, None]:
+        """The nodes that added some of autograd's functions, or else those before these; ``through`` all of them."""
+        found, seen, waiting = dict[Node, None](), set(functions), list(functions)
+        while waiting:
+            function = waiting.pop()
+            node = self.made_by.get(function)
+            if node is not None:
+                found[node] = None
+            if function is not None and (through or node is None):
+                before = [earlier for earlier, _ in function.next_functions if earlier not in seen]
+                seen.update(before)
+                waiting += before
+        return found
+
     def forget_those_without_gradient(self) -> None:
         """Parameters that only decide, after a backward: those of ``gate`` in ``torch.where(gate(x) > 0, ...)``."""
         for node in [node for node in self.differentiable if node.op == "get_attr" and self.env[node].grad is None]:

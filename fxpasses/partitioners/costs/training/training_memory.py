@@ -150,6 +150,10 @@ class _Step:
             if self.home.get(node) == device:
                 for place in self._places(node, owners, device):
                     until[place] = max(until.get(place, 0), self._saved_until(node))
+        for node, cut in self.needs.cut_off.items():
+            if self.home.get(node) == device:
+                for place in self._places(node, cut.saved, device):
+                    until[place] = max(until.get(place, 0), self._cut_off_until[node])
         for node, owners in self.needs.saved_tangents.items():
             if self.home.get(node) == device:
                 for tangent in (each for owner in owners for found in self.tangents[owner].values() for each in found):
@@ -165,6 +169,29 @@ class _Step:
     def _saved_until(self, node: Node) -> int:
         """Its backward; what branches are given stays as long as what comes of them, whose function holds it."""
         return self.end if node.target is BRANCHING else self.backward(node)
+
+    @cached_property
+    def _cut_off_until(self) -> Mapping[Node, int]:
+        """When there is nothing any more that holds the function of a node without a backward."""
+        found: dict[Node, int] = {}
+        for node in reversed(self.course.schedule):
+            if (cut := self.needs.cut_off.get(node)) is not None:
+                found[node] = max(max(self._used_until(each), found.get(each, 0)) for each in cut.holders)
+        return found
+
+    def _used_until(self, node: Node) -> int:
+        """When nobody has a value any more: a part that is given it has it until it returns."""
+        entered, position = self.gradients.entered, self.position
+        until = [position[node]] if node in position else [0]
+        for user in (user for user in node.users if user in position):
+            inside = entered.get(node) == entered[user]
+            until.append(position[user] if inside else self._left[entered[user]])
+        return max(until)
+
+    @cached_property
+    def _left(self) -> Mapping[int, int]:
+        """The last position of each part, by its first one."""
+        return {self.gradients.entered[node]: self.position[node] for node in self.course.schedule}
 
     def _places(self, node: Node, owners: Iterable[Node], device: str) -> Iterator[Place]:
         """Where what a node saves lies on its device: in what it reads or makes there, or else where it was made."""
@@ -248,6 +275,8 @@ class _Step:
         """From when to when it is there: to the end what nobody frees."""
         starts = {"forward": self.position.get(stay.made_by, 0), "given": len(self.course.schedule)}
         start = starts.get(stay.begin, self.backward(stay.made_by))
+        if stay.last is stay.made_by and stay.begin == "forward" and stay.last in self._cut_off_until:
+            return start, self._cut_off_until[stay.last]
         return start, self.end if stay.last is None else self.backward(stay.last)
 
     def _second_gradients(self, device: str) -> Iterator[StepLife]:

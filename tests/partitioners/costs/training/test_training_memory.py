@@ -22,6 +22,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 
 
 def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -88,6 +89,10 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "wide rows for experts": lambda: (Experts(), (torch.ones(512, 128),)),
     "loss": lambda: (Losses(), (torch.randn(64, 32), torch.randint(0, 2000, (64,)))),
     "written to by a view": calling(lambda x: halved((x[:, :, None] * x[:, None, :8]).logsumexp(2))),
+    "a teacher, then its pupil": lambda: (Taught(), (torch.randn(256, 64),)),
+    "a pupil, then its teacher": lambda: (Taught(teacher_first=False), (torch.randn(256, 64),)),
+    "decided by layers": calling(lambda x: (x.exp().softmax(-1) * x.tanh()).argmax(-1, keepdim=True) * x),
+    "a target that is written to": calling(lambda x: ((x.exp() * x).tanh().add_(1).detach() - x).square()),
     "a loop without gradients": calling(lambda x: looped(x.detach()) * x),
 }
 
@@ -116,6 +121,24 @@ class HungryBackward(nn.Module):
         rows = self.linear(x)[index]
         most = torch.zeros_like(x).scatter_reduce(0, index[:, None].expand_as(rows), rows, "amax")
         return most.double().cumsum(0)
+
+
+class Taught(nn.Module):
+    """Autograd prepares the backward of a teacher, and forgets it when its result is detached."""
+
+    def __init__(self, *, teacher_first: bool = True) -> None:
+        super().__init__()
+        self.teacher, self.pupil, self.teacher_first = self._layers(), self._layers(), teacher_first
+
+    def _layers(self) -> nn.Sequential:
+        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.teacher_first:
+            target = self.teacher(x).detach()
+            return nn.functional.mse_loss(self.pupil(x), target)
+        answer = self.pupil(x)
+        return nn.functional.mse_loss(answer, self.teacher(x).detach())
 
 
 class Branching(nn.Module):
@@ -603,6 +626,15 @@ def test_inputs_that_were_given_to_be_differentiated_have_gradients(is_given: bo
 
     (row,) = lowered.report.devices
     assert allocated_peak(step) + x.nbytes + row.parameter_bytes == row.peak_bytes
+
+
+def test_a_teacher_has_no_backward_that_takes_time() -> None:
+    """Its operators counted three times, as those of the pupil do."""
+    module = captured(Taught(), (torch.randn(4, 64),))
+    step = TrainingStep.of(module, Training(0))
+    linears = module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+
+    assert [0, 0, 0, 0, 2, 2, 2, 2] == [step.backward_share(node) for node in linears]
 
 
 def test_a_loop_that_is_trained_is_refused_as_its_rounds_depend_on_data() -> None:
