@@ -38,6 +38,9 @@ REORDERED = (297, 335)
 SLICED = (439, 509)
 """Seeds for which a slice of a gradient keeps all of it: till a sum is complete, and till the slice is sent."""
 
+PIECES = 1407
+"""A seed for which the gradients of both elements of a tuple come from another device, and wait for it."""
+
 
 class Drawn(nn.Module):
     """Does what it is told: each step makes square values of earlier ones."""
@@ -132,7 +135,7 @@ def test_no_device_of_a_random_placement_allocates_more_than_predicted(training:
 
 
 def test_what_a_backward_is_prepared_for_that_never_comes_counts_until_it_is_gone() -> None:
-    for seed in range(examples(8)):
+    for seed in (*range(examples(8)), PIECES):
         x = torch.randn(SIDE, SIDE)
         lowered = lowered_anywhere(drawn(seed, ALL_STEPS), x, seed, Training(0))
 

@@ -7,6 +7,7 @@ once the backward of the part that it comes from has run; until then it stays wh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import attrs
@@ -95,12 +96,12 @@ class CrossingGradients:
         for value in sorted(stay.passed, key=self.backward):
             self._pass(stay, value, places)
         for reader in stay.readers:
-            if place := self._place(reader, places):
+            for place in self._read(reader, places):
                 place.stop = max(place.stop, self.backward(reader))
         if stay.last is None:
             first.stop = stop
         else:
-            if place := self._place(stay.last, places):
+            for place in self._read(stay.last, places):
                 place.stop = max(place.stop, stop)
             self._wait(stay.last, stay, places)
         return places
@@ -144,6 +145,14 @@ class CrossingGradients:
                 source.stop = max(source.stop, comes)
         near.stop = max(near.stop, self.backward(value))
         places[value] = near
+
+    def _read(self, node: Node, places: Mapping[Node, Lying]) -> list[Lying]:
+        """All that a node reads of it: that of a tuple finds the gradients of its elements, each by itself."""
+        elements = [user for user in node.users if user.target is operator.getitem]
+        if found := [places[element] for element in elements if element in places]:
+            return found
+        place = self._place(node, places)
+        return [] if place is None else [place]
 
     def _place(self, node: Node, places: Mapping[Node, Lying]) -> Lying | None:
         """Where a node that reads it finds it; None where only a sum of several devices' gradients would be."""
