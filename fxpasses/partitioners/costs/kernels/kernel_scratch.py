@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +48,7 @@ from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_
 from fxpasses.partitioners.costs.kernels.reduced_scratch import REDUCED, length_bytes
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
-from fxpasses.partitioners.costs.kernels.transposed_copies import tile_bytes
+from fxpasses.partitioners.costs.kernels.transposed_copies import COPIED_INTO, copied_first, tile_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensor_bytes, tensors_in
 
 __all__ = ["may_need_scratch", "scratch_bytes"]
@@ -203,6 +204,22 @@ def _copied_by_tiles(args: Sequence[Any], result: Any) -> int:
     return tile_bytes(source) if is_by_tiles and not _is_elsewhere(made) else 0
 
 
+def _copied_ahead(args: Sequence[Any], result: Tensor, *, asks: Callable[[Sequence[Any], Any], int]) -> int:
+    """What a kernel needs, or ahead of it the copy of its first operand that it writes to."""
+    return max(copied_first(args, result), asks(args, result))
+
+
+def _dirichlet_bytes(_args: Sequence[Any], result: Tensor) -> int:
+    """What is drawn, and its sums, in doubles."""
+    return bytes_as(result, torch.float64) + bytes_as(result[..., 0], torch.float64)
+
+
+def _found_bytes(args: Sequence[Any], _result: Any) -> int:
+    """All places that may be found, of which so many are taken as are asked for."""
+    given: Tensor = args[0]
+    return given.dim() * _NUMBER * concrete_size(given.numel())
+
+
 def _exchanged_by_tiles(args: Sequence[Any], result: Any) -> int:
     """A dense copy of a matrix of which rows and columns are exchanged: of one with two dimensions that is all."""
     source: Tensor = args[0]
@@ -300,11 +317,12 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **dict.fromkeys((aten.abs.default, aten.angle.default), length_bytes),
         **dict.fromkeys(
             (
-                *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+                *(aten.mm.default, aten.bmm.default, aten.baddbmm.default),
                 *(aten.addmm_.default, aten.baddbmm_.default),
             ),
             product_scratch_bytes,
         ),
+        aten.addmm.default: partial(_copied_ahead, asks=product_scratch_bytes),
         aten._grouped_mm.default: grouped_scratch_bytes,
         **dict.fromkeys(
             (aten.mv.default, aten.addmv.default, aten.addmv_.default, aten.dot.default, aten.vdot.default),
@@ -312,8 +330,12 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         ),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
         **dict.fromkeys((aten.t_copy.default, aten.transpose_copy.int, aten.permute_copy.default), _exchanged_by_tiles),
-        **SCATTERED,
+        **{func: partial(_copied_ahead, asks=asks) for func, asks in SCATTERED.items()},
         **PICKED,
+        **COPIED_INTO,
+        aten.masked_scatter.default: partial(_copied_ahead, asks=LAID_OUT_COPIES[aten.masked_scatter.default]),
+        aten._sample_dirichlet.default: _dirichlet_bytes,
+        aten.nonzero_static.default: _found_bytes,
         aten.dist.default: _distance_of_all_bytes,
         aten.addbmm.default: _added_products_bytes,
         aten.histc.default: _bins_bytes,

@@ -63,7 +63,8 @@ def _flattened(args: Sequence[Any], result: Any) -> int:
     """Where the largest of all is looked for, elements in one row."""
     if len(args) > 1 and args[1] is not None:
         return 0
-    return flat_copies(args, result)
+    copied = flat_copies(args, result)
+    return copied + tile_bytes(args[0]) if copied else 0
 
 
 def transform_copies(args: Sequence[Any], _result: Any) -> int:
@@ -105,10 +106,10 @@ def _triangle(args: Sequence[Any], _result: Any) -> int:
 
 
 def _picked_rows(args: Sequence[Any], result: Tensor) -> int:
-    """A dense copy where dimensions lie on both sides."""
+    """A dense copy where dimensions lie on both sides, and of columns."""
     given: Tensor = args[0]
-    is_between = 0 < args[1] % max(1, given.dim()) < given.dim() - 1
-    return dense_copies(args, result) if is_between else 0
+    along = args[1] % max(1, given.dim())
+    return dense_copies(args, result) if along == 1 or 0 < along < given.dim() - 1 else 0
 
 
 def _rolled(args: Sequence[Any], result: Tensor) -> int:
