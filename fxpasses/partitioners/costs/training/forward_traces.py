@@ -198,7 +198,7 @@ class ForwardTrace(Interpreter):
         """
         results = [self.env[node] for node in self.graph.output_node().all_input_nodes]
         reached = self._known_behind([tensor.grad_fn for tensor in tensors_in(results)], through=True)
-        staying = {node: None for node in self.made_by.values() if _traces_its_body(node)}
+        staying = {node: None for node in self.made_by.values() if traces_its_body(node)}
         ends = [function for function, node in self.made_by.items() if node in staying]
         reached.update(self._known_behind(ends, through=True))
         cut = (node for node in self.made_by.values() if node not in reached and node not in staying)
