@@ -5,6 +5,7 @@ The names and results are those of ``torch.fx.passes.operator_support``; support
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -398,10 +399,19 @@ def module_paths(node: Node) -> list[str]:
 
 
 _PREFIXES: tuple[str, ...] = ("L['self'].", "L__self___", "self.")
+_GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
 
 
 def plain_path(path: str) -> str:
-    """A module path without the prefixes that dynamo and strict export put before it."""
+    """A module path as ``named_modules`` has it, without what dynamo and strict export write around it.
+
+    Generated code reads a child whose name is a number with ``getattr``, and strict export writes down what it reads.
+
+    >>> plain_path("L['self'].layers"), plain_path("getattr(L['self'].layers, '0').linear")
+    ('layers', 'layers.0.linear')
+    """
+    while (shorter := _GETATTR.sub(r"\1.\2", path)) != path:
+        path = shorter
     if path in ("L['self']", "L__self__", "self"):
         return ""
     for prefix in _PREFIXES:

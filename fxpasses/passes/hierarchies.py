@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import SplitError
 from fxpasses.metadata import module_stack
+from fxpasses.partitioners.support import plain_path
 from fxpasses.passes.call_frames import Frame, ProgramState, around
 from fxpasses.passes.interpreter_modules import (
     CALL_INDEX,
@@ -645,7 +646,7 @@ def _bound(text: str) -> int | None:
 
 def _path_and_type(entry: Any) -> tuple[str, str | None]:
     path, kind = entry if isinstance(entry, tuple) else (str(entry), None)
-    path = str(path).removeprefix("L['self']").removeprefix("L__self__").lstrip(".").partition("@")[0]
+    path = plain_path(str(path)).removeprefix("L__self__").lstrip(".")
     return path, kind if kind is None or isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 

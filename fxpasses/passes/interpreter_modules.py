@@ -9,13 +9,15 @@ from __future__ import annotations
 import abc
 import copy
 import inspect
+import itertools
 import linecache
 import re
 import threading
-import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -30,7 +32,9 @@ CALL_INDEX = "call_index"
 """The keyword by which a caller says which of a module's graphs it means; absent for the first."""
 
 _GENERATING = threading.Lock()
-_GENERATED: dict[str, Graph] = {}  # by file name, for explain_error
+_FILES = itertools.count()
+_GENERATED: WeakValueDictionary[str, Graph] = WeakValueDictionary()  # by file name, for explain_error
+_OWN_CLASSES: WeakSet[type] = WeakSet()  # of modules that have a generated forward; see bind_forward
 _ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)? = ")
 
 
@@ -146,18 +150,27 @@ class InterpreterModule(ModuleContainer):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph that the caller means."""
         index = kwargs.pop(CALL_INDEX, 0) if kwargs else 0
-        function = self._functions[index] or self._generate(index)
-        return function(self, *args, **kwargs)
+        self._generate_missing()
+        return self._functions[index](self, *args, **kwargs)  # type: ignore[misc]  # all of them are there now
 
     def finalize(self) -> None:
         """Generate the code of all graphs again, after they were edited."""
         self._functions = [None] * len(self.graphs)
+        if type(self) in _OWN_CLASSES:
+            bind_forward(self)
 
     def add_graph(self, graph: Graph) -> int:
         """Add a way of calling; gives the index that the caller passes."""
         self.graphs.append(graph)
         self._functions.append(None)
         return len(self.graphs) - 1
+
+    # dynamo runs it while it traces, and reads the functions afterwards
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
+    def _generate_missing(self) -> None:
+        if None in self._functions:
+            for index in range(len(self.graphs)):
+                self._generate(index)
 
     def _generate(self, index: int) -> Callable[..., Any]:
         with _GENERATING:
@@ -183,11 +196,9 @@ class InterpreterModule(ModuleContainer):
         new = self.__class__.__new__(self.__class__)
         memo[id(self)] = new
         for name, value in self.__dict__.items():
-            if name not in ("_functions", "forward"):
+            if name != "_functions":
                 new.__dict__[name] = copy.deepcopy(value, memo)
-        new._functions = [None] * len(self.graphs)
-        if "forward" in self.__dict__:
-            bind_forward(new)
+        new.finalize()
         return new
 
 
@@ -211,9 +222,10 @@ def generate_forward(graph: Graph) -> Callable[..., Any]:
     """Generate the code of a graph as a function that takes the module first; its source shows in tracebacks."""
     with _inputs_renamed(graph) as names:
         code = graph.python_code("self")
-    name = f"<unflattened {len(_GENERATED)}>"
+    name = f"<unflattened {next(_FILES)}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(True), name)
     _GENERATED[name] = graph
+    weakref.finalize(graph, linecache.cache.pop, name, None)
     namespace = dict(code.globals)
     exec(compile(code.src, name, "exec", dont_inherit=True), namespace)
     function: Callable[..., Any] = namespace["forward"]
@@ -260,8 +272,16 @@ def _with_inputs(function: Callable[..., Any], names: Mapping[str, str]) -> Call
 
 
 def bind_forward(module: InterpreterModule) -> None:
-    """Make the generated function the module's own ``forward``, so that its signature is what callers see."""
-    module.__dict__["forward"] = types.MethodType(module._generate(0), module)
+    """Make the generated function the module's own ``forward``, so that its signature is what callers see.
+
+    It belongs to a class of the module's own and not to the instance, because a strict export names what it meets by
+    the way that leads there: ``L['self'].forward.__self__.head`` is the path of no module.
+    """
+    kind: type[InterpreterModule] = type(module)
+    kind = kind.__bases__[0] if kind in _OWN_CLASSES else kind
+    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    module.__class__ = type(kind.__name__, (kind,), {**named, "forward": module._generate(0)})
+    _OWN_CLASSES.add(type(module))
 
 
 def explain_error(error: BaseException) -> str | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
+import linecache
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses import SplitError
 from fxpasses.errors import InputError
+from fxpasses.metadata import module_stack
 from fxpasses.passes.interpreter_modules import FlatArgsAdapter, InterpreterModule, InterpreterModuleDispatcher
 from fxpasses.passes.unflattening import UnflattenedModule, swap_modules, unflatten
 
@@ -174,6 +178,60 @@ def test_it_exports_again_to_the_same_program(model: Model, x: Tensor) -> None:
     assert [spec.target for spec in program.graph_signature.input_specs] == [
         spec.target for spec in again.graph_signature.input_specs
     ]
+
+
+def test_a_strict_export_of_it_has_the_original_hierarchy(x: Tensor) -> None:
+    """Nothing ran before, so that its code has to be there when torch asks for it."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    program = torch.export.export(unflatten(torch.export.export(model, (x,))), (x,), strict=True)
+    again = unflatten(program)
+
+    paths = {path for node in program.graph.nodes for path, _ in module_stack(node).values()}
+    assert not any("forward" in path for path in paths)
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in again.named_modules()]
+    assert torch.equal(model(x), again(x))
+
+
+def test_modules_that_generated_code_reads_by_number_keep_their_names(x: Tensor) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    graph = torch.fx.Graph()
+    first = graph.call_module("0", (graph.placeholder("x"),))
+    graph.output(graph.call_module("1", (first,)))
+
+    unflattened = unflatten(torch.export.export(torch.fx.GraphModule(model, graph), (x,), strict=True))
+
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in unflattened.named_modules()]
+    assert torch.equal(model(x), unflattened(x))
+
+
+def test_it_is_compiled_whole_before_it_has_run(model: Model, x: Tensor) -> None:
+    compiled = torch.compile(unflatten(torch.export.export(model, (x,))), backend="eager", fullgraph=True)
+
+    assert torch.equal(model(x)["out"], compiled(x)["out"])
+
+
+def test_edited_graphs_are_run_after_finalize(model: Model, x: Tensor) -> None:
+    unflattened = unflatten(torch.export.export(model, (x,)))
+    plain = unflattened(x)["out"]
+    (add,) = unflattened.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    add.target = torch.ops.aten.sub.Tensor
+    unflattened.finalize()
+
+    assert torch.allclose(plain - 2 * model.constant, unflattened(x)["out"])
+    assert torch.allclose(plain - 2 * model.constant, copy.deepcopy(unflattened)(x)["out"])
+
+
+def test_what_was_generated_goes_with_its_module(model: Model, x: Tensor) -> None:
+    unflattened = unflatten(torch.export.export(model, (x,)))
+    unflattened(x)
+    graph = weakref.ref(unflattened.graph)
+    file = unflattened.forward.__code__.co_filename
+
+    assert linecache.getline(file, 2)
+    del unflattened
+    gc.collect()
+    assert graph() is None
+    assert not linecache.getline(file, 2)
 
 
 def test_the_signature_is_the_users_and_keywords_come_in_any_order(model: Model, x: Tensor) -> None:
