@@ -401,6 +401,10 @@ def _steps(
             flying += 1
         most = max(most, flying)
         steps.append((run.start, held + cost.working))
+        if kind is Kind.BACKWARD_INPUT and run.action.stage:
+            held += cost.between
+        if kind is Kind.BACKWARD_WEIGHT and run.action.stage:
+            held -= cost.between
         if kind.frees:
             held -= cost.kept - (cost.output if return_outputs else 0)
             flying -= 1

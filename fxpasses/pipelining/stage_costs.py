@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +20,9 @@ from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node, secon
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
-from fxpasses.pipelining.weight_uses import uses_weights_once
+from fxpasses.pipelining.running.materializing import refuse_empty
+from fxpasses.pipelining.weight_uses import meetings, uses_weights_once
+from fxpasses.seeding import seeded
 
 if TYPE_CHECKING:
     from fxpasses.pipelining.pipe import Pipe
@@ -52,6 +55,7 @@ class StageCost:
         received: Bytes from the stage before; as many go back as gradients.
         sent: Bytes to the next stage; as many come back as gradients.
         output: Bytes of the model's own output, part of ``kept``; only the last stage has it.
+        between: Bytes of gradients that a backward in halves keeps from the first half to the second.
 
     Raises:
         InputError: A number below 0.
@@ -67,6 +71,7 @@ class StageCost:
     received: int = _number()
     sent: int = _number()
     output: int = _number()
+    between: int = _number()
 
     @property
     def seconds(self) -> float:
@@ -123,7 +128,10 @@ def _figures(stage: StageModule) -> StageFigures:
         sent=sum(traveller.bytes for traveller in route.sent),
         output=0 if route.leaving is None else sum(map(tensor_bytes, _made_by(part))),
     )
-    return StageFigures(tuple(map(measure_node, compute)), held, uses_weights_once(stage))
+    if halves := uses_weights_once(stage):
+        met = tensors_in([node.meta.get("val") for node in meetings(stage)])
+        held = attrs.evolve(held, between=sum(tensor_bytes(value) for value in met if value.is_floating_point()))
+    return StageFigures(tuple(map(measure_node, compute)), held, halves)
 
 
 def _made_by(part: GraphModule) -> list[Tensor]:
@@ -173,7 +181,8 @@ def measure_stage_costs(
     """Time every stage forward and backward, here and now, one after the other.
 
     Args:
-        pipe: The pipe, where it can run as a whole; the gradients of its parameters are left as they were.
+        pipe: The pipe, where it can run as a whole. Gradients, buffers and inputs that it writes to are left as they
+            were, and so are random numbers.
         args: Inputs of one micro-batch.
         kwargs: Keyword inputs of one micro-batch.
         rounds: How often; the quickest counts, after one round to warm up.
@@ -181,13 +190,36 @@ def measure_stage_costs(
 
     Returns:
         The costs; bytes are those of :func:`stage_figures`, and the backward is split in half where it can be.
+
+    Raises:
+        StageError: A parameter or buffer is on ``meta``.
+        InputError: The inputs do not fit, or ``rounds`` is no number of rounds.
     """
-    runs = [_timed_round(pipe, args, kwargs or {}, clock) for _ in range(rounds + 1)][1:]
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise InputError(f"`rounds` is how often each stage is timed, a whole number from 1 on, not {rounds!r}.")
+    stages = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
+    for index, stage in enumerate(stages):
+        refuse_empty(stage, index)
+    written = [*itertools.chain.from_iterable(stage.buffers() for stage in stages), *tensors_in((args, kwargs))]
+    with _left_as_they_are(written), seeded(), torch.enable_grad():
+        runs = [_timed_round(pipe, args, kwargs or {}, clock) for _ in range(rounds + 1)][1:]
     costs = []
     for index, figures in enumerate(stage_figures(pipe)):
         forward, backward = (min(run[index][which] for run in runs) for which in (0, 1))
         costs.append(figures.cost(forward, backward))
     return costs
+
+
+@contextlib.contextmanager
+def _left_as_they_are(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors that are written to inside have their values again afterwards."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, before in kept:
+            if not torch.equal(tensor, before):
+                tensor.detach().copy_(before)
 
 
 def _timed_round(

@@ -1,7 +1,9 @@
 """Previews of schedules: seconds, waiting and memory of each rank, and which schedule to take."""
 
+import copy
 import json
 
+import attrs
 import pytest
 import torch
 from fuzz import examples
@@ -76,6 +78,27 @@ def test_a_backward_in_halves_holds_until_its_second_half():
     assert all(rank.in_flight == 2 for rank in found.ranks)
 
 
+def test_a_backward_in_halves_keeps_gradients_between_them():
+    """Of what weights made, as many as wait for their second half; stage 0 has none, nor has a whole backward."""
+    plain, waiting = even(2), [attrs.evolve(cost, between=1000) for cost in even(2)]
+    before, after = (preview(costs, "zero-bubble", num_microbatches=4).ranks for costs in (plain, waiting))
+
+    assert before[0].peak == after[0].peak
+    assert 2 * 1000 == after[1].peak - before[1].peak
+    assert preview(plain, num_microbatches=4).ranks[1].peak == preview(waiting, num_microbatches=4).ranks[1].peak
+
+
+def test_the_gradients_between_two_halves_are_of_what_weights_make():
+    """Two linear layers and a norm; a ReLU has no weights, and a weight that is used twice no halves."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+    (figures,) = stage_figures(pipeline(model, (torch.randn(3, 4),)))
+    twice = nn.Linear(4, 4)
+    (whole,) = stage_figures(pipeline(nn.Sequential(twice, twice), (torch.randn(3, 4),)))
+
+    assert (3 * 8 + 3 * 8 + 3 * 2) * 4 == figures.bytes_only.between
+    assert 0 == whole.bytes_only.between
+
+
 @given(
     st.sampled_from(["gpipe", "1f1b", "interleaved", "loopedbfs", "zero-bubble"]),
     st.lists(st.tuples(*[st.floats(0.0, 2.0)] * 3, *[st.integers(0, 50)] * 6), min_size=2, max_size=4),
@@ -143,6 +166,41 @@ def test_measured_stages_have_the_clock_s_seconds():
     assert [(1.0, 0.5, 0.5)] * 2 == [(cost.forward, cost.backward_inputs, cost.backward_weights) for cost in costs]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert costs[0].sent == costs[1].received > 0
+
+
+def test_measuring_leaves_everything_as_it_was():
+    """Batch statistics, an input that the model writes to, random numbers."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x, seen):
+            seen.add_(1)
+            return self.last(nn.functional.dropout(self.norm(self.first(x)))) + seen
+
+    model, x, seen = Counting().train(), torch.randn(5, 4), torch.zeros(4)
+    pipe = pipeline(model, (x, seen), None, {"last": SplitPoint.BEGINNING})
+    state, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    measure_stage_costs(pipe, (x, seen))
+
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert torch.equal(torch.zeros(4), seen)
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_what_cannot_be_measured_is_refused():
+    """Parameters without values, and no round at all."""
+    cut = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.ones(1, 4),), None, cut)
+    with pytest.raises(InputError, match=r"^`rounds` is how often each stage is timed, a whole number from 1 on, n"):
+        measure_stage_costs(pipe, (torch.ones(1, 4),), rounds=0)
+    with parameters_on_meta():
+        empty = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pipeline(empty, (torch.ones(1, 4),), None, cut)
+    with pytest.raises(StageError, match=r"^stage 0 has no values for '0\.weight', '0\.bias', which are on meta; call"):
+        measure_stage_costs(pipe, (torch.ones(1, 4),))
 
 
 def test_table_trace_picture_and_json_tell_the_same(tmp_path):
