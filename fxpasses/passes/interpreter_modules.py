@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import SplitError, user_line
 from fxpasses.passes.call_frames import TAKEN
+from fxpasses.programs.program_modules import unwritable_name
 
 __all__ = ["FlatArgsAdapter", "InterpreterModule", "InterpreterModuleDispatcher", "ModuleContainer", "explain_error"]
 
@@ -222,12 +223,21 @@ def generate_forward(graph: Graph) -> Callable[..., Any]:
     """Generate the code of a graph as a function that takes the module first; its source shows in tracebacks."""
     with _inputs_renamed(graph) as names:
         code = graph.python_code("self")
-    name = f"<unflattened {next(_FILES)}>"
+    try:
+        compiled = compile(code.src, name := f"<unflattened {next(_FILES)}>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        targets = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
+        if (unwritable := unwritable_name(targets)) is None:
+            raise
+        raise SplitError(
+            f"The model has a module, parameter or buffer called {unwritable!r}, which torch cannot write into the "
+            "code of a graph; give it a name without quotes and line breaks that is no keyword of Python."
+        ) from error
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(True), name)
     _GENERATED[name] = graph
     weakref.finalize(graph, linecache.cache.pop, name, None)
     namespace = dict(code.globals)
-    exec(compile(code.src, name, "exec", dont_inherit=True), namespace)
+    exec(compiled, namespace)
     function: Callable[..., Any] = namespace["forward"]
     return _with_inputs(function, names) if names else function
 

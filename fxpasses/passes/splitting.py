@@ -30,6 +30,7 @@ from fxpasses.outlining.regions import RegionWriter
 from fxpasses.partitioners.assignment import Assignment, Grouping
 from fxpasses.partitioners.given import lists_of_nodes
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
+from fxpasses.programs.program_modules import module_of_program
 
 __all__ = ["SPLIT_NAMES", "Split", "split", "split_by_tags", "split_module"]
 
@@ -211,7 +212,7 @@ def _check_source(graph_module: GraphModule) -> None:
 
 def _unlifted(program: ExportedProgram, assignment: Assignment | Grouping) -> tuple[GraphModule, Assignment | Grouping]:
     """The module of a program, and the assignment moved over to its graph by the names of the nodes."""
-    module: Any = program.module()
+    module = module_of_program(program, check_guards=True)
     by_name: dict[str, Node] = {node.name: node for node in module.graph.nodes}
     if isinstance(assignment, Assignment):
         homes = assignment.partition_of.items()
@@ -486,7 +487,7 @@ def split_module(
 
 def _source_of(given: GraphModule | ExportedProgram) -> tuple[GraphModule, dict[Node, Node]]:
     """The module to split, and for each node that computes the one to ask about: of a program, the program's own."""
-    module: Any = given.module() if isinstance(given, ExportedProgram) else given
+    module = module_of_program(given, check_guards=True) if isinstance(given, ExportedProgram) else given
     _check_source(module)
     computing = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     if not isinstance(given, ExportedProgram):

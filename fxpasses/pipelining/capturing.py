@@ -21,6 +21,7 @@ from fxpasses.editing.attributes import state_of
 from fxpasses.errors import StageError
 from fxpasses.pipelining.sizes import size_of
 from fxpasses.programs.capturing import capture
+from fxpasses.programs.program_modules import module_of_program
 
 __all__ = ["Captured", "capture_model", "parameters_on_meta"]
 
@@ -88,8 +89,7 @@ def capture_model(
         captured = _capture_meta(module, args, kwargs, dynamic_shapes)
     else:
         program = capture(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-        source: Any = program.module(check_guards=False)
-        captured = Captured(program, source)
+        captured = Captured(program, module_of_program(program))
     if by_batch:
         _refuse_fixed_batch(captured.source)
     return captured
@@ -146,7 +146,7 @@ def _capture_meta(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shape
         lambda leaf: _pretend(leaf, mode, device) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
     )
     program = capture(twin, *inputs, dynamic_shapes=dynamic_shapes)
-    source: Any = program.module(check_guards=False)
+    source = module_of_program(program)
     _put_back(source, {id(fake): tensors[key] for key, fake in fakes.items()}, state_of(module))
     return Captured(program, source)
 

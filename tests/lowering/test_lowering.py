@@ -359,9 +359,9 @@ def test_a_module_with_a_name_that_graphs_use_is_told_by_that_name(name: str) ->
     assert torch.equal(inside(x), lower(inside, (x,), devices=[Device("only")])(x))
 
 
-@pytest.mark.parametrize("name", ['a"b', "a\nb"])
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "in"])
 def test_a_name_that_breaks_the_code_of_a_graph_is_refused(name: str) -> None:
-    """Torch writes it between quotes; what came of that was a syntax error in code that nobody knows."""
+    """Torch writes it between quotes, or as an attribute; that gave a syntax error in code that nobody knows."""
     model = nn.Sequential()
     model.add_module("part", nn.Sequential())
     model.part.add_module(name, nn.Linear(4, 4))

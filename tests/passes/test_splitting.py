@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.utils import _pytree as pytree
 from work import lines_run
 
-from fxpasses.errors import CycleError, FxPassesError, PartitionError, SplitError
+from fxpasses.errors import CaptureError, CycleError, FxPassesError, PartitionError, SplitError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import fuse_by_partitions, merge, split, split_by_tags, split_module
 from fxpasses.passes.splitting import SPLIT_NAMES
@@ -932,6 +932,17 @@ def test_tags_are_a_list(tags):
     for kind in (SplitError, TypeError):
         with pytest.raises(kind, match=f"^{re.escape(message)}$"):
             split_by_tags(SHAPES["chain"].capture(), tags)
+
+
+def test_a_program_with_a_name_that_code_cannot_have_is_refused():
+    model = nn.Sequential()
+    model.add_module("in", nn.Linear(4, 4))
+    program = torch.export.export(model, (torch.ones(2, 4),))
+
+    with pytest.raises(CaptureError, match=r"^The model has a module, parameter or buffer called 'in', which torch"):
+        split_module(program, None, lambda node: 0)
+    with pytest.raises(CaptureError, match=r"^The model has a module, parameter or buffer called 'in', which torch"):
+        split(program, {})
 
 
 def test_what_is_no_graph_is_refused():

@@ -493,6 +493,14 @@ class Shadowing(nn.Module):
         return self.get_submodule("torch")(self.get_submodule("self")(torch) + 1).relu() + operator
 
 
+def test_a_name_that_code_cannot_have_is_refused_in_a_sentence(x: Tensor) -> None:
+    model = nn.Sequential()
+    model.add_module("in", nn.Linear(4, 4))
+
+    with pytest.raises(SplitError, match=r"^The model has a module, parameter or buffer called 'in', which torch"):
+        unflatten(torch.export.export(model, (x,)))
+
+
 @pytest.mark.parametrize("preserved", [(), ("inner",)], ids=["", "preserved"])
 def test_modules_and_inputs_may_be_called_like_what_code_uses(preserved: tuple[str, ...]) -> None:
     class Around(nn.Module):

@@ -518,6 +518,16 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(("name", "why"), [("in", "which torch cannot write"), ("graph", "and so is something that")])
+def test_a_name_of_which_torch_makes_no_graph_is_refused(name, why):
+    """A ``ModuleDict`` with ``in`` and ``out`` gave a syntax error in generated code."""
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(4, 4))
+
+    with pytest.raises(CaptureError, match=f"^The model has a module, parameter or buffer called '{name}', {why}"):
+        pipeline(model, (torch.ones(2, 4),))
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_gets_one_sentence(name):
     """What is wrong, where, and what to do."""
