@@ -71,6 +71,7 @@ class Unflattener:
         self.closed: set[str] = set()
         self.refused: dict[str, str] = {}
         self.modules: dict[str, torch.nn.Module] = {}
+        self.named: dict[str, None] = {}
         self.shapes: dict[str, dict[Hashable, int]] = {}
 
     @property
@@ -83,6 +84,7 @@ class Unflattener:
         InterpreterModule.__init__(root, self.root.graph)
         self.modules[""] = root
         self._find_frames()
+        self._find_names()
         self._free_preserved()
         self._find_crossings()
         self._write_graphs()
@@ -103,6 +105,13 @@ class Unflattener:
                 opened = self._entered(node, opened)
                 self.home[node] = opened[-1][1]
                 opened[-1][1].nodes.append(node)
+
+    def _find_names(self) -> None:
+        """The paths of all that the model computes with or holds, and of what is around it."""
+        for path in (*(frame.path for frame in self.frames), *self.state.values):
+            while path and path not in self.named:
+                self.named[path] = None
+                path = path.rpartition(".")[0]
 
     def _entered(self, node: Node, opened: list[tuple[str, Frame]]) -> list[tuple[str, Frame]]:
         """The open calls after a node has entered its own: a common beginning stays open, the rest is new."""
@@ -418,7 +427,7 @@ class Unflattener:
     def _copy(self, node: Node, frame: Frame) -> None:
         copied = frame.graph.node_copy(node, lambda used: self._value_in(frame, used))
         if node.op == "call_module":
-            name = _fresh_name(self._module(frame), str(node.target).rpartition(".")[2])
+            name = self._fresh_name(frame, str(node.target).rpartition(".")[2])
             self._module(frame).add_module(name, self.program.graph_module.get_submodule(str(node.target)))
             copied.target = name
         frame.known[node] = copied
@@ -447,7 +456,7 @@ class Unflattener:
         for part in str(value.target).split("."):
             found = getattr(found, part)
         holder = self._module(frame)
-        name = _fresh_name(holder, str(value.target).rpartition(".")[2], found)
+        name = self._fresh_name(frame, str(value.target).rpartition(".")[2], found)
         if getattr(holder, name, None) is not found:
             setattr(holder, name, found)
         return frame.graph.get_attr(name)
@@ -538,8 +547,19 @@ class Unflattener:
     def _borrowed(self, parent: Frame, frame: Frame) -> str:
         """A module that lives elsewhere in the hierarchy: referred to, not registered, so no name is added."""
         holder, borrowed = self._module(parent), self._module(frame)
-        name = _fresh_name(holder, frame.path.replace(".", "_"), borrowed)
+        name = self._fresh_name(parent, frame.path.replace(".", "_"), borrowed)
         holder.__dict__[name] = borrowed
+        return name
+
+    def _fresh_name(self, frame: Frame, wished: str, value: Any = None) -> str:
+        """A name for what the module of a call gets; the wished one if it is free there or holds this very value."""
+        holder, prefix = self._module(frame), f"{frame.path}." if frame.path else ""
+        name, number = wished, 0
+        while f"{prefix}{name}" in self.named or (
+            hasattr(holder, name) and (value is None or getattr(holder, name) is not value)
+        ):
+            number += 1
+            name = f"{wished}_{number}"
         return name
 
     def _install(self, frame: Frame) -> int:
@@ -608,13 +628,20 @@ class Unflattener:
                 setattr(holder, leaf, value)
 
     def _place(self, path: str, placed: dict[str, torch.nn.Module]) -> None:
-        """Hang a module and all that hold it into the tree; what computes nothing is a plain container."""
+        """Hang a module and all that hold it into the tree; what computes nothing is a plain container.
+
+        Where the model was made of a graph, the bodies of its control flow are modules, too; they are there already.
+        """
         waiting = []
         while path not in placed:
             waiting.append(path)
             path = path.rpartition(".")[0]
         for each in reversed(waiting):
             holder, _, leaf = each.rpartition(".")
+            there = placed[holder]._modules.get(leaf)
+            if each not in self.named and (there is not None or not isinstance(placed[holder], ModuleContainer)):
+                placed[each] = there or placed[holder]
+                continue
             placed[each] = self.modules.get(each) or ModuleContainer()
             _refuse_own(placed[holder], leaf, each)
             placed[holder].add_module(leaf, placed[each])
@@ -666,15 +693,6 @@ def _crossing_meta(value: Node) -> dict[str, Any]:
     return {
         key: entry for key, entry in value.meta.items() if key in ("val", "tensor_meta", "stack_trace", "from_node")
     }
-
-
-def _fresh_name(holder: torch.nn.Module, wished: str, value: Any = None) -> str:
-    """A free attribute name; the wished one if it is free or holds this very value."""
-    name, number = wished, 0
-    while hasattr(holder, name) and (value is None or getattr(holder, name) is not value):
-        number += 1
-        name = f"{wished}_{number}"
-    return name
 
 
 def _fingerprint(graph: Graph) -> Hashable:

@@ -192,6 +192,30 @@ def test_a_strict_export_of_it_has_the_original_hierarchy(x: Tensor) -> None:
     assert torch.equal(model(x), again(x))
 
 
+class Branching(nn.Module):
+    """A branch inside of a module, beside a module that is called as torch calls the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.true_graph_0 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.true_graph_0(torch.cond(x.sum() > 0, self.linear, torch.sin, (x,)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_bodies_of_control_flow_are_called_as_no_module_is_and_stay_when_it_is_exported_again(strict: bool) -> None:
+    model, x = nn.Sequential(Branching(), nn.Linear(4, 4)), torch.ones(2, 4)
+    once = unflatten(torch.export.export(model, (x,)))
+    twice = unflatten(torch.export.export(once, (x,), strict=strict))
+
+    for unflattened in (once, twice):
+        assert torch.equal(model(x), unflattened(x))
+        assert torch.equal(model(-x), unflattened(-x))
+        assert list(model.state_dict()) == list(unflattened.state_dict())
+    assert isinstance(once.get_submodule("0.true_graph_0_1"), torch.fx.GraphModule)
+
+
 def test_modules_that_generated_code_reads_by_number_keep_their_names(x: Tensor) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
     graph = torch.fx.Graph()
