@@ -61,7 +61,7 @@ class FlatArgsAdapter(abc.ABC):
             input_spec: The structure of this call.
             input_args: The leaves of this call.
             metadata: ``graph_module.meta`` of the program.
-            obj: The program.
+            obj: The positional arguments of this call, as they came.
 
         Returns:
             The leaves for ``target_spec``.

@@ -8,9 +8,10 @@ Linear in nodes plus crossings, without recursion.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
@@ -37,6 +38,7 @@ class UnflattenedModule(InterpreterModule):
         range_constraints: The program's: what sizes may be.
         module_call_graph: The program's: the modules, and the signatures of preserved calls.
         flat_args_adapter: Takes calls of another structure; it may be replaced.
+        check_input_constraints: Whether shapes, types and constants among the inputs are checked before each call.
 
     Args:
         export_module: The program.
@@ -53,6 +55,7 @@ class UnflattenedModule(InterpreterModule):
     range_constraints: Any
     module_call_graph: list[Any]
     flat_args_adapter: FlatArgsAdapter | None
+    check_input_constraints: bool
 
     def __init__(
         self,
@@ -71,7 +74,9 @@ class UnflattenedModule(InterpreterModule):
         self.range_constraints = program.range_constraints
         self.module_call_graph = list(program.module_call_graph)
         self.flat_args_adapter = flat_args_adapter
-        _check_calls(self, program)
+        self.check_input_constraints = True
+        inputs = _Inputs(InputContract.of(program), program.call_spec.in_spec, program.graph_module.meta)
+        self._checks_inputs = self.register_forward_pre_hook(inputs, with_kwargs=True).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it; an error names the line of the model that it comes from."""
@@ -81,6 +86,58 @@ class UnflattenedModule(InterpreterModule):
             if line := explain_error(error):
                 error.add_note(f"raised by {line}")
             raise
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> UnflattenedModule:
+        """Convert all tensors; torch asks for this in ``to`` and ``half``. Inputs then come in the new types."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        inputs: Any = self._forward_pre_hooks[self._checks_inputs]
+        types = {dtype for dtype in inputs.contract.types if dtype is not None}
+        contract = inputs.contract.in_types({dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in types})
+        self._forward_pre_hooks[self._checks_inputs] = attrs.evolve(inputs, contract=contract)
+        return self
+
+
+@attrs.frozen(eq=False)
+class _Inputs:
+    """Before each call: put the arguments in order, let the adapter take another structure, check shapes."""
+
+    contract: InputContract
+    target: pytree.TreeSpec
+    metadata: dict[str, Any]
+
+    def __call__(self, called: UnflattenedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        adapter = called.flat_args_adapter
+        if adapter is not None:
+            args, kwargs = self._adapted(adapter, args, kwargs)
+        try:
+            if called.check_input_constraints:
+                return self.contract.bind(args, kwargs)
+            return self.contract.arranged(args, kwargs), {}
+        except InputError as error:
+            if adapter is None:
+                error.add_note("A FlatArgsAdapter given to unflatten can take calls of another structure.")
+            raise
+
+    def _adapted(self, adapter: FlatArgsAdapter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments in the captured structure; the order of keywords is not part of it."""
+        names = self.target.child(1).context
+        if kwargs.keys() == set(names):
+            kwargs = {name: kwargs[name] for name in names}
+        flat, given = pytree.tree_flatten((args, kwargs))
+        if given == self.target:
+            return args, kwargs
+        adapted = adapter.adapt(
+            target_spec=self.target, input_spec=given, input_args=flat, metadata=self.metadata, obj=args
+        )
+        if len(adapted) != self.target.num_leaves:
+            raise also_as(InputError, TypeError())(
+                f"{type(adapter).__name__}.adapt gave {len(adapted)} leaves, but the program takes "
+                f"{self.target.num_leaves}: it has to give the leaves for target_spec, in order."
+            )
+        return pytree.tree_unflatten(adapted, self.target)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
+        return self
 
 
 def unflatten(
@@ -134,33 +191,6 @@ def _without_partitions(program: ExportedProgram) -> ExportedProgram:
     for call in program.graph.find_nodes(op="call_module"):
         inline_submodule(call)
     return program
-
-
-def _check_calls(module: UnflattenedModule, program: ExportedProgram) -> None:
-    """Before each call: put the arguments in order, let the adapter take another structure, check shapes."""
-    contract = InputContract.of(program)
-    target, metadata = program.call_spec.in_spec, program.graph_module.meta
-
-    def prepare(called: UnflattenedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        adapter = called.flat_args_adapter
-        if adapter is not None:
-            flat, given = pytree.tree_flatten((args, kwargs))
-            if given != target:
-                adapted = adapter.adapt(target, given, flat, metadata, program)
-                if len(adapted) != target.num_leaves:
-                    raise also_as(InputError, TypeError())(
-                        f"{type(adapter).__name__}.adapt gave {len(adapted)} leaves, but the program takes "
-                        f"{target.num_leaves}: it has to give the leaves for target_spec, in order."
-                    )
-                args, kwargs = pytree.tree_unflatten(adapted, target)
-        try:
-            return contract.bind(args, kwargs)
-        except InputError as error:
-            if adapter is None:
-                error.add_note("A FlatArgsAdapter given to unflatten can take calls of another structure.")
-            raise
-
-    module.register_forward_pre_hook(prepare, with_kwargs=True)
 
 
 def swap_modules(program: ExportedProgram, modules: Mapping[str, torch.nn.Module]) -> UnflattenedModule:

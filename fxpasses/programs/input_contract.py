@@ -199,7 +199,7 @@ class InputContract:
         Raises:
             InputError: arguments are missing, too many, of another structure, shape, dtype, or out of range.
         """
-        ordered, _leaves = self._check(self._ordered(args, kwargs))
+        ordered, _leaves = self._check(self.arranged(args, kwargs))
         return ordered, {}
 
     def leaves_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -212,9 +212,18 @@ class InputContract:
         Raises:
             InputError: as :meth:`bind` does.
         """
-        return self._check(self._ordered(args, kwargs))[1]
+        return self._check(self.arranged(args, kwargs))[1]
 
-    def _ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Put the arguments of a call in the captured order, all by position, and check nothing else.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Raises:
+            InputError: arguments are missing, or too many.
+        """
         if len(args) > len(self.names):
             raise _MISFIT(
                 f"The model takes {counted(len(self.names), 'input')} ({', '.join(self.names) or 'none'}), "

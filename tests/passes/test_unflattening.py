@@ -347,6 +347,46 @@ def test_inputs_of_another_structure_or_shape_are_refused_and_an_adapter_takes_t
     assert torch.equal(model(x)["out"], unflatten(program, First())(x, x)["out"])
 
 
+def test_an_adapter_is_called_as_torch_calls_it_and_not_for_the_order_of_keywords(model: Model, x: Tensor) -> None:
+    class Named(FlatArgsAdapter):
+        def adapt(self, *, target_spec, input_spec, input_args, metadata, obj):  # type: ignore[no-untyped-def]
+            asked.append(obj)
+            return input_args[: target_spec.num_leaves]
+
+    class Keywords(nn.Module):
+        def forward(self, *, a: Tensor, b: Tensor) -> Tensor:
+            return a - b
+
+    asked: list[Any] = []
+    program = torch.export.export(model, (x,))
+    assert torch.equal(model(x)["out"], unflatten(program, Named())(x, 7)["out"])
+    assert [(x, 7)] == asked
+
+    program = torch.export.export(Keywords(), (), {"a": x, "b": x.clone()})
+    assert torch.equal(x - 2, unflatten(program, Named())(b=torch.full_like(x, 2), a=x))
+    assert 1 == len(asked)
+
+
+def test_a_converted_module_takes_inputs_of_the_new_type(model: Model, x: Tensor) -> None:
+    unflattened = unflatten(torch.export.export(model, (x,)), clone=True).double()
+    expected = copy.deepcopy(model).double()
+    expected.constant = expected.constant.double()
+
+    for converted in (unflattened, copy.deepcopy(unflattened)):
+        assert torch.allclose(expected(x.double())["out"], converted(x.double())["out"])
+        with pytest.raises(InputError, match=r"^The input 'x' has dtype torch\.float32, but the model takes"):
+            converted(x)
+
+
+def test_checks_of_inputs_are_left_out_where_they_are_not_wanted(model: Model, x: Tensor) -> None:
+    unflattened = unflatten(torch.export.export(model, (x,)))
+    unflattened.check_input_constraints = False
+
+    assert torch.equal(model(x[:1])["out"], unflattened(x[:1])["out"])
+    with pytest.raises(InputError, match="but 2 came"):
+        unflattened(x, x)
+
+
 def test_the_class_takes_a_program_and_tells_its_facts(model: Model, x: Tensor) -> None:
     class First(FlatArgsAdapter):
         def adapt(self, target_spec, input_spec, input_args, metadata=None, obj=None):  # type: ignore[no-untyped-def]
