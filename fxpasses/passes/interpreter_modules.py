@@ -155,8 +155,10 @@ class InterpreterModule(ModuleContainer):
         return self._functions[index](self, *args, **kwargs)  # type: ignore[misc]  # all of them are there now
 
     def finalize(self) -> None:
-        """Generate the code of all graphs again, after they were edited."""
-        self._functions = [None] * len(self.graphs)
+        """Generate the code of all graphs again, after they were edited, here and in the modules inside."""
+        for module in self.modules():
+            if isinstance(module, InterpreterModule):
+                module._functions = [None] * len(module.graphs)
         if type(self) in _OWN_CLASSES:
             bind_forward(self)
 
@@ -199,7 +201,9 @@ class InterpreterModule(ModuleContainer):
         for name, value in self.__dict__.items():
             if name != "_functions":
                 new.__dict__[name] = copy.deepcopy(value, memo)
-        new.finalize()
+        new._functions = [None] * len(self.graphs)
+        if type(self) in _OWN_CLASSES:
+            bind_forward(new)
         return new
 
 

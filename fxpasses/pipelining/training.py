@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from fxpasses.errors import StageError
+from fxpasses.errors import StageError, also_as
 from fxpasses.pipelining.running.merging import merge_outputs
 from fxpasses.pipelining.scheduling.schedules import Schedule, find_schedule
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from fxpasses.pipelining.stages import StageModule
 
 __all__ = ["RankSchedule", "build_schedule"]
+
+_CHUNK_SPECS = ("args_chunk_spec", "kwargs_chunk_spec")
+_OWN_OPTIONS = ("stage", "stages", "n_microbatches", "loss_fn", "scale_grads")
+"""What :func:`build_schedule` gives to torch's schedules itself."""
 
 
 @attrs.frozen(eq=False)
@@ -179,6 +184,13 @@ class RankSchedule:
         return result
 
 
+def _refuse_unknown(options: Mapping[str, Any], kind: type) -> None:
+    taken = [name for name in inspect.signature(kind).parameters if name not in _OWN_OPTIONS]
+    if unknown := [name for name in options if name not in taken]:
+        known = ", ".join(dict.fromkeys((*taken, *_CHUNK_SPECS)))
+        raise also_as(StageError, TypeError())(f"{kind.__name__} takes no {unknown[0]!r}; its options are {known}")
+
+
 def build_schedule(
     pipe: Pipe,
     schedule: str | Schedule = "1f1b",
@@ -200,13 +212,15 @@ def build_schedule(
         device: Where this rank's stages run.
         group: The processes of the pipeline; all by default.
         scale_grads: Whether gradients are averaged over the micro-batches, for losses that are means.
-        **options: What else torch's schedule takes.
+        **options: What else torch's schedule takes; ``args_chunk_spec`` and ``kwargs_chunk_spec``, which say how inputs
+            are cut, go to every schedule.
 
     Returns:
         What this rank runs.
 
     Raises:
-        StageError: No process group, a rank without a stage, or numbers that torch's runtime would refuse.
+        StageError: No process group, a rank without a stage, numbers that torch's runtime would refuse, or an option
+            that its schedule does not take (also a TypeError).
     """
     import torch.distributed as dist
     import torch.distributed.pipelining as torch_pipelining
@@ -223,7 +237,11 @@ def build_schedule(
     stages = tuple(pipe.build_stage(index, device, group) for index in own)
     kind = getattr(torch_pipelining, found.torch_name)
     given = stages[0] if issubclass(kind, PipelineScheduleSingle) else list(stages)
+    specs = {name: options.pop(name) for name in _CHUNK_SPECS if name in options}
+    _refuse_unknown(options, kind)
     runner = kind(given, num_microbatches, loss_fn=loss_fn, scale_grads=False, **options)
+    for name, spec in specs.items():  # set, since not every schedule hands them on to the base class that has them
+        setattr(runner, f"_{name}", spec)
     if options.get("output_merge_spec") is None:
         runner._merge_outputs = merge_outputs  # torch's takes nothing but tensors with a batch
     ties = pipe.tie_parameters(stages, group)  # after the runner, which says where each stage is

@@ -244,6 +244,12 @@ def test_edited_graphs_are_run_after_finalize(model: Model, x: Tensor) -> None:
     assert torch.allclose(plain - 2 * model.constant, unflattened(x)["out"])
     assert torch.allclose(plain - 2 * model.constant, copy.deepcopy(unflattened)(x)["out"])
 
+    relu = unflattened.get_submodule("sequence.1")
+    (call,) = relu.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    call.target = torch.ops.aten.neg.default
+    unflattened.finalize()
+    assert torch.equal(-x, relu(x))
+
 
 def test_what_was_generated_goes_with_its_module(model: Model, x: Tensor) -> None:
     unflattened = unflatten(torch.export.export(model, (x,)))

@@ -144,7 +144,44 @@ def on_two_ranks(rank, folder):
     for name in ("1f1b", "zero-bubble", "zbv"):
         found["shared", name] = shared_layers(name)
     found["loss by schedule"] = loss_by_schedule()
+    for name in ("1f1b", "loopedbfs"):
+        found["masked", name] = masked(name)
     return found
+
+
+class Masked(nn.Module):
+    """A mask between positions, which has no batch, and one of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x, between, *, rows):
+        for layer in self.layers:
+            x = between @ layer(x) * rows
+        return x
+
+
+def masked_model():
+    torch.manual_seed(0)
+    return Masked().double(), torch.randn(8, 3, 4).double(), torch.randn(3, 3).double(), torch.randn(8, 1, 1).double()
+
+
+def masked(name):
+    from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+
+    model, x, between, rows = masked_model()
+    cuts = [2] if name == "1f1b" else [1, 2, 3]
+    spec = {f"layers.{number}": BEGINNING for number in cuts}
+    pipe = pipeline(model, (x[:2], between), {"rows": rows[:2]}, spec)
+    specs = {
+        "args_chunk_spec": (TensorChunkSpec(0), _Replicate()),
+        "kwargs_chunk_spec": {"rows": TensorChunkSpec(0)},
+    }
+    part = build_schedule(pipe, name, num_microbatches=MICRO_BATCHES, loss_fn=functional.mse_loss, **specs)
+    part.step(x, between, rows=rows, target=x)
+    refusal = refused(lambda: build_schedule(pipe, name, num_microbatches=MICRO_BATCHES, chunks=3))
+    return refusal, {key: value.grad for module in part.modules for key, value in module.named_parameters()}
 
 
 class SharedLayers(nn.Module):
@@ -399,6 +436,20 @@ def test_a_schedule_returns_the_losses_that_a_model_computes(two):
     assert two[0]["loss by schedule"][0] is None
     torch.testing.assert_close(loss.detach().expand(4), two[1]["loss by schedule"][0])
     torch.testing.assert_close(expected, gradients)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "loopedbfs"])
+def test_inputs_without_a_batch_are_given_to_each_micro_batch_under_every_schedule(two, name):
+    """torch's looped schedule does not take what says so; an option that none takes is refused."""
+    model, x, between, rows = masked_model()
+    loss = functional.mse_loss(model(x, between, rows=rows), x)
+    expected = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
+    gradients = {key: value for rank in two[:2] for key, value in rank["masked", name][1].items()}
+    kind = "Schedule1F1B" if name == "1f1b" else "ScheduleLoopedBFS"
+
+    torch.testing.assert_close(expected, {key: gradients[key] for key in expected})
+    assert all(rank["masked", name][0].startswith(f"{kind} takes no 'chunks'; its options are ") for rank in two[:2])
+    assert all("args_chunk_spec, kwargs_chunk_spec" in rank["masked", name][0] for rank in two[:2])
 
 
 # --- what three processes do ---------------------------------------------------------------------------------------
