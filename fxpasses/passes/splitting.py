@@ -403,7 +403,10 @@ def _write_call(top: _TopLevel, part: Part) -> None:
 
 
 def carry_over(source: GraphModule, module: LazyGraphModule) -> None:
-    """Keep what belongs to the module and not to its graph: hooks, ``meta``, checks of an exported module's inputs."""
+    """Keep what belongs to the module and not to its graph: hooks, ``meta``, checks of an exported module's inputs.
+
+    That ``train`` and ``eval`` are refused by what torch.export makes is not kept, as other tools that split do not.
+    """
     module.meta = dict(source.meta)
     own = {*module.__dict__, "_code", "_lineno_map", "_prologue_start", "_graphmodule_cls_name"}
     for name, entry in source.__dict__.items():
@@ -411,6 +414,8 @@ def carry_over(source: GraphModule, module: LazyGraphModule) -> None:
             module.__dict__[name] = entry.copy()
         elif name not in own and not isinstance(entry, torch.Tensor):
             bound = isinstance(entry, types.MethodType) and entry.__self__ is source
+            if bound and name in ("train", "eval") and entry.__func__.__module__ == "torch.export.exported_program":
+                continue
             module.__dict__[name] = types.MethodType(entry.__func__, module) if bound else entry
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from fxpasses.pipelining.running.tied import TiedParameters
 
 __all__ = ["Pipe", "PipeInfo", "pipeline"]
+
+_FACTS = ("balance", "traffic", "_program", "_cut", "_loss", "_copied")
+"""What a pipe knows and never changes."""
 
 
 @attrs.frozen
@@ -236,6 +240,14 @@ class Pipe(torch.nn.Module):
 
         own = list(stages) if isinstance(stages, Sequence) else [stages]
         return TiedParameters.of(ties_of(self._copied, list(self._cut.part_names.values())), own, group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pipe:
+        """A pipe with stages and state of its own; the program, and what is known of the cut, is the same."""
+        new = self.__class__.__new__(self.__class__)
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = value if name in _FACTS else copy.deepcopy(value, memo)
+        return new
 
     def info(self) -> PipeInfo:
         """The graph, the number of stages, and whether there is a loss."""

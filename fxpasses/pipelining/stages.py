@@ -19,6 +19,10 @@ from fxpasses.programs.input_contract import InputContract
 __all__ = ["StageModule"]
 
 
+_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+"""Where a module keeps its state; a stage has those of its part, so that what changes one changes the other."""
+
+
 class StageModule(torch.nn.Module):
     """A stage as schedules run it: the first takes the user's inputs, the last gives the user's outputs.
 
@@ -42,7 +46,7 @@ class StageModule(torch.nn.Module):
         aliases: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__()
-        for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"):
+        for held in (*_TABLES, "training"):
             object.__setattr__(self, held, getattr(part, held))
         self.part: GraphModule
         self.route: Route
@@ -54,6 +58,12 @@ class StageModule(torch.nn.Module):
         self.__dict__.update(own)  # the model may have children of these names, which assigning would replace
         self.register_state_dict_post_hook(_add_aliases)  # type: ignore[no-untyped-call]  # torch's
         self.register_load_state_dict_pre_hook(_drop_aliases)  # type: ignore[no-untyped-call]  # torch's
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give the part of a copy, or of what was pickled, the tables of the stage again: torch makes it new ones."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
+        for held in _TABLES:
+            object.__setattr__(self.part, held, getattr(self, held))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stage; see the class for what it takes and gives."""

@@ -825,6 +825,15 @@ def test_hooks_and_input_checks_of_the_source_stay():
         done({"a": torch.ones(4, 4)}, 3)
 
 
+def test_a_split_of_an_exported_module_takes_a_mode():
+    """What torch.export makes refuses ``eval``; its parts, and torch's splits of it, do not."""
+    program = torch.export.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),))
+    done = split_module(program.module(), None, lambda node: node.name)
+
+    assert not done.eval().training
+    assert all(part.training for part in done.train().children())
+
+
 def test_threads_may_run_a_split_for_the_first_time_together():
     """Compiling on first use is safe under threads."""
     for _ in range(5):

@@ -1,6 +1,7 @@
 """Pipeline stages: the cut, the values that travel, the state of each stage, and what is refused."""
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -567,6 +568,43 @@ def test_a_copy_of_a_stage_stands_on_its_own():
 
     assert not any(value.any() for value in other(X))
     assert any(value.any() for value in stage(X))
+
+
+class Shifted(nn.Module):
+    """A buffer at the top, which torch moves by putting another in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        return self.second(self.first(x) + self.shift)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda stage: pickle.loads(pickle.dumps(stage))])
+def test_a_copy_of_a_stage_is_moved_as_a_whole(copied):
+    """What it runs with has the tables of the stage, in a copy, too."""
+    model, x = Shifted(), torch.ones(2, 4)
+    stage = copied(pipeline(model, (x,), None, {"second": BEGINNING}).get_stage_module(0)).double()
+
+    assert all(value.dtype == torch.float64 for value in stage.part.state_dict().values())
+    assert stage.part.get_buffer("shift") is stage.get_buffer("shift")
+
+
+def test_a_pipe_can_be_copied_and_put_into_another_mode():
+    """As torch's can; operators keep the mode in which they were captured."""
+    model, x = Shifted(), torch.ones(2, 4)
+    pipe = pipeline(model, (x,), None, {"second": BEGINNING})
+    other = copy.deepcopy(pipe)
+    other.eval()
+    other.train()
+    other(x).sum().backward()
+
+    assert torch.equal(model(x), other(x))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert other.get_stage_module(1).part is other.split_gm.get_submodule("submod_pp_1")
+    assert other.info().num_stages == 2
 
 
 def test_state_that_nothing_uses_is_in_a_stage_too():

@@ -62,7 +62,7 @@ def pipe_split() -> None:
 
 
 def annotate_split_points(mod: torch.nn.Module, spec: Mapping[str, SplitPoint]) -> None:
-    """Note where ``pipeline`` shall cut a model; the model itself is not changed.
+    """Note where ``pipeline`` shall cut a model; the model itself is not changed, and a copy of it has no such notes.
 
     Args:
         mod: The model, or a part of it.
