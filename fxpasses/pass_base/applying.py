@@ -22,6 +22,7 @@ from fxpasses.errors import FxPassesError, InputError, PassError, also_as, user_
 from fxpasses.journal import Snapshot
 from fxpasses.journal.comparing import same_structure
 from fxpasses.metadata import running_pass
+from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.outlining.owning import own_bodies
 from fxpasses.pass_base import naming
 from fxpasses.pass_base.base import (
@@ -298,6 +299,8 @@ def _run_alone(
             outcome = apply_pass(pass_, module, program, queue=queue)
             modified = is_modified(snapshot, module, outcome.graph_module)
             if modified:
+                if not is_program_pass(pass_):
+                    hand_in_constants(outcome.graph_module)
                 mark_changed(queue, module, snapshot, outcome.graph_module)
                 if program is not None and not is_program_pass(pass_):
                     program = sync_program(program, outcome.graph_module)

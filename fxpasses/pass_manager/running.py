@@ -23,6 +23,7 @@ from fxpasses.errors import CheckError, FxPassesError, GraphError, PassError
 from fxpasses.instruments.events import PassEvent, Told, ambient_instruments, collecting
 from fxpasses.instruments.records import CheckOutcome, Edits, PassRecord, RunReport, count_nodes, count_ops
 from fxpasses.journal import Changes, Snapshot
+from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.outlining.owning import own_bodies
 from fxpasses.pass_base import PassResult, naming
 from fxpasses.pass_base.applying import (
@@ -303,6 +304,7 @@ class Run:
                 self._switch(outcome)
             return None, []
         before, old = self.snapshot, self.module
+        hand_in_constants(outcome.graph_module)
         self._switch(outcome)
         if in_place:
             changes = before.changes(self.snapshot)

@@ -30,6 +30,7 @@ from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import GraphError
 from fxpasses.guards import GUARDS
 from fxpasses.metadata import current_pass
+from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.programs.signatures import (
     LIFTED,
     MUTATIONS,
@@ -60,6 +61,8 @@ def resync(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgr
     _check_outputs(program, matched)
     _drop_missing_inputs(program, matched)
     _order_placeholders(program, matched)
+    for body in hand_in_constants(graph_module):
+        recompile_if_possible(body)
     _lift_attributes(program)
     _rename_calls(program)
     sync_signature(program)

@@ -20,6 +20,7 @@ from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
+from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.outlining.owning import own_bodies
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, InternalMatch, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.compiling import graph_of
@@ -152,6 +153,9 @@ def replace_pattern_with_filters(
     try:
         with running_pass(current_pass() or "replace_pattern"), collection_paused():
             done = [replaced for body in bodies for replaced in job.run(body, is_root=body is module)]
+            if done and nested:
+                for body in hand_in_constants(module):
+                    recompile_on_demand(body)
             if done and isinstance(gm, ExportedProgram):
                 with_graph_module(gm, module)
             return done

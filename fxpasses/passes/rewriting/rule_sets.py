@@ -23,6 +23,7 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import PatternError, also_as
 from fxpasses.journal import Snapshot
 from fxpasses.metadata import current_pass, running_pass
+from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.outlining.owning import own_bodies
 from fxpasses.partitioners.matching import CompiledPattern, GraphView, Pattern, PatternMatch, compile_pattern
 from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, checked_filters, impossible_calls
@@ -234,6 +235,9 @@ class RuleSet:
                 for body in bodies:
                     program = graph_module if isinstance(graph_module, ExportedProgram) and body is root else None
                     _Run(self, body, report, strict, program).go(until, max_rounds, max_applications)
+                if nested and report.modified:
+                    for body in hand_in_constants(root):
+                        recompile_on_demand(body)
                 if isinstance(graph_module, ExportedProgram) and report.modified:
                     with_graph_module(graph_module, root)
         except Exception:
