@@ -302,6 +302,7 @@ def _kept_names(plan: Plan) -> dict[str, None]:
     """What stays at the top level: attributes of left-over nodes, and state that no node uses."""
     kept: dict[str, None] = {}
     used: set[str] = set()
+    passed_in = {value for part in plan.parts for value in part.inputs}
     for node in plan.nodes:
         if node.op not in ("get_attr", "call_module"):
             continue
@@ -311,7 +312,7 @@ def _kept_names(plan: Plan) -> dict[str, None]:
             stays = node not in plan.home
         else:
             holders = plan.constant_users.get(node, {})
-            stays = not holders or -1 in holders or any(node in part.inputs for part in plan.parts)
+            stays = not holders or -1 in holders or node in passed_in
         if stays and node not in plan.routes:
             kept[name] = None
     for name in state_of(plan.graph_module):

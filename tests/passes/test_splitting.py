@@ -409,6 +409,22 @@ def test_complaint_19_tuple_return():
     torch.testing.assert_close(wrapped(x), source(x))
 
 
+def test_many_constants_in_many_parts_are_cheap():
+    """Whether a constant is passed in is not asked of each part."""
+
+    def lines_of(count):
+        root, graph = nn.Module(), Graph()
+        value = graph.placeholder("x")
+        for index in range(count):
+            root.register_buffer(f"buffer_{index}", torch.ones(1))
+            value = graph.call_function(torch.add, (value, graph.get_attr(f"buffer_{index}")))
+        graph.output(value)
+        source = GraphModule(root, graph)
+        return lines_run(lambda: split(source, {node: at // 5 for at, node in enumerate(compute_nodes(source))}))
+
+    assert lines_of(1_600) < 4.5 * lines_of(400)
+
+
 def test_complaint_20_many_parts_are_cheap_and_their_code_is_made_once():
     """Complaint 20: no class and no code before the first run, then one of each, and never stale."""
     source = long_chain(2_000)
