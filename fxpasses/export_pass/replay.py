@@ -165,6 +165,7 @@ class Walk:
         self._dead: list[Node] = []
         self._unused: set[Node] = set()
         self._constants: dict[int, tuple[Any, Node]] = {}
+        self._numbers: dict[str, int] = {}  # by stem: the first that may be free
 
     @property
     def edited(self) -> bool:
@@ -445,7 +446,7 @@ class Walk:
         known = self._constants.get(id(value))
         if known is not None and not known[1]._erased and self._stands_before(known[1]):
             return known[1]
-        target = _store(self.graph_module, value, stem)
+        target = self._store(value, stem)
         visit = self._current()
         node = self.place("get_attr", target, (), {})
         origin = visit.node
@@ -457,6 +458,21 @@ class Walk:
             self.run.owner.on_attr(ProxyValue(value, node))
         self._constants[id(value)] = (value, node)
         return node
+
+    def _store(self, value: Any, stem: str) -> str:
+        """Hang a value on the graph module under a free name."""
+        number = self._numbers.get(stem, 0)
+        while hasattr(self.graph_module, f"{stem}{number}"):
+            number += 1
+        self._numbers[stem] = number + 1
+        name = f"{stem}{number}"
+        if isinstance(value, torch.nn.Module):
+            self.graph_module.add_submodule(name, value)
+        elif isinstance(value, torch.nn.Parameter):
+            self.graph_module.register_parameter(name, value)
+        else:
+            self.graph_module.register_buffer(name, value, persistent=False)
+        return name
 
     # --- what a hook answered -----------------------------------------------------------------------------------
 
@@ -638,20 +654,6 @@ def _take_entries(node: Node, meta: NodeMetadata) -> None:
     for key, entry in entries.items():
         if key not in VALUE_KEYS and key != "from_node":
             node.meta[key] = entry
-
-
-def _store(graph_module: GraphModule, value: Any, stem: str) -> str:
-    number = 0
-    while hasattr(graph_module, f"{stem}{number}"):
-        number += 1
-    name = f"{stem}{number}"
-    if isinstance(value, torch.nn.Module):
-        graph_module.add_submodule(name, value)
-    elif isinstance(value, torch.nn.Parameter):
-        graph_module.register_parameter(name, value)
-    else:
-        graph_module.register_buffer(name, value, persistent=False)
-    return name
 
 
 def _note_node(error: Exception, node: Node) -> None:

@@ -118,7 +118,8 @@ class FoldConstants(PassBase):
         for node in ends:
             made.append(constants.add(f"folded_{node.name}", values.pop(node), before=node, replaces=[node]))
             replace_node(node, made[-1])
-        going = [node for node in foldable if node not in ends]
+        replaced = set(ends)
+        going = [node for node in foldable if node not in replaced]
         erase_nodes(user for node in [*going, *made] for user in node.users if is_proven_assertion(user))
         _erase_unused(going)
         constants.drop_unused(sources)

@@ -34,6 +34,7 @@ from fxpasses.outlining.body_constants import hand_in_constants
 from fxpasses.programs.signatures import (
     LIFTED,
     MUTATIONS,
+    RANK,
     insert_placeholder,
     place_of,
     placeholder_name,
@@ -134,7 +135,8 @@ def _match_inputs(program: ExportedProgram) -> dict[int, Node]:
     nodes = placeholders_of(program)
     matched: dict[int, Node] = {}
     for names in ([node.name for node in nodes], [str(node.target) for node in nodes]):
-        free = {name: node for name, node in zip(names, nodes, strict=True) if node not in matched.values()}
+        known = set(matched.values())
+        free = {name: node for name, node in zip(names, nodes, strict=True) if node not in known}
         for index, spec in enumerate(specs):
             if index not in matched and spec.arg.name in free:
                 matched[index] = free.pop(spec.arg.name)
@@ -242,31 +244,50 @@ def _lift_attributes(program: ExportedProgram) -> None:
                 node=node,
                 pass_name=current_pass(),
             )
+    if not found:
+        return
+    placeholders = _known_inputs(program, found)
+    _add_inputs(program, [target for target in found if target not in placeholders], placeholders)
     for target, nodes in found.items():
-        placeholder = _placeholder_for(program, target)
         for node in nodes:
-            for user in list(node.users):
-                user.replace_input_with(node, placeholder)
+            node.replace_all_uses_with(placeholders[target])
             program.graph.erase_node(node)
     for target in found:
         remove_attribute(program.graph_module, target)
 
 
-def _placeholder_for(program: ExportedProgram, target: str) -> Node:
-    tensor = get_attribute(program.graph_module, target)
-    specs = program.graph_signature.input_specs
-    for spec, node in zip(specs, placeholders_of(program), strict=True):
-        if spec.kind in LIFTED and spec.target == target and stored_tensor(program, spec) is tensor:
-            return node
-    kind, persistent = _kind_of_attribute(program.graph_module, target)
-    name = _free_target(program, target)
-    place = place_of(program, kind)
-    node = insert_placeholder(program, place, placeholder_name(kind, name))
-    set_value(node, fake_of(tensor, obtain_fake_mode(program), node))
-    spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
-    specs.insert(place, spec)
-    store(program, spec, tensor)
-    return node
+def _known_inputs(program: ExportedProgram, targets: Iterable[str]) -> dict[str, Node]:
+    """The placeholders of attributes that are inputs already, under the same name."""
+    held = {target: get_attribute(program.graph_module, target) for target in targets}
+    specs = zip(program.graph_signature.input_specs, placeholders_of(program), strict=True)
+    return {
+        str(spec.target): node
+        for spec, node in specs
+        if spec.kind in LIFTED and spec.target in held and stored_tensor(program, spec) is held[str(spec.target)]
+    }
+
+
+def _add_inputs(program: ExportedProgram, targets: Iterable[str], placeholders: dict[str, Node]) -> None:
+    """Make inputs of attributes, all of one kind at a time, and note them; linear in all inputs."""
+    by_kind: dict[InputKind, list[tuple[str, bool | None]]] = {}
+    for target in targets:
+        kind, persistent = _kind_of_attribute(program.graph_module, target)
+        by_kind.setdefault(kind, []).append((target, persistent))
+    names = _FreeNames([*program.state_dict, *program.constants])
+    mode = obtain_fake_mode(program)
+    for kind in sorted(by_kind, key=RANK.__getitem__):
+        place = place_of(program, kind)
+        specs: list[InputSpec] = []
+        last: Node | None = None
+        for target, persistent in by_kind[kind]:
+            tensor = get_attribute(program.graph_module, target)
+            name = names.take(target)
+            last = insert_placeholder(program, place, placeholder_name(kind, name), after=last)
+            set_value(last, fake_of(tensor, mode, last))
+            specs.append(InputSpec(kind, TensorArgument(name=last.name), name, persistent))
+            store(program, specs[-1], tensor)
+            placeholders[target] = last
+        program.graph_signature.input_specs[place:place] = specs
 
 
 def _kind_of_attribute(graph_module: GraphModule, target: str) -> tuple[InputKind, bool | None]:
@@ -279,12 +300,35 @@ def _kind_of_attribute(graph_module: GraphModule, target: str) -> tuple[InputKin
     return InputKind.CONSTANT_TENSOR, None
 
 
-def _free_target(program: ExportedProgram, target: str) -> str:
-    taken = {*program.state_dict, *program.constants}
-    name, number = target, 0
-    while any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in taken):
-        name, number = f"{target}_{number}", number + 1
-    return name
+class _FreeNames:
+    """Qualified names that are still free: none is another one, or the module that another one is in."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken: set[str] = set()
+        self._modules: set[str] = set()
+        for name in taken:
+            self._add(name)
+
+    def take(self, wished: str) -> str:
+        """The wished name, or one like it that is free; it is taken from now on."""
+        name, number = wished, 0
+        while self._is_taken(name):
+            name, number = f"{wished}_{number}", number + 1
+        self._add(name)
+        return name
+
+    def _add(self, name: str) -> None:
+        self._taken.add(name)
+        self._modules.update(_modules_around(name))
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._taken or name in self._modules or not self._taken.isdisjoint(_modules_around(name))
+
+
+def _modules_around(name: str) -> list[str]:
+    """``["a", "a.b"]`` of ``a.b.c``."""
+    steps = name.split(".")
+    return [".".join(steps[:depth]) for depth in range(1, len(steps))]
 
 
 # --- preserved calls of submodules ------------------------------------------------------------------------------------

@@ -256,9 +256,14 @@ def place_of(program: ExportedProgram, kind: InputKind) -> int:
     return next((at for at, spec in enumerate(specs) if RANK[spec.kind] > RANK[kind]), len(specs))
 
 
-def insert_placeholder(program: ExportedProgram, place: int, name: str) -> Node:
-    """Make a placeholder at a position among the others; its spec is the caller's to insert."""
+def insert_placeholder(program: ExportedProgram, place: int, name: str, *, after: Node | None = None) -> Node:
+    """Make a placeholder at a position among the others, or right behind one; its spec is the caller's to insert."""
     graph = program.graph
+    if after is not None:
+        with graph.inserting_after(after):
+            following: Node = graph.placeholder(name)
+        following.target = following.name
+        return following
     placeholders = placeholders_of(program)
     before = placeholders[place] if place < len(placeholders) else None
     if before is None:

@@ -10,7 +10,7 @@ from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
-from work import operators_run
+from work import lines_run, operators_run
 
 from fxpasses.checks import fake_values_agree, lint, metadata_is_complete
 from fxpasses.export_pass import ExportPass, replay
@@ -527,3 +527,24 @@ def test_on_any_graph_a_no_op_changes_nothing(run):
     assert not result.modified
     assert text == program.graph_module.code
     assert nodes == list(program.graph.nodes)
+
+
+def test_thousands_of_new_constants_become_inputs_in_linear_time():
+    class NumbersAsTensors(ExportPass):
+        def call_operator(self, op, args, kwargs, meta):
+            args = (args[0], torch.tensor(float(args[1]))) if op == aten.mul.Tensor else args
+            return super().call_operator(op, args, kwargs, meta)
+
+    def scaled(times):
+        def run(x):
+            for number in range(times):
+                x = x * number
+            return x
+
+        return export(run, torch.ones(2))
+
+    programs = {count: scaled(count) for count in (50, 200)}
+    lines = {count: lines_run(lambda count=count: NumbersAsTensors()(programs[count])) for count in programs}
+
+    assert 200 == len(programs[200].constants)
+    assert lines[200] < 5 * lines[50]

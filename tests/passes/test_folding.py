@@ -7,9 +7,11 @@ import torch
 from fuzz import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx import Node
+from work import lines_run
 
 from fxpasses.checks import fake_values_agree, lint, metadata_is_complete
-from fxpasses.passes import FoldConstants
+from fxpasses.passes import FoldConstants, FuseConvBN
 from fxpasses.testing import assert_pass, assert_same_values
 from fxpasses.units import MiB
 
@@ -59,6 +61,57 @@ def test_the_signature_of_a_program_follows():
 
     assert {"folded_cos", "folded_detach_"} <= set(program.constants)
     assert "frequencies" not in program.constants
+
+
+class Scaled(torch.nn.Module):
+    """Adds up buffers, each of them times two."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.names = [f"buffer_{index}" for index in range(count)]
+        for name in self.names:
+            self.register_buffer(name, torch.ones(2))
+
+    def forward(self, x):
+        for name in self.names:
+            x = x + getattr(self, name) * 2
+        return x
+
+
+def test_the_work_grows_in_proportion_to_the_constants(monkeypatch):
+    """For a program, whose signature tells of each of them, and for a module."""
+    compared = 0
+
+    def equal(self, other):
+        nonlocal compared
+        compared += 1
+        return NotImplemented
+
+    programs = {count: export(Scaled(count), torch.ones(2)) for count in (50, 200)}
+    module = programs[200].module()
+    lines = {count: lines_run(lambda count=count: FoldConstants()(programs[count])) for count in programs}
+    monkeypatch.setattr(Node, "__eq__", equal, raising=False)
+    FoldConstants()(module)
+
+    assert lines[200] < 5 * lines[50]
+    assert compared < 20 * 200
+    assert {f"folded_mul_{number}" for number in range(1, 200)} <= set(programs[200].constants)
+
+
+def test_modules_may_be_called_like_an_attribute_of_graph_modules():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.graph = torch.nn.Sequential(torch.nn.Conv1d(1, 1, 1), torch.nn.BatchNorm1d(1)).eval()
+
+        def forward(self, x):
+            return self.graph(x)
+
+    program = export(Model().eval(), torch.ones(1, 1, 2))
+    FuseConvBN()(program)
+    program.validate()
+
+    assert {"graph_0_weight_fused", "graph_0_bias_fused"} < set(program.state_dict)
 
 
 def test_what_is_too_large_stays():
