@@ -368,10 +368,10 @@ class Registry:
 
     def _written_options(self, entry: PassEntry, pass_: Any) -> list[str]:
         defaults = _defaults(entry)
-        values = {option: _option_value(pass_, option) for option in entry.options}
+        values = [(option, _option_value(pass_, option)) for option in entry.options]  # defaults may not be hashable
         return [
             f"{option.text_name}={self._write_option(option, value)}"
-            for option, value in values.items()
+            for option, value in values
             if not _is_default(defaults.get(option.name, _REQUIRED), value)
         ]
 

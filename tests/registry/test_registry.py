@@ -130,6 +130,22 @@ def test_text_and_pipeline_round_trip(registry, text):
     assert manager == registry.parse(registry.text_of(manager))
 
 
+def test_options_whose_defaults_are_lists_are_written_too(registry):
+    @attrs.frozen
+    class Keep(PassBase):
+        names: list[str] = attrs.field(factory=list)
+        depth: int = 1
+
+        def call(self, graph_module):
+            return PassResult(graph_module, False)
+
+    registry.register(Keep)
+
+    assert "keep" == registry.text_of([Keep()])
+    assert "keep{names=[a],depth=2}" == registry.text_of([Keep(["a"], 2)])
+    assert Keep(["a"]) == registry.parse("keep{names=[a]}").passes[0]
+
+
 def test_whitespace_and_defaults_do_not_matter(registry):
     loose = registry.parse(" scale { factor = 2.0 } ,\n  repeat ( do-nothing ) { max-steps = 10 } ")
 
