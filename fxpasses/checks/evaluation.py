@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -19,7 +20,7 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError
 from fxpasses.seeding import seeded
 
-__all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate", "flat_inputs"]
+__all__ = ["TOLERANCES", "Difference", "Evaluation", "compare_tensors", "evaluate", "flat_inputs", "tensors_kept"]
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-9,
@@ -36,13 +37,15 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 class Evaluation:
     """What one run gave: the outputs, the value of each node by name, and gradients by name if asked for.
 
-    ``left`` are the inputs and buffers as the run left them, by what they are called in a message.
+    ``left`` are the inputs and buffers as the run left them, by what they are called in a message. ``paths`` say where
+    in what the caller gets each output is, such as ``"['logits']"``; None for a program, whose outputs are flat.
     """
 
     outputs: list[Any]
     values: dict[str, list[Any]]
     gradients: dict[str, torch.Tensor]
     left: dict[str, torch.Tensor]
+    paths: list[str] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -91,10 +94,25 @@ def evaluate(
         stack.enter_context(seeded())
         stack.enter_context(_state_kept(module))
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
-        outputs = pytree.tree_leaves(recorder.run(*flat, enable_io_processing=False))
+        result = recorder.run(*flat, enable_io_processing=False)
+        outputs = pytree.tree_leaves(result)
         found = _gradients(subject, outputs, flat) if gradients else {}
         left = dict(_own_tensors(subject, flat))
-    return Evaluation([_copied(output) for output in outputs], recorder.values, found, left)
+    paths = None if isinstance(subject, ExportedProgram) else _paths(module, result)
+    return Evaluation([_copied(output) for output in outputs], recorder.values, found, left, paths)
+
+
+def _paths(module: GraphModule, result: Any) -> list[str] | None:
+    """Where the leaves of a result are in what the caller of the module gets; lists and tuples are the same here."""
+    info = getattr(module.graph._codegen, "pytree_info", None)
+    spec = None if info is None else info.out_spec
+    leaves = pytree.tree_leaves(result)
+    if spec is not None and spec.num_leaves == len(leaves):
+        result = pytree.tree_unflatten(leaves, spec)
+    try:
+        return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(result)[0]]
+    except ValueError:  # a type that was registered without its keys
+        return None
 
 
 def _fresh(gradients: bool) -> Any:
@@ -164,17 +182,38 @@ def _in_order(program: ExportedProgram, kwargs: dict[str, Any]) -> dict[str, Any
 @contextlib.contextmanager
 def _state_kept(module: GraphModule) -> Iterator[None]:
     """Buffers, and what else the run writes to, are put back, without a word to autograd."""
-    state = {id(each): each for each in (*module.buffers(), *analyze_effects(module).written_tensors())}
-    kept = [(each, each._version, each.detach().clone()) for each in state.values() if not each.is_meta]
-    try:
+    with tensors_kept((*module.buffers(), *analyze_effects(module).written_tensors())):
         yield
+
+
+@contextlib.contextmanager
+def tensors_kept(tensors: Iterable[torch.Tensor]) -> Iterator[Callable[[], bool]]:
+    """Tensors are put back as they were, whatever is written into them inside, or set as their ``data``.
+
+    Gives a function that tells whether any of them is another than it was. Those without numbers are left out.
+    """
+    state = {id(each): each for each in tensors if not each.is_meta and not isinstance(each, FakeTensor)}
+    kept = [(each, each.data, each._version, each.detach().clone()) for each in state.values()]
+
+    def changed() -> bool:
+        return any(_is_other(tensor, version, copied) for tensor, _, version, copied in kept)
+
+    try:
+        yield changed
     finally:
-        for tensor, version, copied in kept:
-            if tensor._version != version or not torch.equal(tensor, copied):  # batch norm writes without counting
+        for tensor, data, version, copied in kept:
+            if _is_other(tensor, version, copied):
+                if tensor.shape != copied.shape or tensor.dtype != copied.dtype or tensor.device != copied.device:
+                    tensor.data = data
                 with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(copied)
                     # the counter itself goes back too, so that nobody takes this for a change of the module
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def _is_other(tensor: torch.Tensor, version: int, copied: torch.Tensor) -> bool:
+    """Has a tensor been written to? Batch norm writes without counting, as does whoever writes to ``data``."""
+    return tensor._version != version or compare_tensors(copied, tensor, {}) is not None
 
 
 def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -228,12 +267,18 @@ def compare_tensors(mine: Any, theirs: Any, tolerances: Mapping[torch.dtype, flo
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
         same = type(mine) is type(theirs) and (mine == theirs or (mine != mine and theirs != theirs))
         return None if same else f"{theirs!r} instead of {mine!r}"
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        return f"{theirs.dtype}{list(theirs.shape)} instead of {mine.dtype}{list(mine.shape)}"
+    mine, theirs = mine.detach(), theirs.detach()
+    if (mine.dtype, mine.layout, mine.is_nested) != (theirs.dtype, theirs.layout, theirs.is_nested):
+        return f"{_described(theirs)} instead of {_described(mine)}"
+    if mine.is_nested:  # sizes of two nested tensors are never the same symbols
+        return _compare_rows(mine.unbind(), theirs.unbind(), tolerances)
+    if mine.shape != theirs.shape:
+        return f"{_described(theirs)} instead of {_described(mine)}"
     if mine.device.type == "meta" or theirs.device.type == "meta" or mine.numel() == 0:
         return None
     theirs = theirs.to(mine.device)
     tolerance = tolerances.get(mine.dtype, 0.0)
+    mine, theirs = _plain(mine), _plain(theirs)
     if torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance, equal_nan=True):
         return None
     if not (mine.is_floating_point() or mine.is_complex()):
@@ -241,3 +286,30 @@ def compare_tensors(mine: Any, theirs: Any, tolerances: Mapping[torch.dtype, flo
     apart = (mine.to(torch.complex128 if mine.is_complex() else torch.float64) - theirs).abs()
     worst = float(torch.nan_to_num(apart, nan=float("inf")).max())
     return f"they are {worst:.3g} apart, more than {tolerance:g}"
+
+
+def _described(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return f"nested {tensor.dtype}"
+    kind = "" if tensor.layout is torch.strided else f" ({str(tensor.layout).removeprefix('torch.')})"
+    return f"{tensor.dtype}{list(tensor.shape)}{kind}"
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a form that can be compared: sparse, quantised and eight-bit ones cannot."""
+    if tensor.layout is not torch.strided:
+        return tensor.to_dense()
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _compare_rows(
+    mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], tolerances: Mapping[torch.dtype, float]
+) -> str | None:
+    if len(mine) != len(theirs):
+        return f"{len(theirs)} nested rows instead of {len(mine)}"
+    for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        if (how := compare_tensors(one, other, tolerances)) is not None:
+            return f"in nested row {index}, {how}"
+    return None

@@ -20,8 +20,9 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
     """The check that a graph gives the same outputs as the input of the run, on the given arguments.
 
     It runs after every pass that changes something, so the first pass that goes wrong is named, and the first node
-    whose value differs from what it was before that pass. Inputs and buffers must be left as before, too. State that
-    a run writes to is put back; random numbers are drawn from the same seed.
+    whose value differs from what it was before that pass. The caller must get the outputs in the same places (tuples
+    and lists are the same, dictionaries have the same keys), and inputs and buffers must be left as before, too. State
+    that a run writes to is put back; random numbers are drawn from the same seed.
 
     Args:
         args: Inputs, as a call would give them.
@@ -81,7 +82,9 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
     def _problem(self, reference: Evaluation, now: Evaluation) -> str | None:
         if len(reference.outputs) != len(now.outputs):
             return f"there are {len(now.outputs)} outputs instead of {len(reference.outputs)}"
-        for index, (mine, theirs) in enumerate(zip(reference.outputs, now.outputs, strict=True)):
+        if (problem := _other_structure(reference.paths, now.paths)) is not None:
+            return problem
+        for index, (mine, theirs) in enumerate(zip(reference.outputs, _in_order_of(reference, now), strict=True)):
             if (how := compare_tensors(mine, theirs, self.tolerances)) is not None:
                 return f"output {index} differs: {how}"
         for name, tensor in reference.left.items():
@@ -131,6 +134,23 @@ class same_outputs(InputCheck):  # noqa: N801 - reads as a statement: checks=[sa
             return before[node.name]
         names = [source.name for source in node.meta.get("from_node") or []]
         return next((before[name] for name in reversed(names) if name in before), None)
+
+
+def _other_structure(before: list[str] | None, now: list[str] | None) -> str | None:
+    if before is None or now is None:  # of a program, whose outputs are flat
+        return None
+    for old, new in zip(before, now, strict=True):
+        if old not in now:
+            return f"the caller gets {f'result{new}'!r} instead of {f'result{old}'!r}"
+    return None
+
+
+def _in_order_of(reference: Evaluation, now: Evaluation) -> list[Any]:
+    """The outputs in the order of the reference: that of the keys of a dictionary means nothing."""
+    if reference.paths is None or now.paths is None or reference.paths == now.paths:
+        return now.outputs
+    by_path = dict(zip(now.paths, now.outputs, strict=True))
+    return [by_path[path] for path in reference.paths]
 
 
 def _tolerances(given: Mapping[torch.dtype, float] | float | None) -> dict[torch.dtype, float]:

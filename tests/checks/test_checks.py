@@ -40,6 +40,7 @@ from fxpasses.checks import (
     signature_is_valid,
     well_formed,
 )
+from fxpasses.checks.evaluation import TOLERANCES, compare_tensors
 from fxpasses.journal.comparing import graph_text
 from fxpasses.passes import RemoveNoOps
 
@@ -538,6 +539,66 @@ def test_same_outputs_compares_two_modules_by_itself():
         same_outputs((x,))(fx.symbolic_trace(lambda x: x), fx.symbolic_trace(lambda x: (x, x)))
     with pytest.raises(TypeError, match=r"args is a tuple of inputs, not a Tensor; write same_outputs\(\(x,\)\)"):
         same_outputs(x)
+
+
+def test_same_outputs_sees_that_the_caller_gets_them_in_other_places():
+    x = torch.linspace(-1, 1, 3)
+    single, wrapped = (fx.symbolic_trace(function) for function in (lambda x: x + 1, lambda x: (x + 1,)))
+    named = fx.symbolic_trace(lambda x: {"a": x, "b": x + 1})
+    turned = fx.symbolic_trace(lambda x: {"b": x + 1, "a": x})
+    renamed = fx.symbolic_trace(lambda x: {"a": x, "c": x + 1})
+    swapped = fx.symbolic_trace(lambda x: {"b": x, "a": x + 1})
+
+    same_outputs((x,))(wrapped, fx.symbolic_trace(lambda x: [x + 1]))
+    same_outputs((x,))(named, turned)
+    with pytest.raises(GraphError, match=r"the caller gets 'result' instead of 'result\[0\]'"):
+        same_outputs((x,))(wrapped, single)
+    with pytest.raises(GraphError, match=r"""the caller gets "result\['c'\]" instead of "result\['b'\]\""""):
+        same_outputs((x,))(named, renamed)
+    with pytest.raises(GraphError, match="output 0 differs"):
+        same_outputs((x,))(named, swapped)
+
+
+def test_same_outputs_sees_that_the_structure_of_an_exported_module_changed():
+    class Named(torch.nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            self.names = names
+
+        def forward(self, x):
+            return {name: x + number for number, name in enumerate(self.names)}
+
+    x = torch.linspace(-1, 1, 3)
+    one, other, third = (torch.export.export(Named(*names), (x,)).module() for names in ("ab", "ab", "ac"))
+
+    same_outputs((x,))(one, other)
+    with pytest.raises(GraphError, match="the caller gets"):
+        same_outputs((x,))(one, third)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged),
+        lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]),
+    ],
+    ids=["sparse", "csr", "quantised", "float8", "jagged", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_same_outputs_compares_tensors_of_every_form(made):
+    one, other = (fx.symbolic_trace(function) for function in (lambda x: (x, x), lambda x: (x, x)))
+    changed = fx.symbolic_trace(lambda x: (x, x.clone()))
+    x = torch.eye(3)
+
+    same_outputs((made(x),))(one, other)
+    same_outputs((made(x),))(one, changed)
+    assert compare_tensors(made(x), made(x), TOLERANCES) is None
+    assert "apart" in compare_tensors(made(x), made(x + 1), TOLERANCES)
+    assert "instead of" in compare_tensors(made(x), x, TOLERANCES)
 
 
 def test_same_outputs_sees_that_an_input_or_a_buffer_is_not_written_any_more():
