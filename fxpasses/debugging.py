@@ -16,24 +16,27 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
-from fxpasses.checks.evaluation import flat_inputs
+from fxpasses.checks.evaluation import flat_inputs, tensors_kept
 from fxpasses.checks.outputs import same_outputs
 from fxpasses.effects import is_impure
-from fxpasses.errors import FxPassesError, InputError
+from fxpasses.errors import FxPassesError, InputError, also_as
 from fxpasses.instruments import BisectLimit
 from fxpasses.instruments.events import Instrument, PassEvent, RewriteLimit, observe
 from fxpasses.journal.comparing import clone_sharing_tensors, graph_diff, graph_text
-from fxpasses.pass_base.applying import call_alone, unpack
+from fxpasses.pass_base.applying import call_alone, is_program_pass, unpack
+from fxpasses.pass_base.naming import pass_name
 from fxpasses.pass_manager import PassManager
 from fxpasses.pass_manager.groups import PassGroup
 from fxpasses.programs import with_graph_module
@@ -68,6 +71,7 @@ class GuiltyPass:
         args: The inputs that show it.
         kwargs: The keyword inputs that show it.
         subject: ``before``, or the program it belongs to.
+        is_bad: Tells whether a graph shows the same problem, for :func:`reduce_graph`.
     """
 
     name: str
@@ -81,14 +85,23 @@ class GuiltyPass:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     subject: GraphModule | ExportedProgram
+    is_bad: Callable[[GraphModule, Sequence[Any]], bool]
 
     def __str__(self) -> str:
         change = "" if self.after is None else graph_diff(graph_text(self.before), graph_text(self.after))
         return f"pass '{self.name}' (position {self.position}, step {self.step}): {self.problem}\n{change}"
 
     def reduce(self, *, max_trials: int = 1000) -> ReducedGraph:
-        """The smallest graph on which this pass goes wrong; see :func:`reduce_graph`."""
-        return reduce_graph(self.subject, self.args, goes_wrong(self.pass_), self.kwargs, max_trials=max_trials)
+        """The smallest graph on which this pass goes wrong in this way; see :func:`reduce_graph`.
+
+        A pass that gave other outputs does so again, one that raised raises the same type of error, and where a check
+        judged, it judges.
+
+        Raises:
+            InputError: The pass works on whole programs, and a part of one is none.
+        """
+        _refuse_program_pass(self.pass_)
+        return reduce_graph(self.subject, self.args, self.is_bad, self.kwargs, max_trials=max_trials)
 
 
 @attrs.frozen(eq=False)
@@ -152,7 +165,7 @@ def find_guilty_pass(
 
     The pipeline runs on copies that share the model's tensors, each time stopped after another number of passes, as
     with LLVM's ``-opt-bisect-limit``: about log2(n) runs for n passes, the rounds of loops counted. A pass that raises
-    is wrong too.
+    is wrong too. What passes write into the tensors is put back after each run, and is in the graphs that are returned.
 
     Args:
         pipeline: A manager, a group, a pass, or a list of them.
@@ -166,10 +179,10 @@ def find_guilty_pass(
         The pass, or None if nothing goes wrong.
 
     Raises:
-        InputError: The module is wrong before the first pass already.
+        InputError: The module is wrong before the first pass already, or ``args`` is no sequence of inputs.
     """
     manager = pipeline if isinstance(pipeline, PassGroup) else PassManager(_listed(pipeline))
-    trial = _Trial(manager, module, tuple(args), dict(kwargs or {}), check, tolerances)
+    trial = _Trial(manager, module, _inputs(args), dict(kwargs or {}), check, tolerances)
     everything = trial.run(-1)
     if everything.problem is None:
         return None
@@ -202,6 +215,7 @@ def find_guilty_pass(
         trial.args,
         trial.kwargs,
         unpack(before.result)[1] or unpack(before.result)[0],
+        _Problem(event.pass_, trial, verdict.error),
     )
 
 
@@ -223,7 +237,7 @@ def find_guilty_rewrite(
         The rewrite, or None if nothing goes wrong, or goes wrong without any rewrite that is counted.
     """
     manager = pipeline if isinstance(pipeline, PassGroup) else PassManager(_listed(pipeline))
-    trial = _Trial(manager, module, tuple(args), dict(kwargs or {}), check, tolerances)
+    trial = _Trial(manager, module, _inputs(args), dict(kwargs or {}), check, tolerances)
 
     def run(limit: int) -> tuple[_Verdict, RewriteLimit]:
         with RewriteLimit(limit) as gate:
@@ -268,27 +282,48 @@ def reduce_graph(
     Raises:
         InputError: The problem is not there to begin with.
     """
-    return _Reducer(module, tuple(args), dict(kwargs or {}), is_bad, max_trials).reduce()
+    return _Reducer(module, _inputs(args), dict(kwargs or {}), is_bad, max_trials).reduce()
 
 
 def goes_wrong(
-    pass_: Any, *, tolerances: Mapping[torch.dtype, float] | float | None = None
+    pass_: Any,
+    *,
+    tolerances: Mapping[torch.dtype, float] | float | None = None,
+    raising: bool | None = None,
 ) -> Callable[[GraphModule, Sequence[Any]], bool]:
-    """The predicate that a pass changes what a graph computes, or raises on it; for :func:`reduce_graph`."""
+    """The predicate that a pass changes what a graph computes, or raises on it; for :func:`reduce_graph`.
+
+    Args:
+        pass_: The pass.
+        tolerances: How far values may be apart, as for :class:`~fxpasses.checks.same_outputs`.
+        raising: False to ask only for other outputs, for a pass whose ``requires`` refuses most parts of a graph; True
+            to ask only whether it raises.
+
+    Raises:
+        InputError: The pass works on whole programs, and what a graph is cut down to is none.
+    """
+    _refuse_program_pass(pass_)
 
     def is_bad(module: GraphModule, args: Sequence[Any]) -> bool:
-        after = clone_sharing_tensors(module)
-        try:
-            result = call_alone(pass_, after)
-        except FxPassesError:
-            return True
-        try:
-            same_outputs(tuple(args), tolerances=tolerances, nodes=False)(module, result.graph_module)
-        except FxPassesError:
-            return True
-        return False
+        with tensors_kept(_tensors(module)):
+            error, differs = _outcome(pass_, module, same_outputs(tuple(args), tolerances=tolerances, nodes=False))
+        return (error is not None and raising is not False) or (differs and raising is not True)
 
     return is_bad
+
+
+def _outcome(pass_: Any, module: GraphModule, check: same_outputs) -> tuple[FxPassesError | None, bool]:
+    """What a pass raises on a copy of a module, and whether the copy gives other outputs afterwards."""
+    compare = check.begin(module)  # before the pass, which may write into what the copy shares with the module
+    try:
+        result = call_alone(pass_, clone_sharing_tensors(module))
+    except FxPassesError as error:
+        return error, False
+    try:
+        compare(result.graph_module)
+    except FxPassesError:
+        return None, True
+    return None, False
 
 
 # --- bisecting ------------------------------------------------------------------------------------------------------
@@ -311,6 +346,7 @@ class _Verdict:
     last: PassEvent | None
     problem: str | None
     result: Any
+    error: FxPassesError | None = None
 
 
 @attrs.frozen(eq=False)
@@ -324,26 +360,110 @@ class _Trial:
 
     def run(self, limit: int) -> _Verdict:
         """Run the first ``limit`` passes on a copy, and look at what comes out."""
-        subject = _clone(self.module)
         gate, last = BisectLimit(limit), _Last()
-        try:
-            with observe(gate, last):
-                result = self.manager(subject)
-        except FxPassesError as error:
-            return _Verdict(len(gate.ran), last.event, str(error), None)
-        return _Verdict(len(gate.ran), last.event, self._problem(result), result)
+        with tensors_kept(_tensors(self.module)) as changed:
+            judge = self._judge()
+            try:
+                with observe(gate, last):
+                    result = self.manager(_clone(self.module))
+            except FxPassesError as error:
+                return _Verdict(len(gate.ran), last.event, str(error), None, error)
+            problem = judge(result)
+            shown: Any = result
+            if changed():  # the graphs that are shown keep what was written
+                module, program = unpack(result)
+                shown = copy.deepcopy(module if program is None else program)
+        return _Verdict(len(gate.ran), last.event, problem, shown)
 
-    def _problem(self, result: Any) -> str | None:
-        module, program = unpack(result)
-        after = module if program is None else program
+    def _judge(self) -> Callable[[Any], str | None]:
+        """What looks at a result; the outputs of the module are taken now, before passes write into its tensors."""
+        compare = self.check
+        if compare is None:
+            try:
+                compare = same_outputs(self.args, self.kwargs, self.tolerances, nodes=True).begin(self.module)
+            except Exception as error:  # a module that cannot run is wrong in every trial, before the first pass too
+                problem = str(error) or type(error).__name__
+                return lambda result: problem
+
+        def judge(result: Any) -> str | None:
+            module, program = unpack(result)
+            try:
+                if compare(module if program is None else program) is False:
+                    return "the check says no"
+            except Exception as error:  # a check may raise anything, and so may a graph that is wrong
+                return str(error) or type(error).__name__
+            return None
+
+        return judge
+
+
+@attrs.frozen(eq=False)
+class _Problem:
+    """The predicate that a pass goes wrong on another graph as it did in a trial."""
+
+    pass_: Any
+    trial: _Trial
+    error: FxPassesError | None
+
+    def __call__(self, module: GraphModule, args: Sequence[Any]) -> bool:
+        with tensors_kept(_tensors(module)):
+            if self.error is None and self.trial.check is not None:
+                return self._is_refused(module, self.trial.check)
+            check = same_outputs(tuple(args), tolerances=self.trial.tolerances, nodes=False)
+            error, differs = _outcome(self.pass_, module, check)
+        if self.error is None:
+            return differs
+        return error is not None and type(_cause(error)) is type(_cause(self.error))
+
+    def _is_refused(self, module: GraphModule, check: Callable[[Any], Any]) -> bool:
+        """Does the check take the graph before the pass, and not after it?"""
+        if not _passes(check, module):
+            return False
         try:
-            if self.check is None:
-                same_outputs(self.args, self.kwargs, self.tolerances, nodes=True)(self.module, after)
-            elif self.check(after) is False:
-                return "the check says no"
-        except Exception as error:  # a check may raise anything, and so may a graph that is wrong
-            return str(error) or type(error).__name__
-        return None
+            result = call_alone(self.pass_, clone_sharing_tensors(module))
+        except FxPassesError:
+            return False
+        return not _passes(check, result.graph_module)
+
+
+def _passes(check: Callable[[Any], Any], module: GraphModule) -> bool:
+    try:
+        return check(module) is not False
+    except Exception as error:  # a check may raise anything
+        logger.debug("refused: %s", error)
+        return False
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a pass itself raised."""
+    return error if error.__cause__ is None else _cause(error.__cause__)
+
+
+def _refuse_program_pass(pass_: Any) -> None:
+    if is_program_pass(pass_):
+        raise InputError(
+            f"{pass_name(pass_)} works on whole programs, and what a graph is cut down to is none; reduce with a pass "
+            "on graph modules that does the same"
+        )
+
+
+def _tensors(module: GraphModule | ExportedProgram) -> Iterator[torch.Tensor]:
+    """All the tensors of a module or program that passes may write into."""
+    if isinstance(module, ExportedProgram):
+        yield from (each for each in module.state_dict.values() if isinstance(each, torch.Tensor))
+        yield from (each for each in module.constants.values() if isinstance(each, torch.Tensor))
+    root = module.graph_module if isinstance(module, ExportedProgram) else module
+    for inner in root.modules():
+        for group in (inner._parameters, inner._buffers, inner.__dict__):
+            yield from (each for each in group.values() if isinstance(each, torch.Tensor))
+
+
+def _inputs(args: Any) -> tuple[Any, ...]:
+    if not isinstance(args, Sequence):  # a tensor is none
+        raise also_as(InputError, TypeError())(
+            f"args is a tuple of inputs, not a {type(args).__name__}; write (x,) for a single one"
+        )
+    return tuple(args)
 
 
 def _clone(module: GraphModule | ExportedProgram) -> GraphModule | ExportedProgram:
@@ -368,8 +488,12 @@ class _Values(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        self.given[n] = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), result)
+        self.given[n] = pytree.tree_map_only(torch.Tensor, _copied, result)
         return result
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 class _Reducer:
@@ -388,8 +512,9 @@ class _Reducer:
         self.limit = limit
         self.trials = 0
         interpreter = _Values(self.source)
-        with torch.no_grad(), seeded():
-            interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        given = flat_inputs(module, *pytree.tree_map_only(torch.Tensor, _copied, (args, kwargs)))
+        with torch.no_grad(), seeded(), tensors_kept(_tensors(module)):
+            interpreter.run(*given, enable_io_processing=False)
         self.values = interpreter.given
         self.compute = [node for node in self.source.graph.nodes if node.op.startswith("call_")]
         self.impure = {node for node in self.compute if is_impure(node)}

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import fx
 
-from fxpasses import FixedPoint, InputError, PassManager, Stage
+from fxpasses import (
+    ExportedProgramPassBase,
+    ExportedProgramPassResult,
+    FixedPoint,
+    InputError,
+    PassBase,
+    PassManager,
+    PassResult,
+    Stage,
+)
 from fxpasses.debugging import find_guilty_pass, find_guilty_rewrite, goes_wrong, reduce_graph
 from fxpasses.instruments import rewrite_allowed
 from fxpasses.passes import replace_pattern
@@ -212,3 +221,128 @@ def test_rewrites_by_pattern_are_counted_by_themselves():
     found = find_guilty_rewrite(drop, fx.symbolic_trace(Relus()), (torch.zeros(2),))
     assert 0 == found.number
     assert "relu" in found.where
+
+
+class SigmoidToTanh(PassBase):
+    """Wrong, and refuses graphs without what it replaces."""
+
+    def requires(self, graph_module):
+        if not graph_module.graph.find_nodes(op="call_function", target=torch.sigmoid):
+            raise ValueError("there is no sigmoid")
+
+    def call(self, graph_module):
+        wrong(graph_module)
+        return PassResult(graph_module, True)
+
+
+def test_a_graph_is_reduced_to_what_shows_the_same_problem_not_another():
+    found = find_guilty_pass([harmless, SigmoidToTanh()], fx.symbolic_trace(Deep()), X)
+
+    calls = [node.target for node in found.reduce().graph_module.graph.nodes if node.op == "call_function"]
+
+    assert [torch.sigmoid] == calls
+
+
+def test_a_pass_that_raises_is_reduced_to_the_same_error():
+    def refuses_tanh_and_small_graphs(graph_module):
+        if len(graph_module.graph.find_nodes(op="call_function", target=torch.tanh)) > 2:
+            raise ZeroDivisionError("too many")
+        raise KeyError("too few")
+
+    found = find_guilty_pass([refuses_tanh_and_small_graphs], fx.symbolic_trace(Deep()), X)
+
+    reduced = found.reduce().graph_module
+
+    assert "ZeroDivisionError" in found.problem
+    assert 3 == len(reduced.graph.find_nodes(op="call_function", target=torch.tanh))
+
+
+def test_what_a_check_of_ones_own_found_is_reduced_by_that_check():
+    def at_most_one_tanh(module):
+        return len(module.graph.find_nodes(op="call_function", target=torch.tanh)) < 6
+
+    found = find_guilty_pass([harmless, wrong], fx.symbolic_trace(Deep()), X, check=at_most_one_tanh)
+
+    reduced = found.reduce().graph_module
+
+    assert "the check says no" == found.problem
+    assert 1 == len(reduced.graph.find_nodes(op="call_function", target=torch.sigmoid))
+
+
+def test_a_predicate_may_leave_out_what_raises():
+    program = fx.symbolic_trace(Deep())
+    args = X
+
+    assert goes_wrong(SigmoidToTanh())(fx.symbolic_trace(torch.nn.Tanh()), args)
+    assert not goes_wrong(SigmoidToTanh(), raising=False)(fx.symbolic_trace(torch.nn.Tanh()), args)
+    assert goes_wrong(SigmoidToTanh(), raising=False)(program, args)
+    assert not goes_wrong(SigmoidToTanh(), raising=True)(program, args)
+
+
+def test_passes_on_whole_programs_are_found_but_not_reduced():
+    class WrongProgram(ExportedProgramPassBase):
+        def call(self, exported_program):
+            wrong(exported_program.graph_module)
+            return ExportedProgramPassResult(exported_program, True)
+
+    found = find_guilty_pass([harmless, WrongProgram()], torch.export.export(Deep(), X), X)
+
+    assert "WrongProgram" == found.name
+    with pytest.raises(InputError, match="WrongProgram works on whole programs"):
+        found.reduce()
+    with pytest.raises(InputError, match="WrongProgram works on whole programs"):
+        goes_wrong(WrongProgram())
+
+
+def double_through_data(graph_module):
+    for parameter in graph_module.parameters():
+        parameter.data.mul_(2)
+
+
+def double_in_place(graph_module):
+    with torch.no_grad():
+        for parameter in graph_module.parameters():
+            parameter.mul_(2)
+
+
+def make_double(graph_module):
+    for parameter in graph_module.parameters():
+        parameter.data = parameter.data.double()
+
+
+@pytest.mark.parametrize("writes", [double_through_data, double_in_place, make_double])
+def test_a_pass_that_writes_into_parameters_is_found_and_they_are_put_back(writes):
+    module = fx.symbolic_trace(Deep())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    expected = module(*X)
+
+    found = find_guilty_pass([harmless, writes, harmless], module, X)
+
+    assert (writes.__name__, 1) == (found.name, found.number)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(expected["a"], found.before(*X)["a"])
+    if writes is not make_double:
+        assert not torch.equal(expected["a"], found.after(*X)["a"])
+        assert 1 == found.reduce().nodes_after
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_reducing_leaves_buffers_and_inputs_as_they_were():
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            return torch.sigmoid(x.mul_(2)) + torch.add(self.seen, x.sum(), out=self.seen)
+
+    module, x = fx.symbolic_trace(Counts()), torch.ones(2)
+    reduce_graph(module, (x,), goes_wrong(wrong))
+
+    assert 0 == module.seen
+    assert torch.equal(torch.ones(2), x)
+
+
+def test_inputs_that_are_no_sequence_are_refused():
+    with pytest.raises(InputError, match=r"args is a tuple of inputs, not a Tensor; write \(x,\)"):
+        find_guilty_pass([wrong], fx.symbolic_trace(Deep()), X[0])
