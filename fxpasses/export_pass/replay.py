@@ -5,7 +5,8 @@ other answer makes new nodes next to the visited one and moves its users over. A
 noted as stale and computed again when the walk gets to it; if its value comes out the same, the wave ends there.
 
 Every node is visited once and every stale node computed once, so a walk costs O(nodes + edges) plus the propagation of
-the changed frontier.
+the changed frontier. Giving a node another input costs time in proportion to all of its inputs; a node with many is
+therefore given all its new ones at once, when the walk gets to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -33,6 +35,8 @@ __all__ = ["Baseline", "ReplayTracer", "Run", "Walk", "run_of"]
 
 _UNSET: Any = object()
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_MANY_INPUTS = 64
+"""From how many inputs on a node waits for the walk to get its new inputs."""
 
 
 class Baseline:
@@ -88,6 +92,16 @@ def run_of(owner: ExportPass) -> Run:
             pass_name=type(owner).__name__,
         )
     return run
+
+
+@attrs.frozen
+class _Replaced:
+    """A node that a user with many inputs still holds: what stands for it, what takes its name, and whether it stays."""
+
+    node: Node
+    by: Any
+    heir: Node | None
+    is_kept: bool
 
 
 class Run:
@@ -164,6 +178,8 @@ class Walk:
         self._changed: set[Node] = set()
         self._dead: list[Node] = []
         self._unused: set[Node] = set()
+        self._has_many_inputs: dict[Node, bool] = {}
+        self._waiting: dict[Node, list[_Replaced]] = {}  # by user: the inputs that it still holds
         self._constants: dict[int, tuple[Any, Node]] = {}
         self._numbers: dict[str, int] = {}  # by stem: the first that may be free
 
@@ -213,6 +229,8 @@ class Walk:
         for node in list(self.graph.nodes):
             if node._erased:
                 continue
+            if node in self._waiting:
+                self._give_new_inputs(node)
             hook = hook_of(node) if hooks or forced else ""
             if hook in hooks or node in forced:
                 self._ask(node, hook)
@@ -493,17 +511,18 @@ class Walk:
                 node=node,
                 pass_name=type(self.run.owner).__name__,
             )
+        heir = None
+        if isinstance(result, ProxyValue) and result.node in visit.made and _alike(result.node, node):
+            heir = result.node
         if result is not None:
-            self._replace(visit, result)
+            self._replace(visit, result, heir)
         if visit.reused:
             self._dead.append(node)
-        elif not node.users:
-            self._drop(node)
-            if isinstance(result, ProxyValue) and result.node in visit.made and _alike(result.node, node):
-                result.node.name = node.name  # the same call in another form: less changes in text and signature
+        else:
+            self._drop_unused(node, heir)
 
-    def _replace(self, visit: Visit, result: Any) -> None:
-        """Let the users of the visited node use ``result`` instead."""
+    def _replace(self, visit: Visit, result: Any, heir: Node | None) -> None:
+        """Let the users of the visited node use ``result`` instead, now or when the walk gets to them."""
         node = visit.node
         self._visit = visit  # constants in the result become nodes beside the visited one
         try:
@@ -514,9 +533,10 @@ class Walk:
         for user in list(node.users):
             if user in visit.made:
                 continue
-            user.args = map_arg(user.args, lambda each: by if each is node else each)
-            if user.kwargs:
-                user.kwargs = map_arg(user.kwargs, lambda each: by if each is node else each)
+            if self._takes_many(user):
+                self._waiting.setdefault(user, []).append(_Replaced(node, by, heir, visit.reused))
+            else:
+                _substitute(user, {node: by})
             self.graph_edited = True
             if changed:
                 self._stale.add(user)
@@ -532,10 +552,29 @@ class Walk:
             return not has_value(node) and not has_value(by)
         return same_value(value_of(node), value_of(by))
 
-    def _drop(self, node: Node) -> None:
+    def _takes_many(self, user: Node) -> bool:
+        found = self._has_many_inputs.get(user)
+        if found is None:
+            found = self._has_many_inputs[user] = len(user.all_input_nodes) >= _MANY_INPUTS
+        return found
+
+    def _give_new_inputs(self, user: Node) -> None:
+        """Give a node what stands for its inputs now, all at once, and drop what nobody else holds."""
+        replaced = self._waiting.pop(user)
+        _substitute(user, {each.node: each.by for each in replaced})
+        for each in replaced:
+            if not each.is_kept:
+                self._drop_unused(each.node, each.heir)
+
+    def _drop_unused(self, node: Node, heir: Node | None) -> None:
+        """Erase a replaced node that nobody holds; the same call in another form takes its name."""
+        if node.users:
+            return
         self._dead.extend(node.all_input_nodes)
         self.graph.erase_node(node)
         self.graph_edited = True
+        if heir is not None:
+            heir.name = node.name  # less changes in text and signature
 
     def _remove_dead_code(self) -> None:
         """Erase what the rewrite left without users; code that was dead before stays."""
@@ -614,6 +653,12 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, _SYMBOLIC):
         return same_value(left, right)
     return bool(left == right)
+
+
+def _substitute(user: Node, by: Mapping[Node, Any]) -> None:
+    user.args = map_arg(user.args, lambda each: by.get(each, each))
+    if user.kwargs:
+        user.kwargs = map_arg(user.kwargs, lambda each: by.get(each, each))
 
 
 def _parts(found: slice) -> tuple[Any, Any, Any]:

@@ -548,3 +548,41 @@ def test_thousands_of_new_constants_become_inputs_in_linear_time():
 
     assert 200 == len(programs[200].constants)
     assert lines[200] < 5 * lines[50]
+
+
+def many_inputs(count):
+    return export(lambda x: torch.cat([torch.sin(x + number) for number in range(count)]), torch.ones(2))
+
+
+class KeepAndNegate(ExportPass):
+    """Use the negative of every sine."""
+
+    def call_operator(self, op, args, kwargs, meta):
+        value = super().call_operator(op, args, kwargs, meta)
+        return super().call_operator(aten.neg.default, (value,), {}, meta) if op == aten.sin.default else value
+
+
+@pytest.mark.parametrize(
+    ("pass_", "expected"),
+    [
+        (Replace(sin="cos"), lambda x: torch.cat([torch.cos(x + number) for number in range(100)])),
+        (Drop(aten.sin.default), lambda x: torch.cat([x + number for number in range(100)])),
+        (KeepAndNegate(), lambda x: torch.cat([-torch.sin(x + number) for number in range(100)])),
+    ],
+    ids=["replaced", "dropped", "kept"],
+)
+def test_a_node_with_many_inputs_is_given_all_its_new_ones(pass_, expected):
+    program = many_inputs(100)
+    x = torch.linspace(-1, 1, 2)
+
+    after = PassManager([pass_], checks=[lint, metadata_is_complete, fake_values_agree])(program).exported_program
+
+    assert torch.equal(expected(x), after.module()(x))
+    assert isinstance(pass_, KeepAndNegate) == bool(after.graph.find_nodes(op="call_function", target=aten.sin.default))
+
+
+def test_replacing_the_inputs_of_one_node_costs_time_in_proportion_to_them():
+    modules = {count: many_inputs(count).graph_module for count in (100, 800)}
+    lines = {count: lines_run(lambda count=count: Replace(sin="cos")(modules[count])) for count in modules}
+
+    assert lines[800] <= 8 * lines[100]
