@@ -159,11 +159,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """The golden files of the test: in the nearest folder ``golden`` above it, named after file and test."""
+    """The golden files of the test: in the nearest folder ``golden`` above it, named after file, class and test."""
     here = request.path.parent
     above = [folder for folder in (here, *here.parents) if folder.is_relative_to(request.config.rootpath)]
     folder = next((each / "golden" for each in above if (each / "golden").is_dir()), here / "golden")
-    name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", request.node.name).strip("_")
+    owner = f"{request.cls.__qualname__}." if request.cls is not None else ""
+    name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", owner + request.node.name).strip("_")
     return Golden(folder / request.path.stem, name, update=bool(request.config.getoption("--update-golden")))
 
 
@@ -195,7 +196,8 @@ def assert_pass(
         kwargs: Example inputs by name.
         golden: Compare the resulting graph with its golden file.
         modified: Whether the pass is expected to change the graph.
-        same_values: The outputs are the same as before; False for a pass that changes them on purpose.
+        same_values: The outputs are the same as before, and so is what a run leaves in inputs and buffers; False for a
+            pass that changes them on purpose. Buffers that the pass takes away are not looked for.
         gradients: The gradients of the inputs are the same, too.
         metadata: Every call has its value, unless some had none before.
         settles: A second run changes nothing.
@@ -224,10 +226,12 @@ def assert_pass(
     lint(after)
     if complete:
         metadata_is_complete(after)
-    if same_values:
-        assert_same_values(
-            _outcome(_runnable(after), args, kwargs, gradients), expected, what=name, rtol=rtol, atol=atol
-        )
+    if expected is not None:
+        found = _outcome(_runnable(after), args, kwargs, gradients)
+        assert_same_values(found.values, expected.values, what=name, rtol=rtol, atol=atol)
+        both = found.buffers.keys() & expected.buffers.keys()
+        mine, theirs = ({key: each.buffers[key] for key in sorted(both)} for each in (found, expected))
+        assert_same_values(mine, theirs, what=f"{name}, buffers after a run", rtol=rtol, atol=atol)
     if settles:
         _assert_settled(pass_, after, name)
     if golden is not None:
@@ -260,15 +264,24 @@ def _is_complete(subject: GraphModule | ExportedProgram) -> bool:
     return True
 
 
-def _runnable(subject: GraphModule | ExportedProgram) -> Callable[..., Any]:
+def _runnable(subject: GraphModule | ExportedProgram) -> torch.nn.Module:
     """A copy that runs: what a run leaves in buffers stays there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 warns about its own copying of tree specs
         return copy.deepcopy(subject.module() if isinstance(subject, ExportedProgram) else subject)
 
 
-def _outcome(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, gradients: bool) -> Any:
-    """Outputs, what the inputs are afterwards, and gradients of the inputs."""
+@attrs.frozen(eq=False)
+class _Outcome:
+    """What a run gave: outputs, what the inputs are afterwards, and their gradients; and the buffers afterwards."""
+
+    values: tuple[Any, list[Any], list[Any]]
+    buffers: dict[str, torch.Tensor]
+
+
+def _outcome(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, gradients: bool
+) -> _Outcome:
     inputs, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     inputs = [_own(each, gradients) for each in inputs]
     torch.manual_seed(0)
@@ -276,7 +289,8 @@ def _outcome(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     outputs = model(*call_args, **call_kwargs)
     leaves = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
     found = _gradients(outputs, leaves) if gradients else []
-    return outputs, [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs], found
+    left = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+    return _Outcome((outputs, left, found), {name: buffer.detach() for name, buffer in model.named_buffers()})
 
 
 def _own(value: Any, gradients: bool) -> Any:

@@ -114,6 +114,28 @@ def test_what_happens_to_inputs_is_compared_too():
         assert_pass(Swap(aten.add_.Tensor, aten.add.Tensor), torch.export.export(Writes(), X).module(), X)
 
 
+def test_what_happens_to_buffers_is_compared_too():
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            self.seen.add_(1)
+            return x.sin()
+
+    class StopCounting(PassBase):
+        def call(self, graph_module):
+            writes = graph_module.graph.find_nodes(op="call_function", target=aten.add_.Tensor)
+            for node in writes:
+                graph_module.graph.erase_node(node)
+            return PassResult(graph_module, bool(writes))
+
+    assert_pass(Swap(aten.sin.default, aten.cos.default), Counts(), X, same_values=False)
+    with pytest.raises(AssertionError, match=r"StopCounting, buffers after a run: values differ at \['seen'\]"):
+        assert_pass(StopCounting(), torch.export.export(Counts(), X).module(), X)
+
+
 def test_values_are_compared_with_their_place():
     with pytest.raises(AssertionError, match=r"mine: values differ at \['a'\]\[1\]"):
         assert_same_values({"a": [torch.ones(1), torch.ones(1)]}, {"a": [torch.ones(1), torch.zeros(1)]}, what="mine")
@@ -161,21 +183,45 @@ TEST = """
 """
 
 
+CLASSES = """
+    class TestOne:
+        def test_text(self, golden):
+            golden.check("one")
+
+    class TestTwo:
+        def test_text(self, golden):
+            golden.check("two")
+"""
+
+
+def test_tests_of_the_same_name_in_two_classes_have_golden_files_of_their_own(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(CLASSES))
+
+    assert "[0, 0]" == run_in(tmp_path, runs=[["--update-golden"], []]).splitlines()[-1]
+    assert "one\n" == (tmp_path / "golden" / "test_it" / "TestOne.test_text.txt").read_text()
+    assert "two\n" == (tmp_path / "golden" / "test_it" / "TestTwo.test_text.txt").read_text()
+
+
+def run_in(folder, runs):
+    script = f"""
+import pytest, sys
+common = ["-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_it.py"]
+print([int(pytest.main([*common, *options])) for options in {runs}])
+"""
+    environment = {"PYTHONPATH": f"{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout
+
+
 def test_the_plug_in_works_in_a_folder_of_its_own(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(textwrap.dedent(TEST))
 
-    script = """
-import pytest, sys
-runs = [[], ["--update-golden"], []]
-common = ["-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_it.py"]
-print([int(pytest.main([*common, *options])) for options in runs])
-"""
-    environment = {"PYTHONPATH": f"{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    output = run_in(tmp_path, runs=[[], ["--update-golden"], []])
 
-    assert done.stdout.splitlines()[-1] == "[1, 0, 0]"
-    assert "there is no golden file" in done.stdout
+    assert output.splitlines()[-1] == "[1, 0, 0]"
+    assert "there is no golden file" in output
     assert "aten.add.Tensor(x, 1)" in (tmp_path / "golden" / "test_it" / "test_detach_goes.txt").read_text()

@@ -96,7 +96,7 @@ def run_of(owner: ExportPass) -> Run:
 
 @attrs.frozen
 class _Replaced:
-    """A node that a user with many inputs still holds: what stands for it, what takes its name, and whether it stays."""
+    """A node that a user with many inputs still holds: what stands for it, what takes its name, if it stays."""
 
     node: Node
     by: Any
