@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+
+from fxpasses.journal.line_diff import unified_lines
 
 __all__ = ["clone_sharing_tensors", "graph_diff", "graph_text", "same_structure"]
 
@@ -106,5 +107,4 @@ def graph_text(module: GraphModule) -> str:
 
 def graph_diff(before: str, after: str) -> str:
     """A unified diff of two texts; empty if they are equal."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2)
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in unified_lines(before.splitlines(), after.splitlines()))
