@@ -267,9 +267,9 @@ def reduce_graph(
 ) -> ReducedGraph:
     """Cut a graph down as long as ``is_bad`` stays true.
 
-    First the output becomes a single node, the earliest that is bad; then nodes become inputs that hold the values
-    these nodes gave, in ever smaller groups. This is delta debugging: ddmin of Zeller and Hildebrandt, "Simplifying and
-    isolating failure-inducing input", 2002; O(n²) trials at worst, about O(k log n) if k nodes matter.
+    First the output becomes a single node that is bad, but whose inputs are not; then nodes become inputs that hold the
+    values these nodes gave, in ever smaller groups. This is delta debugging: ddmin of Zeller and Hildebrandt,
+    "Simplifying and isolating failure-inducing input", 2002; O(n²) trials at worst, about O(k log n) if k nodes matter.
 
     Args:
         module: The graph; left as it is.
@@ -533,20 +533,29 @@ class _Reducer:
         return ReducedGraph(module, args, len(self.compute), len(kept), self.trials)
 
     def _fewer_outputs(self, kept: list[Node], outputs: list[Node]) -> list[Node]:
-        """The earliest single node that is bad by itself, searched from the front in halving steps."""
-        candidates = self._needed(kept, outputs)
-        stride = max(1, len(candidates) // 2)
-        best: list[Node] = outputs
-        end = len(candidates)
-        while stride >= 1:
-            for index in range(stride - 1, end, stride):
-                if self._bad(candidates[: index + 1], [candidates[index]]):
-                    best, end = [candidates[index]], index
-                    break
-            stride //= 2
-        if len(best) > 1:
-            best = next(([one] for one in best if self._bad(kept, [one])), best)
-        return best
+        """A single node that is bad by itself and whose inputs are not: one of the outputs, or what it depends on."""
+        inside = set(kept)
+        best: Node | None = None
+        wanted = self._first_bad(kept, outputs)
+        while wanted is not None:
+            best = self._halved(kept, wanted)
+            wanted = self._first_bad(kept, [one for one in best.all_input_nodes if one in inside])
+        return outputs if best is None else [best]
+
+    def _first_bad(self, kept: list[Node], nodes: list[Node]) -> Node | None:
+        return next((one for one in nodes if self._bad(kept, [one])), None)
+
+    def _halved(self, kept: list[Node], bad: Node) -> Node:
+        """An early bad node among those that ``bad`` depends on; the earliest if what follows a bad one is bad."""
+        candidates = self._needed(kept, [bad])
+        begin, end = 0, candidates.index(bad) if bad in candidates else 0
+        while begin < end:
+            middle = (begin + end) // 2
+            if self._bad(kept, [candidates[middle]]):
+                bad, end = candidates[middle], middle
+            else:
+                begin = middle + 1
+        return bad
 
     def _fewer_nodes(self, kept: list[Node], outputs: list[Node]) -> list[Node]:
         """Zeller's ddmin over the nodes that still compute."""

@@ -346,3 +346,16 @@ def test_reducing_leaves_buffers_and_inputs_as_they_were():
 def test_inputs_that_are_no_sequence_are_refused():
     with pytest.raises(InputError, match=r"args is a tuple of inputs, not a Tensor; write \(x,\)"):
         find_guilty_pass([wrong], fx.symbolic_trace(Deep()), X[0])
+
+
+def test_a_long_chain_is_reduced_in_few_trials():
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    for number in range(300):
+        node = graph.call_function(torch.sigmoid if number == 177 else torch.neg, (node,))
+    graph.output(node)
+
+    small = reduce_graph(fx.GraphModule({}, graph), (torch.ones(2),), goes_wrong(wrong))
+
+    assert [torch.sigmoid] == [each.target for each in small.graph_module.graph.nodes if each.op == "call_function"]
+    assert small.trials < 30

@@ -39,6 +39,7 @@ class Evaluation:
 
     ``left`` are the inputs and buffers as the run left them, by what they are called in a message. ``paths`` say where
     in what the caller gets each output is, such as ``"['logits']"``; None for a program, whose outputs are flat.
+    ``unreached`` are the parameters that the outputs depend on and that no gradient comes to.
     """
 
     outputs: list[Any]
@@ -46,6 +47,7 @@ class Evaluation:
     gradients: dict[str, torch.Tensor]
     left: dict[str, torch.Tensor]
     paths: list[str] | None = None
+    unreached: frozenset[str] = frozenset()
 
 
 @attrs.frozen(eq=False)
@@ -96,10 +98,10 @@ def evaluate(
         stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
         result = recorder.run(*flat, enable_io_processing=False)
         outputs = pytree.tree_leaves(result)
-        found = _gradients(subject, outputs, flat) if gradients else {}
+        found, unreached = _gradients(subject, outputs, flat) if gradients else ({}, frozenset())
         left = dict(_own_tensors(subject, flat))
     paths = None if isinstance(subject, ExportedProgram) else _paths(module, result)
-    return Evaluation([_copied(output) for output in outputs], recorder.values, found, left, paths)
+    return Evaluation([_copied(output) for output in outputs], recorder.values, found, left, paths, unreached)
 
 
 def _paths(module: GraphModule, result: Any) -> list[str] | None:
@@ -135,6 +137,9 @@ def flat_inputs(subject: GraphModule | ExportedProgram, args: Any, kwargs: dict[
             raise InputError(f"the module takes {wanted} values, but the given inputs hold {len(flat)}")
         return flat
     if not kwargs:
+        placeholders = subject.graph.find_nodes(op="placeholder")
+        if len(args) > len(placeholders) and not any(str(node.target).startswith("*") for node in placeholders):
+            raise InputError(f"the module takes {len(placeholders)} values, but the given inputs hold {len(args)}")
         return list(args)
     try:
         bound = inspect.signature(subject.forward).bind(*args, **kwargs)
@@ -236,7 +241,8 @@ def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) ->
             position += 1
 
 
-def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> dict[str, torch.Tensor]:
+def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """The gradients of inputs and parameters, and which parameters have none though the outputs depend on them."""
     module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     leaves = {f"input {name}": value for name, value in zip(names, flat, strict=False) if _differentiable(value)}
@@ -248,10 +254,26 @@ def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> dict[str, t
         if isinstance(output, torch.Tensor) and output.requires_grad:
             weights = torch.rand(output.shape, generator=generator, dtype=torch.float64).to(output.device, output.dtype)
             total = total + (output * weights).sum()
-    if not isinstance(total, torch.Tensor) or not leaves:
-        return {}
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    found: Sequence[torch.Tensor | None] = [None] * len(leaves)
+    if isinstance(total, torch.Tensor) and leaves:
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    by_name = dict(zip(leaves, found, strict=True))
+    read = {f"parameter {name}" for name in _parameters_read(module)}
+    reached = {name: gradient for name, gradient in by_name.items() if gradient is not None}
+    return reached, frozenset(name for name in by_name if name in read and name not in reached)
+
+
+def _parameters_read(module: GraphModule) -> Iterator[str]:
+    """The parameters that the outputs depend on: those that are read, and those of the modules that are called."""
+    live: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node.op == "output" or node in live:
+            live.update(node.all_input_nodes)
+    targets = {str(node.target) for node in live if node.op in ("get_attr", "call_module")}
+    for name, _ in module.named_parameters():
+        parts = name.split(".")
+        if any(".".join(parts[:length]) in targets for length in range(1, len(parts) + 1)):
+            yield name
 
 
 def _differentiable(value: Any) -> bool:

@@ -529,12 +529,40 @@ def test_gradients_are_compared_on_request():
         PassManager([stop_gradient], checks=[same_outputs((x,), gradients=True)])(traced())
 
 
+def test_same_outputs_sees_that_a_parameter_gets_no_gradient_any_more():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * self.weight
+
+    def cut(graph_module):
+        (weight,) = graph_module.graph.find_nodes(op="get_attr")
+        with graph_module.graph.inserting_after(weight):
+            cut = graph_module.graph.call_method("detach", (weight,))
+        weight.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+
+    def fold(graph_module):
+        graph_module.register_buffer("folded", graph_module.weight.detach().clone())
+        (weight,) = graph_module.graph.find_nodes(op="get_attr")
+        weight.target = "folded"
+
+    check = same_outputs((torch.ones(2),), gradients=True)
+    PassManager([fold], checks=[check])(fx.symbolic_trace(Scaled()))
+    with pytest.raises(CheckError, match="the gradient of parameter weight is gone"):
+        PassManager([cut], checks=[check])(fx.symbolic_trace(Scaled()))
+
+
 def test_same_outputs_compares_two_modules_by_itself():
     x = torch.randn(2, 4)
     module = traced()
 
     same_outputs((x,))(module, module)
     same_outputs((), {"x": x})(module, module)
+    with pytest.raises(InputError, match="the module takes 1 values, but the given inputs hold 2"):
+        same_outputs((x, x))(module, module)
     with pytest.raises(GraphError, match="there are 2 outputs instead of 1"):
         same_outputs((x,))(fx.symbolic_trace(lambda x: x), fx.symbolic_trace(lambda x: (x, x)))
     with pytest.raises(TypeError, match=r"args is a tuple of inputs, not a Tensor; write same_outputs\(\(x,\)\)"):
