@@ -303,7 +303,8 @@ def _read_union(value: ValueText, kinds: Sequence[Any]) -> Any:
     if type(None) in kinds and isinstance(value, Word) and not value.quoted and value.text.lower() == "none":
         return None
     unfit: list[str] = []
-    for kind in kinds:
+    quoted = isinstance(value, Word) and value.quoted
+    for kind in sorted(kinds, key=lambda kind: (kind is str) is not quoted):  # text is meant where there are quotes
         if kind is type(None):
             continue
         try:

@@ -209,3 +209,13 @@ def test_any_text_parses_or_is_refused_at_a_character(text):
         error = caught
 
     assert error is None or 0 <= error.column <= len(text)
+
+
+@pytest.mark.parametrize("value", [1, "1", True, "true", 0.5, "0.5", "none", None, "a"])
+@pytest.mark.parametrize("kind", [bool | int | float | str | None, str | bool | int | float | None])
+def test_an_option_that_may_be_text_or_a_number_is_read_as_it_was_written(value, kind):
+    (parsed,) = parse_pipeline_text(f"a{{x={write_value(value)}}}")
+
+    read = read_value(parsed.options[0].value, kind)
+
+    assert (type(value), value) == (type(read), read)
