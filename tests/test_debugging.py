@@ -359,3 +359,15 @@ def test_a_long_chain_is_reduced_in_few_trials():
 
     assert [torch.sigmoid] == [each.target for each in small.graph_module.graph.nodes if each.op == "call_function"]
     assert small.trials < 30
+
+
+def test_models_that_were_made_in_inference_mode_are_put_back_too():
+    with torch.inference_mode():
+        model = Deep()
+    module = fx.symbolic_trace(model)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+
+    found = find_guilty_pass([harmless, double_through_data], module, X)
+
+    assert "double_through_data" == found.name
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -198,7 +198,7 @@ def tensors_kept(tensors: Iterable[torch.Tensor]) -> Iterator[Callable[[], bool]
     Gives a function that tells whether any of them is another than it was. Those without numbers are left out.
     """
     state = {id(each): each for each in tensors if not each.is_meta and not isinstance(each, FakeTensor)}
-    kept = [(each, each.data, each._version, each.detach().clone()) for each in state.values()]
+    kept = [(each, each.data, _version(each), each.detach().clone()) for each in state.values()]
 
     def changed() -> bool:
         return any(_is_other(tensor, version, copied) for tensor, _, version, copied in kept)
@@ -210,15 +210,28 @@ def tensors_kept(tensors: Iterable[torch.Tensor]) -> Iterator[Callable[[], bool]
             if _is_other(tensor, version, copied):
                 if tensor.shape != copied.shape or tensor.dtype != copied.dtype or tensor.device != copied.device:
                     tensor.data = data
-                with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
-                    tensor.copy_(copied)
-                    # the counter itself goes back too, so that nobody takes this for a change of the module
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+                _put_back(tensor, version, copied)
 
 
-def _is_other(tensor: torch.Tensor, version: int, copied: torch.Tensor) -> bool:
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to; one that was made in inference mode does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _put_back(tensor: torch.Tensor, version: int | None, copied: torch.Tensor) -> None:
+    if version is None:
+        with torch.inference_mode():
+            tensor.copy_(copied)
+        return
+    with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+        tensor.copy_(copied)
+        # the counter itself goes back too, so that nobody takes this for a change of the module
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def _is_other(tensor: torch.Tensor, version: int | None, copied: torch.Tensor) -> bool:
     """Has a tensor been written to? Batch norm writes without counting, as does whoever writes to ``data``."""
-    return tensor._version != version or compare_tensors(copied, tensor, {}) is not None
+    return _version(tensor) != version or compare_tensors(copied, tensor, {}) is not None
 
 
 def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -244,8 +257,8 @@ def _own_tensors(subject: GraphModule | ExportedProgram, flat: Sequence[Any]) ->
 def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
     """The gradients of inputs and parameters, and which parameters have none though the outputs depend on them."""
     module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
-    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
-    leaves = {f"input {name}": value for name, value in zip(names, flat, strict=False) if _differentiable(value)}
+    names = _input_names(subject)
+    leaves = {name: value for name, value in zip(names, flat, strict=False) if _differentiable(value)}
     if not isinstance(subject, ExportedProgram):
         leaves.update({f"parameter {name}": value for name, value in module.named_parameters() if value.requires_grad})
     generator = torch.Generator().manual_seed(0)
@@ -258,22 +271,35 @@ def _gradients(subject: Any, outputs: list[Any], flat: list[Any]) -> tuple[dict[
     if isinstance(total, torch.Tensor) and leaves:
         found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     by_name = dict(zip(leaves, found, strict=True))
-    read = {f"parameter {name}" for name in _parameters_read(module)}
+    read = set(_parameters_read(subject, names))
     reached = {name: gradient for name, gradient in by_name.items() if gradient is not None}
     return reached, frozenset(name for name in by_name if name in read and name not in reached)
 
 
-def _parameters_read(module: GraphModule) -> Iterator[str]:
+def _input_names(subject: Any) -> list[str]:
+    """What the inputs are called in a message; some of a program's are its parameters."""
+    if isinstance(subject, ExportedProgram):
+        return [
+            f"parameter {spec.target}" if spec.kind is InputKind.PARAMETER else f"input {spec.arg.name}"
+            for spec in subject.graph_signature.input_specs
+        ]
+    return [f"input {node.target}" for node in subject.graph.find_nodes(op="placeholder")]
+
+
+def _parameters_read(subject: Any, names: Sequence[str]) -> Iterator[str]:
     """The parameters that the outputs depend on: those that are read, and those of the modules that are called."""
+    module = subject.graph_module if isinstance(subject, ExportedProgram) else subject
     live: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node.op == "output" or node in live:
             live.update(node.all_input_nodes)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    yield from (name for node, name in zip(placeholders, names, strict=False) if node in live)
     targets = {str(node.target) for node in live if node.op in ("get_attr", "call_module")}
     for name, _ in module.named_parameters():
         parts = name.split(".")
         if any(".".join(parts[:length]) in targets for length in range(1, len(parts) + 1)):
-            yield name
+            yield f"parameter {name}"
 
 
 def _differentiable(value: Any) -> bool:

@@ -42,7 +42,7 @@ from fxpasses.checks import (
 )
 from fxpasses.checks.evaluation import TOLERANCES, compare_tensors
 from fxpasses.journal.comparing import graph_text
-from fxpasses.passes import RemoveNoOps
+from fxpasses.passes import FuseConvBN, RemoveNoOps
 
 aten = torch.ops.aten
 
@@ -553,6 +553,30 @@ def test_same_outputs_sees_that_a_parameter_gets_no_gradient_any_more():
     PassManager([fold], checks=[check])(fx.symbolic_trace(Scaled()))
     with pytest.raises(CheckError, match="the gradient of parameter weight is gone"):
         PassManager([cut], checks=[check])(fx.symbolic_trace(Scaled()))
+
+
+def test_same_outputs_knows_parameters_of_programs_as_such():
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            return self.norm(self.conv(x))
+
+    def cut(graph_module):
+        weight = next(node for node in graph_module.graph.nodes if node.name == "p_conv_weight")
+        with graph_module.graph.inserting_before(next(iter(weight.users))):
+            cut = graph_module.graph.call_function(aten.detach.default, (weight,))
+        cut.meta["val"] = weight.meta["val"].detach()
+        weight.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+
+    x = torch.linspace(-1, 1, 25).reshape(1, 1, 5, 5)
+    check = same_outputs((x,), tolerances=1e-4, gradients=True)
+
+    assert PassManager([FuseConvBN()], checks=[check])(torch.export.export(Normed().eval(), (x,))).modified
+    with pytest.raises(CheckError, match=r"the gradient of parameter conv\.weight is gone"):
+        PassManager([cut], checks=[check])(torch.export.export(Normed().eval(), (x,)))
 
 
 def test_same_outputs_compares_two_modules_by_itself():
