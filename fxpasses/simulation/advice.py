@@ -318,7 +318,14 @@ def _times(
     )
     if objective == "latency":
         total = predict_makespan(
-            assignment, device_of, topology, seconds=seconds, sent=sent, loads=loads, shared=shared
+            assignment,
+            device_of,
+            topology,
+            seconds=seconds,
+            sent=sent,
+            loads=loads,
+            shared=shared,
+            share=None if step is None else step.backward_share,
         )
     return total, load
 

@@ -230,6 +230,7 @@ def test_loads_and_gradients_are_on_the_timeline() -> None:
         for name in (weight, bias):
             assert any(span.name == name and span.start >= backward[part].end - 1e-12 for span in back)
     assert planned.summary.devices[0].peak_bytes == timeline.peak("small")
+    assert planned.simulate(overlap="copies").seconds == pytest.approx(planned.plan.predicted["objective_value"])
 
 
 def test_a_plan_for_training_with_loads_is_followed() -> None:

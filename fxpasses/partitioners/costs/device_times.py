@@ -9,7 +9,8 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Topology
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.costs.backward_tasks import add_backward
+from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, GraphFigures, value_bytes
 from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
@@ -87,15 +88,31 @@ def predict_makespan(
     sent: Bytes = value_bytes,
     shared: Sequence[SharedState],
     loads: Sequence[ParameterLoad] = (),
+    share: Callable[[Node], float] | None = None,
 ) -> float:
     """Predict seconds until the last part ends, where each starts once its device is free and its inputs are there.
 
     Copies and loads run beside the work of both ends, one at a time on each link and direction: the run that
-    ``simulate(overlap="copies")`` shows. What a training step loads again, and sends back, the part waits for.
+    ``simulate(overlap="copies")`` shows. A training step counts as a run that takes longer and sends more; where it
+    loads something its backward comes after its forward, since only there nothing is loaded ahead.
+
+    Args:
+        assignment: Which node is in which part.
+        device_of: The device of each part.
+        topology: Devices and links.
+        seconds: Seconds of a node on a device, in a training step of its forward and its backward.
+        sent: Bytes of a node's value, and of its gradient, that go to another device.
+        shared: State that several operators use.
+        loads: The parameters that offloaded parts load from main memory.
+        share: For a training step: how often the work of its forward the backward of a node is.
     """
-    todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
-    for load in loads:
-        todo.tasks[todo.computing[0, load.part]].seconds += (load.times - 1) * load.seconds
+    if share is None or not loads:
+        todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
+    else:
+        home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
+        taken = {node: seconds(node, device) / (1 + share(node)) for node, device in home.items()}
+        todo = tasks_of(assignment, device_of, topology, lambda n, _: taken[n], 1, "copies", loads=loads, shared=shared)
+        add_backward(todo, assignment.partitions, topology, taken, share, loads)
     run_as_soon_as_possible(todo.tasks)
     return max((task.end for task in todo.tasks), default=0.0)
 
@@ -136,6 +153,7 @@ def makespan_of(
         sent=figures.sent,
         loads=loads,
         shared=figures.shared_state,
+        share=(lambda node: FORWARD_AND_BACKWARD - 1 if node in figures.trained else 0) if figures.trained else None,
     )
 
 
