@@ -54,6 +54,17 @@ class DeepTied(nn.Module):
         return self.head(self.body(self.embed(ids)))
 
 
+class Thrice(nn.Module):
+    """A layer that is used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(self.layer(x).tanh()).relu())
+
+
 class Scaled(nn.Module):
     """A layer, and a constant that its forward makes."""
 
@@ -278,6 +289,23 @@ def test_tied_weights_are_one_parameter_that_is_loaded_where_it_is_used() -> Non
 
     assert 2 == sum(load.size == model.embed.weight.numel() * 4 for load in loads_of(lowered))
     assert_gradients_agree(reference, model)
+
+
+def test_a_weight_lives_on_the_first_device_that_keeps_it_for_some_part() -> None:
+    """Its last part keeps it there, so nothing is loaded for the first one, and the other device gets a copy."""
+    torch.manual_seed(0)
+    model, x = Thrice(), torch.randn(2, 64)
+    devices = [Device("left", torch_device="cpu:1"), Device("right", torch_device="cpu:2")]
+    pinned = {"layer/linear#0": "left", "layer/linear#1": "right", "layer/linear#2": "left"}
+    written = place(model, (x,), devices=devices, pinned=pinned, contiguity="free").plan.to_json()
+    written["parts"][0]["offload"] = "cpu"
+
+    lowered = lower(model, (x,), plan=Plan.from_json(written))
+
+    sent = {(each.value, each.source, each.target) for each in copies_of(lowered) if each.value.startswith("layer")}
+    assert {("layer_weight", "left", "right"), ("layer_bias", "left", "right")} == sent
+    assert [] == loads_of(lowered)
+    assert torch.equal(model(x), lowered(x))
 
 
 def test_a_plan_says_which_parts_are_offloaded_and_is_replayed() -> None:

@@ -18,7 +18,7 @@ from torch._higher_order_ops.scan import scan
 from fxpasses import Device, InfeasibleError, LoweredModule, Training, lower, place
 from fxpasses.lowering import lower_with_plan
 from fxpasses.passes.placing_parts import loading
-from fxpasses.passes.placing_parts.copies import LOAD_OF
+from fxpasses.passes.placing_parts.copies import DEVICE, LOAD_OF
 from fxpasses.plan import Plan
 from fxpasses.units import KiB
 
@@ -53,6 +53,18 @@ class Shared(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         logits: Tensor = self.head(self.outer(self.inner(self.outer(self.embed(ids)))))
         return logits
+
+
+class Again(nn.Module):
+    """One layer is used on both sides of another one, and a third time at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.inner, self.last = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.outer(self.last(self.outer(self.inner(self.outer(x)).tanh())))
+        return made
 
 
 class Convolutions(nn.Module):
@@ -202,6 +214,26 @@ def test_the_optimizer_keeps_nothing_on_the_device_for_what_is_loaded() -> None:
     assert stays * LAYER == row.parameter_bytes
     assert stays * LAYER <= row.gradient_bytes <= (stays + 2) * LAYER
     assert 2 * stays * LAYER + 4 * 2 * stays <= row.optimizer_bytes
+
+
+def test_the_optimizer_steps_where_a_weight_stays_that_another_device_loads() -> None:
+    """The first device to use it loads it; the second has it all the time, and so what the optimizer keeps for it."""
+    torch.manual_seed(0)
+    model, x, size = Again(), torch.randn(2, 64), 64 * 64 * 4
+    pinned = {"outer/linear#0": "left", "inner": "left", "outer/linear#1": "right", "last": "right"}
+    devices = [Device("left", torch_device="cpu:1"), Device("right", torch_device="cpu:2")]
+    planned = place(model, (x,), devices=devices, pinned=pinned, training=Training(2, step_slots=0))
+    written = planned.plan.to_json()
+    written["parts"][0]["offload"] = "cpu"
+
+    lowered = lower(model, (x,), plan=Plan.from_json(written))
+
+    left, right = lowered.report.devices
+    lives = {str(node.target): DEVICE.read(node) for node in lowered.graph.find_nodes(op="get_attr")}
+    assert {"outer.weight": "right", "inner.weight": "main memory"} == lives
+    assert 0 == left.optimizer_bytes
+    assert 2 * (2 * size + 4) == right.optimizer_bytes
+    assert torch.equal(model(x), lowered(x))
 
 
 def test_the_step_counts_what_it_loads_again_and_sends_back() -> None:

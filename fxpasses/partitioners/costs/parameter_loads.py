@@ -152,13 +152,25 @@ class ParameterUses:
             storages: dict[str, set[tuple[int, ...]]] = {name: set() for name in course.held}
             for constant, device in loaded:
                 storages[device].add(constant.storages)
-            course = self.steps.without(storages)
+            course = self.steps.without(storages, self._homes(loaded))
         held = dict(course.held)
         lives: dict[str, list[Life]] = {name: [] for name in held}
         for constant, device in loaded:
             held[device] -= constant.held
             lives[device] += self._lives(constant, device)
         return attrs.evolve(course, held=held), lives
+
+    def _homes(self, loaded: Collection[tuple[_Constant, str]]) -> dict[tuple[int, ...], str]:
+        """Where that lives which some devices load and others have all the time: the first of these to use it."""
+        place = {part: index for index, part in enumerate(self.order)}
+        loading: dict[_Constant, set[str]] = {}
+        for constant, device in loaded:
+            loading.setdefault(constant, set()).add(device)
+        found: dict[tuple[int, ...], str] = {}
+        for constant, devices in loading.items():
+            if others := [part for name, parts in constant.parts.items() if name not in devices for part in parts]:
+                found[constant.storages] = self.device_of[min(others, key=place.__getitem__)].name
+        return found
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
         """Seconds that loads take in all over the default link to main memory, if nothing else runs."""

@@ -62,8 +62,8 @@ def bring_state_home(
 ) -> None:
     """Move state that is passed into parts to where it belongs.
 
-    What a part writes to lives where that part runs. Else it lives where it is used first. What only offloaded parts
-    use lives in main memory.
+    What a part writes to lives where that part runs. Else it lives where it is used first, of the devices of which some
+    part keeps it. What only offloaded parts use lives in main memory.
 
     Args:
         graph_module: The top level of a split.
@@ -108,8 +108,9 @@ def _home(
     for part in parts:
         if not storages.isdisjoint(effects.of(part).writes):
             return device_of[str(part.target)]
-    resident = (device_of[str(part.target)] for part in parts if str(part.target) not in offloaded)
-    return next(resident, None)
+    resident = {device_of[str(part.target)].name for part in parts if str(part.target) not in offloaded}
+    used = (device_of[str(part.target)] for part in parts)
+    return next((device for device in used if device.name in resident), None)
 
 
 def _pinned(value: torch.Tensor, streams: Streams) -> torch.Tensor:

@@ -82,16 +82,25 @@ class StepLoads:
                 if after is not None:  # both, and their sum
                     yield StepLife(after, after, life.size, False, value, kind="gradients")
 
-    def without(self, loaded: Mapping[str, Collection[tuple[int, ...]]]) -> TrainingCourse:
+    def without(
+        self, loaded: Mapping[str, Collection[tuple[int, ...]]], homes: Mapping[tuple[int, ...], str]
+    ) -> TrainingCourse:
         """The step without gradients that stay, and without an optimizer, for what is loaded on each device.
 
-        What the optimizer makes less while it steps is among what comes and goes; of gradients :meth:`lives` tells.
+        What the optimizer makes more or less while it steps is among what comes and goes; of gradients :meth:`lives`
+        tells.
+
+        Args:
+            loaded: What is loaded on each device, by its storages.
+            homes: Where that lives which another device has all the time; there the optimizer steps.
         """
         course, training = self.course, self.course.training
-        trained, stepped = (
-            {name: {key: sizes[key] for key in sizes if key not in loaded[name]} for name, sizes in each.items()}
-            for each in (course.trained, course.stepped)
-        )
+        trained = {
+            name: {key: size for key, size in sizes.items() if key not in loaded[name]}
+            for name, sizes in course.trained.items()
+        }
+        home = {key: name for name, sizes in course.stepped.items() for key in sizes} | dict(homes)
+        stepped = {name: {key: sizes[key] for key in sizes if home.get(key) == name} for name, sizes in trained.items()}
         held, lives = dict(course.held), dict(course.lives)
         for name, before in course.stepped.items():
             now = stepped[name].values()
