@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower, place
 from fxpasses.lowering import lower_with_plan
+from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.passes import placement
 from fxpasses.passes.placement import copies_of, loads_of
 from fxpasses.plan import Plan
@@ -289,6 +291,23 @@ def test_tied_weights_are_one_parameter_that_is_loaded_where_it_is_used() -> Non
 
     assert 2 == sum(load.size == model.embed.weight.numel() * 4 for load in loads_of(lowered))
     assert_gradients_agree(reference, model)
+
+
+def test_what_parts_load_is_found_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the loads and once for the memory; each choice of parts that stay asks for both."""
+    asked: Counter[Any] = Counter()
+    plain = ParameterUses._in_forward
+
+    def counted(self: ParameterUses, constant: Any, name: str) -> Any:
+        asked[self, constant, name] += 1
+        return plain(self, constant, name)
+
+    monkeypatch.setattr(ParameterUses, "_in_forward", counted)
+
+    planned = place(Mlp(12, 64), (torch.randn(2, 64),), devices=[Device("small", 60 * KiB)], offload="cpu")
+
+    assert planned.plan.offloaded
+    assert max(asked.values()) <= 2
 
 
 def test_a_weight_lives_on_the_first_device_that_keeps_it_for_some_part() -> None:

@@ -8,6 +8,7 @@ again; its gradient goes home once the backward of the part before has run, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import attrs
 import torch
@@ -59,7 +60,7 @@ class _Constant:
     is_written: bool
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class ParameterUses:
     """What the parts of a placement use of a model's state, measured once.
 
@@ -78,6 +79,8 @@ class ParameterUses:
     order: tuple[str, ...]
     spans: Mapping[str, tuple[int, int]]
     steps: StepLoads | None = None
+    _loads_of: dict[tuple[_Constant, str], tuple[ParameterLoad, ...]] = attrs.field(init=False, factory=dict)
+    _lives_of: dict[tuple[_Constant, str], tuple[Life, ...]] = attrs.field(init=False, factory=dict)
 
     @classmethod
     def of(
@@ -157,19 +160,20 @@ class ParameterUses:
         lives: dict[str, list[Life]] = {name: [] for name in held}
         for constant, device in loaded:
             held[device] -= constant.held
-            lives[device] += self._lives(constant, device)
+            if (constant, device) not in self._lives_of:
+                self._lives_of[constant, device] = tuple(self._lives(constant, device))
+            lives[device] += self._lives_of[constant, device]
         return attrs.evolve(course, held=held), lives
 
     def _homes(self, loaded: Collection[tuple[_Constant, str]]) -> dict[tuple[int, ...], str]:
         """Where that lives which some devices load and others have all the time: the first of these to use it."""
-        place = {part: index for index, part in enumerate(self.order)}
         loading: dict[_Constant, set[str]] = {}
         for constant, device in loaded:
             loading.setdefault(constant, set()).add(device)
         found: dict[tuple[int, ...], str] = {}
         for constant, devices in loading.items():
             if others := [part for name, parts in constant.parts.items() if name not in devices for part in parts]:
-                found[constant.storages] = self.device_of[min(others, key=place.__getitem__)].name
+                found[constant.storages] = self.device_of[min(others, key=self._place.__getitem__)].name
         return found
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
@@ -182,16 +186,19 @@ class ParameterUses:
     def loads(self, offloaded: Collection[str]) -> list[ParameterLoad]:
         """Each load of one forward, in the order of the parts that it is for."""
         found = [load for constant, device in self.loaded(offloaded) for load in self._loads(constant, device)]
-        place = {part: index for index, part in enumerate(self.order)}
-        return sorted(found, key=lambda load: place[load.part])  # sorted() is stable
+        return sorted(found, key=lambda load: self._place[load.part])  # sorted() is stable
 
-    def _loads(self, constant: _Constant, device: str) -> list[ParameterLoad]:
-        loads = self._in_forward(constant, device)
-        return loads if self.steps is None else [self._in_step(load, constant, device) for load in loads]
+    def _loads(self, constant: _Constant, device: str) -> tuple[ParameterLoad, ...]:
+        """Found once: whatever else is loaded, these are the same."""
+        if (constant, device) not in self._loads_of:
+            loads = self._in_forward(constant, device)
+            found = loads if self.steps is None else [self._in_step(load, constant, device) for load in loads]
+            self._loads_of[constant, device] = tuple(found)
+        return self._loads_of[constant, device]
 
     def _in_forward(self, constant: _Constant, device: str) -> list[ParameterLoad]:
         """Two parts of a device that follow each other share a load."""
-        turn = {part: index for index, part in enumerate(p for p in self.order if self.device_of[p].name == device)}
+        turn = self._turns[device]
         seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
         loads: list[ParameterLoad] = []
         previous = -2
@@ -202,6 +209,19 @@ class ParameterUses:
                 loads.append(ParameterLoad(constant.node, part, self.spans[part][1], constant.size, seconds))
             previous = turn[part]
         return loads
+
+    @cached_property
+    def _turns(self) -> Mapping[str, Mapping[str, int]]:
+        """The number of each part among those of its device."""
+        turns: dict[str, dict[str, int]] = {}
+        for part in self.order:
+            own = turns.setdefault(self.device_of[part].name, {})
+            own[part] = len(own)
+        return turns
+
+    @cached_property
+    def _place(self) -> Mapping[str, int]:
+        return {part: index for index, part in enumerate(self.order)}
 
     def _in_step(self, load: ParameterLoad, constant: _Constant, device: str) -> ParameterLoad:
         assert self.steps is not None
@@ -224,7 +244,7 @@ class ParameterUses:
         return [*lives, *self.steps.lives(device, value, constant.storages, stretches, size)]
 
     def _begin(self, load: ParameterLoad) -> int:
-        place = self.order.index(load.part)
+        place = self._place[load.part]
         return self.spans[self.order[place - 1] if place else load.part][0]
 
     def _memory(self, course: MemoryCourse, device: str, lives: Sequence[Life], traffic: int) -> LoadedMemory:
