@@ -67,6 +67,20 @@ class Again(nn.Module):
         return made
 
 
+class Twice(nn.Module):
+    """The same layers for two inputs, one of which comes from a teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.pupil = Mlp(4, 64), Mlp(4, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            given = self.teacher(x)
+        made: Tensor = self.pupil(given) + self.pupil(x)
+        return made
+
+
 class Convolutions(nn.Module):
     """Statistics are written to, and stay where they are."""
 
@@ -119,6 +133,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "much to save": (lambda: Mlp(8, 64), lambda: torch.randn(128, 64)),
     "frozen layers": (Frozen, lambda: torch.randn(4, 64)),
     "shared layers": (Shared, ids),
+    "the same layers twice": (Twice, lambda: torch.randn(4, 64)),
     "tied": (Tied, lambda: torch.randint(0, 50, (2, 6))),
     "convolutions": (Convolutions, lambda: torch.randn(2, 16, 8, 8)),
     "branches": (Branches, lambda: torch.randn(4, 64)),

@@ -25,10 +25,12 @@ class StepLoads:
     Args:
         course: The step with all parameters where they are used.
         gradients: On each device, for each storage of a parameter, from when to when parts of its gradient are there.
+        spared: On each device, by position, what a backward makes only when something else is gone.
     """
 
     course: TrainingCourse
     gradients: Mapping[str, Mapping[int, Sequence[StepLife]]]
+    spared: Mapping[str, Mapping[int, int]]
 
     @classmethod
     def of(cls, course: TrainingCourse) -> StepLoads:
@@ -38,7 +40,8 @@ class StepLoads:
         for name, life in ((name, life) for name, own in steps.items() for life in own):
             for storage in life.gradient_of:
                 gradients[name].setdefault(storage, []).append(life)
-        return cls(course, gradients)
+        spared = {name: {life.start: -life.size for life in own if life.size < 0} for name, own in steps.items()}
+        return cls(course, gradients, spared)
 
     def times_again(self, device: str, storages: tuple[int, ...], first: int, last: int) -> int:
         """How often backwards of a stretch of the forward load a parameter."""
@@ -72,7 +75,10 @@ class StepLoads:
             goes = self._mirrored(loads[0][0])
             yield from (_until(life, goes) for life in gradients if life.stop == len(self.course.schedule) > goes)
             return
-        yield from (_until(life, life.start - 1) for life in gradients if life.is_sum)
+        for life in (each for each in gradients if each.is_sum):
+            yield _until(life, life.start - 1)
+            if less := self.spared[device].get(life.start):  # beside the sum, which is not made here
+                yield StepLife(life.start, life.start, min(less, life.size), False, value)
         for begins, first, last in loads:
             goes = self._mirrored(begins)
             own = [life for life in gradients if not life.is_sum and first <= self._mirrored(life.start) <= last]
