@@ -21,6 +21,7 @@ from fxpasses.partitioners.given import list_of, module_of
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, Proposal, propose
 from fxpasses.partitioners.grouping.small_parts import SizeRule
 from fxpasses.partitioners.support import AnyOperatorSupport, check_support, function_name
+from fxpasses.programs.program_modules import module_of_program
 
 __all__ = ["CapabilityBasedPartitioner", "CapabilityOptions", "Partition", "partition_by_capability"]
 
@@ -126,8 +127,9 @@ class CapabilityBasedPartitioner:
         *,
         options: CapabilityOptions | None = None,
     ) -> None:
-        module = graph_module.module() if isinstance(graph_module, ExportedProgram) else graph_module
-        self.graph_module = module_of(module)
+        if isinstance(graph_module, ExportedProgram):
+            graph_module = module_of_program(graph_module, check_guards=True)
+        self.graph_module = module_of(graph_module)
         self.operator_support = check_support(operator_support)
         self.allows_single_node_partition = allows_single_node_partition
         self.non_compute_ops = list(non_compute_ops or ())

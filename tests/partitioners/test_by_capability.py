@@ -25,13 +25,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
 from work import lines_run
 
-from fxpasses.errors import CycleError, PartitionError
+from fxpasses.errors import CaptureError, CycleError, PartitionError
 from fxpasses.partitioners import (
     Assignment,
     CapabilityBasedPartitioner,
     CapabilityOptions,
+    Device,
     OperatorSupportBase,
     Partition,
+    Partitioner,
+    PartitionerConfig,
     TransferCost,
     constants_by_size,
     create_op_support,
@@ -755,3 +758,20 @@ def test_the_work_to_fuse_grows_with_the_partitions() -> None:
     work(100)  # what is imported on the way
 
     assert work(2_000) < 4.4 * work(500)
+
+
+def test_a_program_with_a_name_that_code_cannot_have_is_refused() -> None:
+    """Torch's own module of it ends in a bare ``SyntaxError``; so it did in both partitioners."""
+    model, everything = torch.nn.Sequential(), create_op_support(lambda submodules, node: True)
+    model.add_module("in", torch.nn.Linear(4, 4))
+    program = torch.export.export(model, (torch.ones(2, 4),))
+    devices = PartitionerConfig([Device("left", 10_000, 0), Device("right", 10_000, 1)])
+
+    for partition in (
+        lambda: CapabilityBasedPartitioner(program, everything),
+        lambda: Partitioner().partition_graph(program, model, devices),
+    ):
+        with pytest.raises(
+            CaptureError, match=r"^The model has a module, parameter or buffer called 'in', which torch"
+        ):
+            partition()

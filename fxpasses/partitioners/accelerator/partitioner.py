@@ -15,6 +15,7 @@ from fxpasses.guards import is_guard
 from fxpasses.outlining.outline_plan import Constants
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.programs.program_modules import module_of_program
 
 from .bookkeeping import get_node_to_partition_mapping, memory_of, saturate_devices, set_parents_and_children
 from .by_cost import partition_by_cost
@@ -133,7 +134,7 @@ def _unlifted(
     """The module of a program, and the configuration with its nodes instead of the program's."""
     if not isinstance(fx_module, ExportedProgram):
         return fx_module, config
-    module: Any = fx_module.module()
+    module = module_of_program(fx_module, check_guards=True)
     by_name: dict[str, Node] = {node.name: node for node in module.graph.nodes}
 
     def moved(mapping: Mapping[Node, Any]) -> dict[Node, Any]:
