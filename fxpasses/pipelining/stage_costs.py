@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxpasses.checks.evaluation import tensors_kept
 from fxpasses.devices import Device
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PlacementError
@@ -201,25 +201,13 @@ def measure_stage_costs(
     for index, stage in enumerate(stages):
         refuse_empty(stage, index)
     written = [*itertools.chain.from_iterable(stage.buffers() for stage in stages), *tensors_in((args, kwargs))]
-    with _left_as_they_are(written), seeded(), torch.enable_grad():
+    with tensors_kept(written), seeded(), torch.enable_grad():
         runs = [_timed_round(pipe, args, kwargs or {}, clock) for _ in range(rounds + 1)][1:]
     costs = []
     for index, figures in enumerate(stage_figures(pipe)):
         forward, backward = (min(run[index][which] for run in runs) for which in (0, 1))
         costs.append(figures.cost(forward, backward))
     return costs
-
-
-@contextlib.contextmanager
-def _left_as_they_are(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Tensors that are written to inside have their values again afterwards."""
-    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        yield
-    finally:
-        for tensor, before in kept:
-            if not torch.equal(tensor, before):
-                tensor.detach().copy_(before)
 
 
 def _timed_round(

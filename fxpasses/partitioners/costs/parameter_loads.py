@@ -103,7 +103,7 @@ class ParameterUses:
             part = str(assignment.partition_of[node])
             spans[part] = (spans.get(part, (index, index))[0], index)
         order = tuple(str(part) for part in assignment.order if str(part) in spans)
-        steps = StepLoads.of(course) if isinstance(course, TrainingCourse) else None
+        steps = StepLoads.of(course, effects) if isinstance(course, TrainingCourse) else None
         return cls(course, _constants(graph_module, assignment, device_of, effects), device_of, order, spans, steps)
 
     def loaded(self, offloaded: Collection[str]) -> list[tuple[_Constant, str]]:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import attrs
 from torch.fx import Node
 
+from fxpasses.effects import EffectAnalysis
+from fxpasses.partitioners.costs.training.forward_traces import BRANCHING, traces_its_body
 from fxpasses.partitioners.costs.training.training_course import StepLife, TrainingCourse
 
 __all__ = ["StepLoads"]
@@ -26,22 +28,39 @@ class StepLoads:
         course: The step with all parameters where they are used.
         gradients: On each device, for each storage of a parameter, from when to when parts of its gradient are there.
         spared: On each device, by position, what a backward makes only when something else is gone.
+        reads: On each device, for each parameter or buffer by its storages, the positions at which a backward reads it
+            because its forward has saved it.
+        keeps: Likewise where it was given to a function that keeps it as it is: when that runs, and until when it does.
     """
 
     course: TrainingCourse
     gradients: Mapping[str, Mapping[int, Sequence[StepLife]]]
     spared: Mapping[str, Mapping[int, int]]
+    reads: Mapping[str, Mapping[tuple[int, ...], Sequence[int]]]
+    keeps: Mapping[str, Mapping[tuple[int, ...], Sequence[tuple[int, int]]]]
 
     @classmethod
-    def of(cls, course: TrainingCourse) -> StepLoads:
-        """Find the gradients of parameters among all that comes and goes."""
+    def of(cls, course: TrainingCourse, effects: EffectAnalysis) -> StepLoads:
+        """Find what there is of parameters among all that comes and goes."""
         steps = {name: [life for life in lives if isinstance(life, StepLife)] for name, lives in course.lives.items()}
         gradients: dict[str, dict[int, list[StepLife]]] = {name: {} for name in steps}
         for name, life in ((name, life) for name, own in steps.items() for life in own):
-            for storage in life.gradient_of:
+            for storage in dict.fromkeys(key for of in life.gradient_of for key in effects.storages(of)):
                 gradients[name].setdefault(storage, []).append(life)
         spared = {name: {life.start: -life.size for life in own if life.size < 0} for name, own in steps.items()}
-        return cls(course, gradients, spared)
+        reads: dict[str, dict[tuple[int, ...], list[int]]] = {name: {} for name in steps}
+        keeps: dict[str, dict[tuple[int, ...], list[tuple[int, int]]]] = {name: {} for name in steps}
+        end = len(course.schedule)
+        for position, node in enumerate(course.forward):
+            home, backward = course.home[node], end - 1 - position
+            state = [owner for owner in course.saved.get(node, ()) if owner.op == "get_attr"]
+            for storages in dict.fromkeys(map(effects.storages, state)):
+                if not traces_its_body(node) or node.target is BRANCHING:  # a scan keeps its operands without asking
+                    reads[home].setdefault(storages, []).append(backward)
+                if traces_its_body(node):
+                    until = end if node.target is BRANCHING else backward
+                    keeps[home].setdefault(storages, []).append((position, until))
+        return cls(course, gradients, spared, reads, keeps)
 
     def times_again(self, device: str, storages: tuple[int, ...], first: int, last: int) -> int:
         """How often backwards of a stretch of the forward load a parameter."""
@@ -49,7 +68,7 @@ class StepLoads:
 
     def kept_until(self, device: str, storages: tuple[int, ...], first: int, last: int) -> int:
         """Until when there is what a stretch of the forward loads: longer where a function keeps it."""
-        kept = self.course.keeps[device].get(storages, ())
+        kept = self.keeps[device].get(storages, ())
         return max((until for at, until in kept if first <= at <= last), default=last)
 
     def is_trained(self, device: str, storages: tuple[int, ...]) -> bool:
@@ -118,7 +137,7 @@ class StepLoads:
         return attrs.evolve(course, held=held, lives=lives, trained=trained, stepped=stepped)
 
     def _reads(self, device: str, storages: tuple[int, ...]) -> Sequence[int]:
-        return self.course.reads[device].get(storages, ())
+        return self.reads[device].get(storages, ())
 
     def _mirrored(self, position: int) -> int:
         return len(self.course.schedule) - 1 - position

@@ -96,12 +96,12 @@ class StepLife(Life):
         kind: ``saved`` is what the forward made and keeps for the backward; ``gradients`` are those of parameters;
             ``optimizer`` is what the optimizer makes while it steps; ``copies`` were received, saved or not; ``loaded``
             are parameters of offloaded parts; all else, gradients of values included, is ``activations``.
-        gradient_of: The storages of the parameters of whose gradient it is a part, or the whole.
+        gradient_of: The parameters of whose gradient it is a part, or the whole.
         is_sum: Whether it is a sum of several such.
     """
 
     kind: Kind = "activations"
-    gradient_of: tuple[int, ...] = ()
+    gradient_of: Collection[Node] = ()
     is_sum: bool = False
 
 
@@ -116,16 +116,15 @@ class TrainingCourse(MemoryCourse):
         training: What the optimizer keeps.
         trained: On each device the bytes of each parameter that has a gradient there, by its storages.
         stepped: Of these the parameters that live there; the others are copies, which no optimizer sees.
-        reads: On each device, for each parameter or buffer by its storages, the positions at which a backward reads it
-            because its forward has saved it.
-        keeps: Likewise where it was given to a function that keeps it as it is: when that runs, and until when it does.
+        saved: For each node the nodes whose storage it keeps for its backward.
+        home: The device of each node.
     """
 
     training: Training = attrs.field(factory=Training, kw_only=True)
     trained: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
     stepped: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
-    reads: Mapping[str, Mapping[tuple[int, ...], Sequence[int]]] = attrs.field(factory=dict, kw_only=True)
-    keeps: Mapping[str, Mapping[tuple[int, ...], Sequence[tuple[int, int]]]] = attrs.field(factory=dict, kw_only=True)
+    saved: Mapping[Node, Sequence[Node]] = attrs.field(factory=dict, kw_only=True)
+    home: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
 
     @property
     def forward(self) -> tuple[Node, ...]:

@@ -8,9 +8,8 @@ lives on the device of the node whose backward makes it, and as a copy on each o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 import attrs
 from torch.fx import GraphModule, Node
@@ -30,12 +29,10 @@ from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, S
 from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.crossing_gradients import CrossingGradients, Lying
-from fxpasses.partitioners.costs.training.forward_traces import BRANCHING, traces_its_body
+from fxpasses.partitioners.costs.training.forward_traces import BRANCHING
 from fxpasses.partitioners.costs.training.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]
-
-Fact = TypeVar("Fact")
 
 
 def predict_training_memory(
@@ -97,8 +94,8 @@ def follow_training(
         training=training,
         trained={name: step.trained(name) for name in forward.held},
         stepped=stepped,
-        reads=step.saved_state(lambda node: None if _keeps_only(node) else step.backward(node)),
-        keeps=step.saved_state(lambda node: step.kept(node) if traces_its_body(node) else None),
+        saved=needs.saved,
+        home=home,
     )
 
 
@@ -267,8 +264,7 @@ class _Step:
                 if place.device == device and place.start <= place.stop:
                     life = self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
                     if place is places[stay.made_by] and not stay.passed:  # else it is the gradient of values, too
-                        life.gradient_of = tuple(key for of in stay.gradient_of for key in self.effects.storages(of))
-                        life.is_sum = stay.is_sum
+                        life.gradient_of, life.is_sum = stay.gradient_of, stay.is_sum
                     yield life
 
     def _span(self, stay: Stay) -> tuple[int, int]:
@@ -285,7 +281,7 @@ class _Step:
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
             if used and self.home.get(made_by) != device:
                 life = self._life(self.end - max(used), self.end, value_bytes(node), node, "gradients")
-                life.gradient_of, life.is_sum = self.effects.storages(node), True
+                life.gradient_of, life.is_sum = (node,), True
                 yield life
 
     def _sums(self, device: str) -> Iterator[StepLife]:
@@ -299,21 +295,6 @@ class _Step:
             stop = self.backward(value) if device == home else self.gradients.sent(value, device)
             for start, until in _held_while_added(own, come, stop):
                 yield self._life(start, until, value_bytes(value), value, "activations")
-
-    def saved_state(self, of: Callable[[Node], Fact | None]) -> dict[str, dict[tuple[int, ...], list[Fact]]]:
-        """On each device, for each parameter or buffer, what is to be said of the nodes that save it."""
-        found: dict[str, dict[tuple[int, ...], list[Fact]]] = {device: {} for device in self.course.held}
-        for node, owners in self.needs.saved.items():
-            fact = of(node) if node in self.home else None
-            if fact is not None:
-                there = found[self.home[node]]
-                for storages in dict.fromkeys(self.effects.storages(each) for each in owners if each.op == "get_attr"):
-                    there.setdefault(storages, []).append(fact)
-        return found
-
-    def kept(self, node: Node) -> tuple[int, int]:
-        """From when to when a function keeps what it was given."""
-        return self.position[node], self._saved_until(node)
 
     def trained(self, device: str, *, at_home: bool = False) -> dict[tuple[int, ...], int]:
         """The bytes of each parameter with a gradient that the device uses, or holds; tied ones once.
@@ -338,11 +319,6 @@ class _Step:
                 storages = self.effects.storages(node)
                 first[storages] = min(min(places), first.get(storages, self.end))
         return {storages: self.home[self.course.schedule[place]] for storages, place in first.items()}
-
-
-def _keeps_only(node: Node) -> bool:
-    """Whether a function keeps its operands without asking; a ``cond`` asks for them as well."""
-    return traces_its_body(node) and node.target is not BRANCHING
 
 
 def _held_while_added(own: Sequence[int], come: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
