@@ -110,15 +110,19 @@ class MeasureCosts(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Measure every node."""
-        if self.example_inputs is not None and not all(map(has_value, graph_module.graph.find_nodes(op="placeholder"))):
+        graph_modules = list(nested_graph_modules(graph_module))
+        if self.example_inputs is not None and not all(map(_has_inputs, graph_modules)):
             propagate_values(graph_module, self.example_inputs)
         record_copies_back(graph_module)
-        graph_modules = list(nested_graph_modules(graph_module))
         _give_each_node_its_own_entries(graph_modules)
         for inner in graph_modules:
             for node, cost in measure_graph(inner, sizes=self.sizes).items():
                 COST.write(node, cost)
         return PassResult(graph_module, False)
+
+
+def _has_inputs(graph_module: GraphModule) -> bool:
+    return all(map(has_value, graph_module.graph.find_nodes(op="placeholder")))
 
 
 def _give_each_node_its_own_entries(graph_modules: Sequence[GraphModule]) -> None:

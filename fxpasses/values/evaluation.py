@@ -226,11 +226,15 @@ def weights_listed_as_before(module: torch.nn.Module) -> Iterator[None]:
 
 
 class Evaluation:
-    """Runs nodes on fake values in one mode; what it finds inside nested graphs is written there, if it records."""
+    """Runs nodes on fake values in one mode; what it finds inside nested graphs is written there, if it records.
 
-    def __init__(self, mode: FakeTensorMode, *, record: bool) -> None:
+    Nodes in there that have no value are left without one, unless bodies are to be filled.
+    """
+
+    def __init__(self, mode: FakeTensorMode, *, record: bool, fill_bodies: bool = False) -> None:
         self.mode = mode
         self.record = record
+        self.fill_bodies = fill_bodies
         self._open = False
 
     def call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,6 +273,13 @@ class Evaluation:
         fakes = {name: fake_of(tensor, self.mode, node) for name, tensor in state.items()}
         with weights_listed_as_before(module):
             return torch.func.functional_call(module, fakes, args, kwargs)
+
+    def note(self, node: Node, value: Any) -> None:
+        """Write down what a node of a nested graph gives, where that is asked for."""
+        if not self.record or (has_value(node) and same_value(value_of(node), value)):
+            return
+        if has_value(node) or self.fill_bodies:
+            set_value(node, value)
 
     def _callable_bodies(self, arg: Any) -> Any:
         if isinstance(arg, GraphModule):
@@ -327,6 +338,5 @@ class _Body(torch.nn.Module):
                     if evaluation.record:
                         bind_symbols(node, value, evaluation.mode.shape_env, node.meta.get("unbacked_bindings"))
             env[node] = value
-            if evaluation.record and has_value(node) and not same_value(value_of(node), value):
-                set_value(node, value)
+            evaluation.note(node, value)
         return None

@@ -91,7 +91,7 @@ def refresh_value(node: Node, mode: FakeTensorMode | None = None) -> bool:
     return _refresh(node, evaluation)
 
 
-def refresh_values(nodes: Iterable[Node]) -> list[Node]:
+def refresh_values(nodes: Iterable[Node], *, fill_bodies: bool = False) -> list[Node]:
     """Compute the values of ``nodes`` again, then those of their users, and so on until nothing changes.
 
     Nodes are visited in graph order, each once, so the cost is that of the nodes whose inputs really changed. A value
@@ -99,6 +99,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
 
     Args:
         nodes: Where to begin; nodes of one graph.
+        fill_bodies: Whether nodes of nested graphs get a value though they have none.
 
     Returns:
         The nodes whose recorded value changed, in graph order.
@@ -117,7 +118,7 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
         while waiting:
             node = heapq.heappop(waiting)
             if evaluation is None and node.op != "placeholder" and _inputs_known(node):
-                evaluation = Evaluation(obtain_fake_mode(node.graph), record=True)
+                evaluation = Evaluation(obtain_fake_mode(node.graph), record=True, fill_bodies=fill_bodies)
                 session.enter_context(evaluation.session())
             before = node.meta.copy()
             try:
@@ -137,6 +138,8 @@ def refresh_values(nodes: Iterable[Node]) -> list[Node]:
 def propagate_values(graph_module: GraphModule, args: Sequence[Any]) -> None:
     """Record values on a graph that was traced without any, from example inputs; nothing is computed for real.
 
+    Graphs that it calls get values, too: the last ones, if they are called more than once.
+
     Args:
         graph_module: The graph; values that it has already are replaced where they differ.
         args: One example for each placeholder, in order; those left out take their defaults.
@@ -155,7 +158,7 @@ def propagate_values(graph_module: GraphModule, args: Sequence[Any]) -> None:
         leaves, structure = pytree.tree_flatten(given)
         fakes = [fake_of(leaf, mode, node) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         set_value(node, pytree.tree_unflatten(fakes, structure))
-    refresh_values(node for node in graph_module.graph.nodes if node.op != "placeholder")
+    refresh_values((node for node in graph_module.graph.nodes if node.op != "placeholder"), fill_bodies=True)
 
 
 def refresh_callers(root: GraphModule) -> list[Node]:

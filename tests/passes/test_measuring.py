@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.passes.split_module import split_module
 
 from fxpasses import Device, PassManager, parse_pipeline, pipeline_text
 from fxpasses.errors import FakeValueError, InputError, MissingMetadataError, PassError
@@ -173,6 +174,18 @@ def test_a_graph_without_values_is_refused_and_the_pass_that_helps_is_named() ->
     expected = "has no value to count a cost on; run MeasureCosts(example_inputs=...) first, or export the model"
     assert f"node 'input_1' {expected}" in str(failure.value)
     assert expected in str(direct.value)
+
+
+def test_graphs_that_a_graph_without_values_calls_get_values_and_costs_too() -> None:
+    """torch's split_module leaves values out; the refusal told to run what had just been run."""
+    traced = symbolic_trace(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+    halves = split_module(traced, traced, lambda node: int(node.name == "_2"))
+
+    MeasureCosts(example_inputs=(torch.randn(2, 8),))(halves)
+
+    flops = [COST.read(node).flops for part in halves.children() for node in part.graph.nodes if node.op != "output"]
+    assert [0, 2 * 2 * 8 * 16, 2 * 16, 0, 2 * 2 * 16 * 4] == flops
+    assert 2 * 2 * 8 * 16 + 2 * 16 == COST.read(named(halves, "submod_0")).flops
 
 
 def test_examples_that_do_not_fit_the_inputs_are_refused() -> None:
