@@ -25,8 +25,9 @@ from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
+from fxpasses.partitioners.costs.counted_runs import taken_apart, within_module
 from fxpasses.partitioners.costs.kernels.dry_runs import dry_run, makes_a_copy
-from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of, taken_apart, within_module
+from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of
 from fxpasses.partitioners.costs.traffic import (
     BAGS,
     LOOKUPS,

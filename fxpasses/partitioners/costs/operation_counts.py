@@ -1,25 +1,20 @@
 """How many floating-point operations an operator takes, from the shapes of what it reads and makes.
 
-A multiply-add is two operations. Products, convolutions, attention and recurrent layers have a formula; operators and
-modules that torch takes apart into such are run on meta tensors, which have shapes and no data.
+A multiply-add is two operations. Products, convolutions, attention and recurrent layers have a formula.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fxpasses.partitioners.costs.kernels.composite_operators import is_composite
 from fxpasses.partitioners.tensor_sizes import concrete_size
 
-__all__ = ["COUNTERS", "Counter", "body_runs", "shape_of", "taken_apart", "within_module"]
+__all__ = ["COUNTERS", "Counter", "body_runs", "shape_of"]
 
 Counter = Callable[[Sequence[Any], Any], int]
 """Operations from positional inputs and the output."""
@@ -28,11 +23,6 @@ Counter = Callable[[Sequence[Any], Any], int]
 def shape_of(value: Any) -> tuple[int, ...]:
     """The shape of a tensor as numbers; ``()`` for anything else."""
     return tuple(concrete_size(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Formulas
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _product(inputs: Sequence[Any], output: Any) -> int:
@@ -63,6 +53,11 @@ def _grouped_product_backward(inputs: Sequence[Any], _output: Any) -> int:
 
 def _products_of_rows(inputs: Sequence[Any], _output: Any) -> int:
     return 2 * max(math.prod(shape_of(each)) for each in inputs[:2])
+
+
+def _distances_backward(inputs: Sequence[Any], _output: Any) -> int:
+    """A difference of two rows for each of their distances."""
+    return 2 * math.prod(shape_of(inputs[0])) * shape_of(inputs[1])[-1]
 
 
 def _bilinear(inputs: Sequence[Any], output: Any) -> int:
@@ -132,7 +127,9 @@ def _recurrent_layer_backward(inputs: Sequence[Any], output: Any) -> int:
 
 COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product),
-    **dict.fromkeys(("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "cdist", "_cdist_forward"), _product),
+    **dict.fromkeys(("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm"), _product),
+    **dict.fromkeys(("_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros"), _product),
+    **dict.fromkeys(("cdist", "_cdist_forward", "_cdist_backward", "_euclidean_dist"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), _added_product),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"), _grouped_product),
     "grouped_mm_fallback_backward": _grouped_product_backward,
@@ -165,6 +162,7 @@ COUNTERS: Mapping[str, Counter] = {
     "bilinear": _bilinear,
     "_trilinear": _trilinear,
     "linalg_vecdot": _products_of_rows,
+    "_pdist_backward": _distances_backward,
     "flex_attention_backward": _scored_attention_backward,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
@@ -188,63 +186,3 @@ def body_runs(name: str, inputs: Sequence[Any]) -> int:
     at = _SCANNED.get(name)
     rows = next((shape_of(each) for each in pytree.tree_leaves(inputs[at]) if shape_of(each)), ()) if at else ()
     return rows[0] if rows else 1
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs on meta tensors
-# ---------------------------------------------------------------------------------------------------------------------
-
-_NO_META = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError)
-"""What operators without a meta kernel raise."""
-
-
-def taken_apart(target: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Count an operator that torch takes apart into counted ones; 0 where it does not, or has none.
-
-    Args:
-        target: An operator, or a function of torch as it stands in a traced graph.
-        inputs: Its positional inputs; tensors may be fake.
-        kwargs: Its other inputs.
-    """
-    return _on_meta(target, inputs, kwargs) if _has_counted_parts(target) else 0
-
-
-def within_module(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Count what a module of ``torch.nn`` that has parameters does; 0 for others, which may be anybody's code.
-
-    The module itself is neither run nor changed.
-    """
-    if not type(module).__module__.startswith("torch.nn.") or next(module.parameters(), None) is None:
-        return 0
-    try:
-        memo = {id(each): torch.nn.Parameter(each.detach().to("meta"), False) for each in module.parameters()}
-        twin = copy.deepcopy(module, memo | {id(each): each.detach().to("meta") for each in module.buffers()})
-    except _NO_META:
-        return 0
-    return _on_meta(twin, inputs, kwargs)
-
-
-def _has_counted_parts(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
-        return is_composite(target) or target.overloadpacket in flop_registry
-    if isinstance(target, types.FunctionType):
-        return (target.__module__ or "").startswith("torch.")
-    packet = getattr(torch.ops.aten, getattr(target, "__name__", "") or "_", None)
-    return packet is not None and any(is_composite(getattr(packet, each)) for each in packet.overloads())
-
-
-def _on_meta(called: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    def to_meta(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return torch.empty(shape_of(leaf), dtype=leaf.dtype, device="meta")
-        return concrete_size(leaf) if isinstance(leaf, torch.SymInt) else leaf
-
-    args, named = pytree.tree_map(to_meta, (tuple(inputs), dict(kwargs)))
-    if "device" in named:
-        named["device"] = torch.device("meta")
-    try:
-        with FlopCounterMode(display=False) as counter:
-            called(*args, **named)
-    except _NO_META:
-        return 0
-    return int(counter.get_total_flops())

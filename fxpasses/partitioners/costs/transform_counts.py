@@ -1,4 +1,4 @@
-"""How many operations factorizations of matrices and Fourier transforms take: far more than one per element."""
+"""How many operations factorizations of matrices, Fourier transforms and distances take: many for each element."""
 
 from __future__ import annotations
 
@@ -83,6 +83,30 @@ def _short_time_fourier(inputs: Sequence[Any], output: Any) -> int:
     return int(2.5 * frames * window * math.log2(window))
 
 
+def _short_time_fourier_back(inputs: Sequence[Any], _output: Any) -> int:
+    *_, frames = shape_of(inputs[0])
+    signals = math.prod(shape_of(inputs[0])[:-2])
+    return int(2.5 * signals * frames * inputs[1] * math.log2(inputs[1]))
+
+
+def _reflections(inputs: Sequence[Any], _output: Any) -> int:
+    """The matrix that some Householder vectors, which are columns, stand for."""
+    *batch, rows, columns = shape_of(inputs[0])
+    vectors = shape_of(inputs[1])[-1]
+    once = 4 * rows * columns * vectors - 2 * (rows + columns) * vectors**2 + 4 * vectors**3 / 3
+    return int(math.prod(batch) * once)
+
+
+def _reflected(inputs: Sequence[Any], output: Any) -> int:
+    """A product with such a matrix, which is not made."""
+    rows, vectors = shape_of(inputs[0])[-2], shape_of(inputs[1])[-1]
+    return 2 * math.prod(shape_of(output)) // rows * vectors * (2 * rows - vectors)
+
+
+def _distances_of_rows(inputs: Sequence[Any], output: Any) -> int:
+    return 2 * math.prod(shape_of(output)) * shape_of(inputs[0])[-1]
+
+
 _HALVES = {"rfft": _cut_or_filled, "ihfft": _cut_or_filled}
 _FOURIER = {
     f"{kind}{more}": _fourier(_given(2, dims), halves=_HALVES.get(kind))
@@ -106,6 +130,7 @@ _SUBSTITUTE_TWICE_BY_SECOND = _solution(lambda n: 0, passes=2, factors=1)
 
 TRANSFORM_COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex"), _CHOLESKY),
+    **dict.fromkeys(("linalg_ldl_factor", "linalg_ldl_factor_ex"), _CHOLESKY),
     **dict.fromkeys(("lu", "linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex"), _LU),
     **dict.fromkeys(
         ("det", "logdet", "slogdet", "linalg_det", "linalg_slogdet", "_linalg_det", "_linalg_slogdet"), _LU
@@ -120,12 +145,16 @@ TRANSFORM_COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("linalg_solve", "linalg_solve_ex", "_linalg_solve_ex"), _SOLVE),
     "linalg_solve_triangular": _SUBSTITUTE,
     "triangular_solve": _solution(lambda n: 0, factors=1),
-    "linalg_lu_solve": _SUBSTITUTE_TWICE,
+    **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve"), _SUBSTITUTE_TWICE),
     **dict.fromkeys(("cholesky_solve", "lu_solve"), _SUBSTITUTE_TWICE_BY_SECOND),
     **{f"fft_{kind}": counter for kind, counter in _FOURIER.items()},
     **dict.fromkeys(("_fft_c2c", "_fft_c2r"), _fourier(_given(1, None))),
     "_fft_r2c": _fourier(_given(1, None), halves=_as_long),
     "stft": _short_time_fourier,
+    "istft": _short_time_fourier_back,
+    **dict.fromkeys(("linalg_householder_product", "orgqr"), _reflections),
+    "ormqr": _reflected,
+    **dict.fromkeys(("pdist", "_pdist_forward"), _distances_of_rows),
 }
 """The formula of an operator, by its name without namespace and overload; of those that iterate, as much as is usual.
 

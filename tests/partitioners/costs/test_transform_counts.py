@@ -18,6 +18,10 @@ SQUARE = torch.eye(N)
 BATCH = torch.eye(N).repeat(5, 1, 1)
 PIVOTS = torch.arange(1, N + 1, dtype=torch.int32)
 SIGNAL = torch.randn(3, 64)
+ROWS = torch.ones(40, N), torch.ones(50, N)
+PAIRS = torch.ones(40, 50)
+TALL = torch.ones(60, 20)
+FRAMES = torch.ones(3, 33, 40, dtype=torch.complex64)
 
 
 def flops_of(function: Any, *args: Any) -> int:
@@ -101,6 +105,41 @@ def test_a_factorization_counts_the_cube_of_its_size(flops: int, function: Any, 
 def test_a_fourier_transform_counts_five_n_log_n(flops: int, function: Any, signal: torch.Tensor) -> None:
     """Cooley and Tukey's count, half of it where one side is real; decomposed alike."""
     assert flops == flops_of(function, signal)
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (22 * N**3, lambda x: torch.linalg.matrix_norm(x, 2), (SQUARE,)),
+        (22 * N**3, torch.linalg.cond, (SQUARE,)),
+        (22 * N**3, torch.linalg.matrix_rank, (SQUARE,)),
+        (2 * N**3 // 3 + 2 * N * N, torch.linalg.tensorsolve, (SQUARE.reshape(4, 6, N), torch.ones(4, 6))),
+    ],
+    ids=["norm", "condition", "rank", "solve"],
+)
+def test_what_is_made_of_factorizations_counts_as_these(flops: int, function: Any, args: tuple[Any, ...]) -> None:
+    """torch.export keeps it as one operator; decomposed, it counted a thousand times as much."""
+    assert flops == flops_of(function, *args)
+
+
+@pytest.mark.parametrize(
+    ("flops", "function", "args"),
+    [
+        (2 * 40 * 50 * N, torch.ops.aten._euclidean_dist, ROWS),
+        (2 * 40 * 50 * N, lambda *given: torch.ops.aten._cdist_backward(PAIRS, *given, 1.0, PAIRS), ROWS),
+        (2 * (40 * 39 // 2) * N, nn.functional.pdist, (ROWS[0],)),
+        (2 * 780 * N, lambda x: torch.ops.aten._pdist_backward(torch.ones(780), x, 2.0, torch.ones(780)), (ROWS[0],)),
+        (4 * 60 * 20 * 20 - 2 * 80 * 400 + 4 * 8000 // 3, torch.linalg.householder_product, (TALL, torch.ones(20))),
+        (2 * 4 * 20 * (120 - 20), torch.ormqr, (TALL, torch.ones(20), torch.ones(60, 4))),
+        (N**3 // 3, lambda x: torch.linalg.ldl_factor(x).LD, (SQUARE,)),
+        (int(2.5 * 3 * 40 * 64 * 6), lambda x: torch.istft(x, 64, window=torch.ones(64)), (FRAMES,)),
+    ],
+    ids=["distances", "distances-back", "pairs", "pairs-back", "reflections", "reflected", "ldl", "frames"],
+)
+def test_what_looks_at_each_pair_or_frame_counts_more_than_its_elements(
+    flops: int, function: Any, args: tuple[Any, ...]
+) -> None:
+    assert flops == flops_of(function, *args)
 
 
 def test_products_of_rows_count_as_those_of_vectors() -> None:
