@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from hash_seeds import printed_under_two_hash_seeds
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses import Device, PassManager, lower
 from fxpasses.devices import detect, fake_devices
@@ -21,11 +23,12 @@ from fxpasses.partitioners import SECONDS, STEP_WORKSPACE, WORKSPACE, StepWorksp
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node
 from fxpasses.passes.profiling import profile_costs, taken_bytes
-from fxpasses.passes.profiling.running_alone import AloneCall
+from fxpasses.passes.profiling.running_alone import AloneCall, key_of
 from fxpasses.programs import load, save
 from fxpasses.units import KiB
 
 CPU = Device("cpu")
+ROW = torch.ones(1, 4, 8)
 
 
 class Block(nn.Module):
@@ -401,6 +404,95 @@ def test_a_file_keeps_kinds_of_processors_apart(tmp_path: Path, monkeypatch: pyt
     first, second = json.loads(file.read_text())["seconds"]
     assert "AVX2," in first
     assert "AVX512," in second
+
+
+def test_a_file_keeps_products_of_less_precision_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they take an eighth."""
+    file = tmp_path / "seconds.json"
+    for precision in ("highest", "high"):
+        monkeypatch.setattr("torch.get_float32_matmul_precision", lambda found=precision: found)
+        ProfileCosts(CPU, str(file), repeats=1)(exported())
+
+    first, second = json.loads(file.read_text())["seconds"]
+    assert f"{first}, high precision" == second
+
+
+class Functions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softmax(nn.functional.relu(x) + torch.sin(x), dim=-1).mul(2)
+
+
+def test_a_file_knows_what_a_traced_graph_calls_in_another_process() -> None:
+    """Functions were known by where they lay in memory, so all were measured again by each process."""
+    code = (
+        "from test_profiling import *\n"
+        "module = symbolic_trace(Functions())\n"
+        "MeasureCosts(example_inputs=(torch.ones(4, 8),))(module)\n"
+        "print([key_of(node) for node in calls(module).values()])"
+    )
+
+    first, second = printed_under_two_hash_seeds(code, "tests/passes")
+
+    assert first == second
+    assert all(f"'{name} " in first for name in ("relu", "sin", "softmax", "add", "mul"))
+
+
+def leaf(module: nn.Module, *inputs: Tensor) -> str:
+    """The key of a module that is called as it is."""
+    graph = Graph()
+    graph.output(graph.call_module("leaf", tuple(graph.placeholder(f"x{place}") for place in range(len(inputs)))))
+    root = GraphModule(nn.ModuleDict({"leaf": module}), graph)
+    MeasureCosts(example_inputs=inputs)(root)
+    return key_of(calls(root)["leaf"])
+
+
+def part(module: nn.Module) -> GraphModule:
+    return symbolic_trace(nn.Sequential(module, nn.ReLU()))
+
+
+def branches(function: Callable[[Tensor], Tensor]) -> GraphModule:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda y: torch.cond(y.mean() > 0, function, torch.cos, (y,)), abs, (x,))
+
+    return export(Inner(), (torch.ones(4),)).module(check_guards=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: leaf(nn.Dropout(), ROW), lambda: leaf(nn.Dropout().eval(), ROW)),
+        (lambda: leaf(nn.MultiheadAttention(8, 1), *[ROW] * 3), lambda: leaf(nn.MultiheadAttention(8, 8), *[ROW] * 3)),
+        (lambda: leaf(part(nn.Conv1d(4, 4, 3)), ROW), lambda: leaf(part(nn.Conv1d(4, 4, 3, 2)), ROW)),
+        (lambda: key_of(calls(branches(torch.sin))["cond"]), lambda: key_of(calls(branches(torch.exp))["cond"])),
+    ],
+    ids=["mode", "heads", "stride in a part", "branch in a branch"],
+)
+def test_what_does_not_do_the_same_is_measured_apart(one: Callable[[], str], other: Callable[[], str]) -> None:
+    """The second got the seconds of the first, of another model, too, where a file kept them."""
+    assert one() == one()
+    assert one() != other()
+
+
+def test_sparse_operands_are_measured() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.eye(8).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.table, x)
+
+    module = export(Sparse(), (torch.ones(8, 2),)).module(check_guards=False)
+
+    ProfileCosts(CPU, repeats=1)(module)
+
+    assert SECONDS.read(calls(module)["_sparse_mm"])["cpu"] > 0
+
+
+def test_a_file_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tmp' cannot be written: File name too long\."):
+        Measurements().save(tmp_path / ("long" * 62))
 
 
 @pytest.mark.parametrize(

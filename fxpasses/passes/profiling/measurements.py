@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from fxpasses.errors import InputError
+from fxpasses.files import write_text
 from fxpasses.partitioners.costs.node_costs import StepWorkspace
 
 __all__ = ["Measurements", "hardware"]
@@ -76,11 +77,15 @@ class Measurements:
         return cls(seconds, workspaces, steps)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, all at once."""
+        """Write the file, all at once.
+
+        Raises:
+            InputError: It cannot be written.
+        """
         target = Path(path)
         draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         text = json.dumps({"format": _FORMAT, **attrs.asdict(self)}, indent=1, sort_keys=True)
-        draft.write_text(text, encoding="utf-8")
+        write_text(draft, text)
         draft.replace(target)
 
 
@@ -103,11 +108,13 @@ def _check_numbers(path: object, known: Mapping[str, float]) -> None:
 
 
 def hardware(torch_device: str) -> str:
-    """What seconds depend on besides the node: the hardware, torch, the number of threads."""
+    """What seconds depend on besides the node: the hardware, torch, the number of threads, how exact products are."""
     device = torch.device(torch_device)
+    precision = torch.get_float32_matmul_precision()
+    version = f"torch {torch.__version__}" + (f", {precision} precision" if precision != "highest" else "")
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{device.type} {_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        return f"{torch.cuda.get_device_name(device)}, {version}"
+    return f"{device.type} {_processor()}, {torch.get_num_threads()} threads, {version}"
 
 
 def _processor() -> str:

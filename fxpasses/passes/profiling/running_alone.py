@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
@@ -25,16 +26,43 @@ __all__ = ["AloneCall", "key_of", "run_alone"]
 _T = TypeVar("_T")
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 def _describe(value: Any) -> str:
-    """All about an argument that its time can depend on."""
+    """All about an argument that its time can depend on, alike in every process."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}"
-    if isinstance(value, GraphModule):
-        state = [_describe(each) for each in (*value.parameters(), *value.buffers())]
-        return f"{value.code}{state}"
+        layout = tuple(value.stride()) if value.layout is torch.strided else value.layout
+        return f"{value.dtype}{tuple(value.shape)}{layout}"
     if isinstance(value, torch.nn.Module):
-        return f"{value!r}{[_describe(each) for each in (*value.parameters(), *value.buffers())]}"
-    return repr(value)
+        inside = [f"{path} {_describe_alone(module)}" for path, module in value.named_modules()]
+        return f"{inside}{[_describe(each) for each in (*value.parameters(), *value.buffers())]}"
+    return _ADDRESS.sub("", repr(value))
+
+
+def _describe_alone(module: torch.nn.Module) -> str:
+    """A module without those that it holds: its graph, or its class with what it was told and the mode it is in."""
+    if isinstance(module, GraphModule):
+        return str(module.code)
+    options = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    leaves, structure = pytree.tree_flatten(options)
+    return f"{type(module).__module__}.{type(module).__qualname__} {structure} {list(map(_option, leaves))}"
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, torch.nn.Module):
+        return type(value).__name__
+    return _describe_target(value) if callable(value) else _describe(value)
+
+
+def _describe_target(target: Any) -> str:
+    """What is called: an operator by its name, a function by its name and what it does."""
+    code = getattr(target, "__code__", None)
+    if isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(target)
+    name = getattr(target, "__qualname__", "") or repr(target)
+    body = (code.co_code, code.co_names, code.co_consts) if code is not None else ()
+    return _ADDRESS.sub("", f"{getattr(target, '__module__', '')}.{name}{body}")
 
 
 def _arguments(node: Node, value_for: Callable[[Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -64,14 +92,20 @@ def key_of(node: Node, differentiable: Collection[Node] = ()) -> str:
     """Nodes of one key take the same: same operator or module, same arguments, gradients of the same of them."""
     module = _module_of(node)
     leaves, structure = pytree.tree_flatten(_arguments(node, _recorded))
-    what = str(node.target) if module is None else _describe(module)
+    what = _describe_target(node.target) if module is None else _describe(module)
     text = f"{node.op} {what} {structure} {[_describe(leaf) for leaf in leaves]}"
     if regions := open_autocasts(node):
         text += f" {regions}"
     if differentiable:
         text += f" {[used in differentiable for used in node.all_input_nodes]}"
-    label = type(module).__name__ if module is not None else str(node.target)
+    label = type(module).__name__ if module is not None else _label(node.target)
     return f"{label} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _label(target: Any) -> str:
+    """What a person who reads the file knows it by."""
+    is_function = not isinstance(target, (str, torch._ops.OpOverload)) and hasattr(target, "__name__")
+    return target.__name__ if is_function else _ADDRESS.sub("", str(target))
 
 
 def _made_up(value: Any, device: torch.device) -> Any:
