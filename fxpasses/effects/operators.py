@@ -25,6 +25,7 @@ from fxpasses.effects.calls import (
 )
 
 __all__ = [
+    "ALWAYS_VIEWS",
     "MAY_HAND_BACK",
     "UNANNOTATED_VIEWS",
     "WORLD_NAMES",
@@ -46,6 +47,9 @@ UNANNOTATED_VIEWS = words(
     _lazy_clone as_tensor from_numpy _reshape_alias set set_
     """
 )
+ALWAYS_VIEWS = words("_unsafe_view unsafe_split unsafe_split_with_sizes")
+"""Of these, those that never copy."""
+
 # Of several operands these give as many results, each of which may be a view of the operand in its place.
 _EACH_OF_ITS_OWN = words("align_tensors atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
 # These hand back the only operand there is; what they make of several is fresh.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.effects.operators import ALWAYS_VIEWS
 from fxpasses.partitioners.costs.kernels.dry_runs import makes_a_copy
 
 __all__ = ["constant_views", "is_aten_view", "is_pulled", "is_tuple_of_views", "writes_back"]
-
-_VIEWS = (torch.ops.aten._unsafe_view.default,)
-"""Views whose schemas do not say so."""
 
 _CUTTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit"})
 
@@ -42,7 +40,8 @@ def is_aten_view(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not node.all_input_nodes:
         return False
     is_alias = any(result.alias_info is not None for result in target._schema.returns)
-    return target in _VIEWS or (is_alias and not makes_a_copy(node))
+    is_always = target._schema.name.removeprefix("aten::") in ALWAYS_VIEWS
+    return is_always or (is_alias and not makes_a_copy(node))
 
 
 def is_tuple_of_views(node: Node) -> bool:

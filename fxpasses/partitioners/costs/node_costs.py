@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
 from fxpasses.effects.calls import PLAIN
-from fxpasses.effects.operators import MAY_HAND_BACK
+from fxpasses.effects.operators import ALWAYS_VIEWS, MAY_HAND_BACK
 from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
@@ -148,6 +148,8 @@ def _values(argument: Any, sizes: Sizes = "hint") -> Any:
 def _is_view(node: Node) -> bool:
     """Whether a node only looks at its input in another way: its schema says so, and it makes no copy after all."""
     if isinstance(node.target, torch._ops.OpOverload):
+        if _name_of(node.target) in ALWAYS_VIEWS:
+            return True
         schema = node.target._schema
         is_alias = not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
         if not is_alias and _name_of(node.target) in MAY_HAND_BACK:

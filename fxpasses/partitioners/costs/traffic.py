@@ -13,7 +13,7 @@ from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes
 
 __all__ = ["BAGS", "LOOKUPS", "WRITES_ROWS", "bytes_moved", "rows_looked_up", "state_bytes"]
 
-LOOKUPS = ("embedding", "gather", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
+LOOKUPS = ("embedding", "gather", "getitem", "index", "index_select", "take", "take_along_dim", "_unsafe_index")
 BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 _ADDS_ROWS = ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_")
 WRITES_ROWS = ("index_copy_", "index_put_", "scatter_", "setitem", *_ADDS_ROWS)

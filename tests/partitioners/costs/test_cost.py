@@ -512,20 +512,39 @@ def test_products_count_alike_by_name_and_in_place(flops: int, function: Any, ar
 
 
 @pytest.mark.parametrize(
-    ("function", "written"),
+    ("function", "written", "index_bytes"),
     [
-        (lambda x, _: x[1:], 0),
-        (lambda x, _: x[..., None], 0),
-        (lambda x, _: x[3], 0),
-        (lambda x, index: x[index], 4 * 500 * 64),
-        (lambda x, index: x[:10, index % 64], 4 * 10 * 500),
-        (lambda x, _: x[[1, 2]], 4 * 2 * 64),
+        (lambda x, _: x[1:], 0, 0),
+        (lambda x, _: x[..., None], 0, 0),
+        (lambda x, _: x[3], 0, 0),
+        (lambda x, index: x[index], 4 * 500 * 64, 8 * 500),
+        (lambda x, index: x[:10, index % 64], 4 * 10 * 500, 8 * 500),
+        (lambda x, _: x[[1, 2]], 4 * 2 * 64, 0),
     ],
     ids=["slice", "more-dimensions", "row", "gather", "gather-columns", "list"],
 )
-def test_elements_that_a_tensor_or_a_list_picks_are_copied(function: Any, written: int) -> None:
+def test_elements_that_a_tensor_or_a_list_picks_are_copied(function: Any, written: int, index_bytes: int) -> None:
     traced = symbolic_trace(function)
     PassManager([MeasureCosts(example_inputs=(torch.ones(1000, 64), torch.arange(500)))])(traced)
     picked = [node for node in traced.graph.nodes if node.target is operator.getitem][-1]
 
-    assert written == measure_node(picked).bytes_written
+    cost = measure_node(picked)
+    assert written == cost.bytes_written
+    assert written + index_bytes == cost.bytes_read
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.ops.aten._unsafe_view(x, [64, 100]),
+        lambda x: torch.unsafe_split(x, 50)[1],
+        lambda x: torch.ops.aten.unsafe_split_with_sizes(x, [30, 70])[1],
+    ],
+    ids=["view", "split", "sizes"],
+)
+def test_views_that_autograd_does_not_follow_move_nothing(function: Any) -> None:
+    """In graphs of make_fx one stands behind each product of three dimensions; it counted as a copy."""
+    graph_module = make_fx(function)(torch.ones(100, 64))
+
+    costs = [measure_node(node) for node in graph_module.graph.nodes if node.op == "call_function"]
+    assert {(0, 0, 0)} == {(cost.flops, cost.bytes_read, cost.bytes_written) for cost in costs}
