@@ -474,6 +474,22 @@ def test_what_does_not_do_the_same_is_measured_apart(one: Callable[[], str], oth
     assert one() != other()
 
 
+def test_what_is_asserted_holds_where_it_is_measured() -> None:
+    """Where it does not, a GPU takes no further work from the process."""
+
+    class Checked(nn.Module):
+        def forward(self, labels: Tensor) -> Tensor:
+            torch._assert_async((labels > 0).any(), "no label")
+            return nn.functional.one_hot(labels, 8)
+
+    program = export(Checked(), (torch.tensor([1, 2, 3]),)).run_decompositions()
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(program)
+
+    assert not result.records[0].remarks
+    assert {"_assert_async", "_assert_async_1", "_assert_async_2"} <= calls(program.graph_module).keys()
+
+
 def test_sparse_operands_are_measured() -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:

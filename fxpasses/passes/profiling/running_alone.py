@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.effects.operators import aten_overloads
 from fxpasses.errors import PlacementError
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import concrete_value, tensors_in
@@ -119,6 +120,10 @@ def _made_up(value: Any, device: torch.device) -> Any:
     return made.uniform_(0.1, 1.0) if has_random else made.fill_(0.5)
 
 
+_ASSERTIONS = (*aten_overloads("_assert_async"), *aten_overloads("_functional_assert_async"), torch._assert_async)
+"""What is given to these is true: where it is not, a GPU takes no further work from the process."""
+
+
 @attrs.frozen(eq=False)
 class AloneCall:
     """A node as a function without arguments.
@@ -150,6 +155,8 @@ def _call(node: Node, device: torch.device, differentiable: Collection[Node]) ->
 
     def operand(used: Node) -> Any:
         made = pytree.tree_map(lambda leaf: _made_up(leaf, device), _recorded(used))
+        if node.target in _ASSERTIONS and isinstance(made, torch.Tensor):
+            made.fill_(1)
         return pytree.tree_map(asks_gradient, made) if used in differentiable else made
 
     given = _arguments(node, operand)
