@@ -46,15 +46,20 @@ def concrete_size(size: Any, default: int = UNKNOWN_SIZE, *, sizes: Sizes = "hin
 
 
 def concrete_value(value: Any, sizes: Sizes = "hint") -> Any:
-    """A recorded value with numbers for symbols: tensors of symbolic shape become dense ``meta`` tensors."""
+    """A recorded value with numbers for symbols: tensors of symbolic shape become dense ``meta`` tensors.
+
+    Nothing is known of numbers with a fraction that a tensor gives (``item``); 1 stands for these.
+    """
 
     def concrete(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and not all(isinstance(size, int) for size in leaf.shape):
             shape = [concrete_size(size, sizes=sizes) for size in leaf.shape]
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, torch.SymFloat):
+            return 1.0 if leaf.node.hint is None else float(leaf.node.hint)
         return concrete_size(leaf, sizes=sizes) if isinstance(leaf, torch.SymInt) else leaf
 
-    if isinstance(value, (torch.Tensor, torch.SymInt, int, float)):  # nearly all: a walk over one leaf is slow
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, int, float)):  # nearly all: a walk is slow
         return concrete(value)
     return pytree.tree_map(concrete, value)
 

@@ -490,6 +490,19 @@ def test_what_is_asserted_holds_where_it_is_measured() -> None:
     assert {"_assert_async", "_assert_async_1", "_assert_async_2"} <= calls(program.graph_module).keys()
 
 
+def test_operators_on_numbers_that_a_tensor_gives_are_measured() -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full_like(x, x.sum().item()) * x.mean().item()
+
+    module = export(Filled(), (torch.ones(4),)).module(check_guards=False)
+
+    result = PassManager([ProfileCosts(CPU, repeats=1)])(module)
+
+    assert not result.records[0].remarks
+    assert SECONDS.read(calls(module)["full_like"])["cpu"] > 0
+
+
 def test_sparse_operands_are_measured() -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
