@@ -6,6 +6,7 @@ and loads are hatched as well.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -207,7 +208,7 @@ def _curve(timeline: Timeline, track: str, steps: MemoryCurve, top: float, left:
     points.append(f"{end:.1f},{bottom:.1f}")
     over = budget is not None and peak > budget
     return _Curve(
-        " ".join(dict.fromkeys(points)),
+        " ".join(point for point, _same in itertools.groupby(points)),
         top,
         bottom,
         None if budget is None else round(level(budget), 1),

@@ -192,6 +192,15 @@ def test_bars_too_narrow_to_see_are_drawn_as_one() -> None:
     assert len(picture) < 10_000
 
 
+def test_a_curve_falls_back_at_once_to_what_it_was() -> None:
+    memory = [(0.0, 100), (1.0, 200), (1.0, 100), (1.5, 150)]
+    picture = ElementTree.fromstring(Timeline((Span("gpu", "all", 0.0, 2.0),), {"gpu": memory}).svg())
+
+    (polygon,) = (each for each in picture.iter() if each.tag.endswith("polygon"))
+    points = [point.split(",") for point in polygon.attrib["points"].split()]
+    assert all(here[0] == there[0] or here[1] == there[1] for here, there in itertools.pairwise(points))
+
+
 def test_a_timeline_without_spans_is_drawn_too() -> None:
     assert ElementTree.fromstring(Timeline((), tracks=("cpu",)).svg()) is not None
 
