@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -151,23 +151,22 @@ def _lookup(entry: str, owners: Mapping[str, str]) -> str | None:
     return next((owners[each] for each in covering_entries(entry) if each in owners), None)
 
 
-def _is_cut_finer(entry: str, owners: Mapping[str, str]) -> bool:
-    """Whether a plan has entries below one, so that these are compared instead."""
-    if not entry.endswith("/*"):
-        return False
-    path = path_in(entry)
-    return any(path in holders(path_in(other)) for other in owners if other != entry)
+def _modules_of(owners: Iterable[str]) -> set[str]:
+    """The modules that have entries, and all that hold these."""
+    return {path for entry in owners for path in holders(path_in(entry))}
 
 
 def _moved_entries(first: Plan, second: Plan) -> Iterator[Move]:
+    """Compare entry by entry; where a plan has only entries below a module, these are compared instead."""
     before, after = _owners(first), _owners(second)
+    modules_before, modules_after = _modules_of(before), _modules_of(after)
     for entry in dict.fromkeys([*before, *after]):
         here, there = _lookup(entry, before), _lookup(entry, after)
-        if here == there or (here is None and _is_cut_finer(entry, before)):
+        if here == there:
             continue
-        if there is None and _is_cut_finer(entry, after):
-            continue
-        yield Move(entry, here, there)
+        cut_finer = modules_before if here is None else modules_after if there is None else ()
+        if not (entry.endswith("/*") and path_in(entry) in cut_finer):
+            yield Move(entry, here, there)
 
 
 def _moved_operators(first: Plan, second: Plan, graph_module: GraphModule) -> Iterator[Move]:
@@ -276,5 +275,7 @@ def _worded(field: str, value: Any, objective: str) -> str:
             return objective_text(objective, value)
         if field in ("seconds", "latency", "overhead"):
             return format_seconds(value)
-        return f"{value:.4g}/s" if field in ("bandwidth", "flops") else f"{value:g}"
+        if field in ("bandwidth", "flops"):
+            return f"{value:.4g}/s"
+        return str(value) if isinstance(value, int) else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

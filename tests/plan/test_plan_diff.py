@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 from lowering_models import Mlp, cpu_pair
+from work import lines_run
 
 from fxpasses import Device, Link, Plan, lower, place
 from fxpasses.plan import PartPlan, diff
@@ -71,6 +72,16 @@ def test_what_moved_is_said_by_module_where_entries_allow_it(
     assert lines == list(diff(plan(**before), plan(**after)).lines())
 
 
+def test_plans_that_have_nothing_in_common_are_compared_in_time_in_proportion_to_their_lines() -> None:
+    def compare(count: int) -> None:
+        first, second = (plan(left=[f"{name}.{index}/*" for index in range(count)]) for name in ("layers", "blocks"))
+        assert 2 * count == len(first.diff(second).moves)
+
+    lines = {count: lines_run(lambda count=count: compare(count)) for count in (100, 400)}
+
+    assert lines[400] < 5 * lines[100]
+
+
 def test_with_the_model_every_operator_is_looked_up() -> None:
     graph = torch.export.export(Mlp(2).eval(), (torch.randn(2, 64),)).module(check_guards=False)
 
@@ -129,6 +140,15 @@ def test_what_is_made_small_is_told_in_its_unit() -> None:
     assert more[0].startswith("predicted: objective_value 1 device → ")
     assert more[0].endswith(" us")
     assert "objectives" not in json.dumps(plans["memory"].diff(plans["devices"]).to_json())
+
+
+def test_numbers_of_devices_are_told_as_they_are() -> None:
+    first, second = (
+        attrs.evolve(plan(left=["a/*"]), devices=(attrs.evolve(DEVICES[0], logical_id=number), DEVICES[1]))
+        for number in (1_234_567, 10**400)
+    )
+
+    assert [f"device left: logical_id 1234567 → 1{'0' * 400}"] == list(diff(first, second).lines())
 
 
 def test_a_link_has_no_direction() -> None:
