@@ -102,6 +102,8 @@ def _seconds(what: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
 def _named(_instance: object, _attribute: attrs.Attribute[Any], name: Any) -> None:
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"A device's name is a text that is not empty, not {name!r}.")
+    if not name.isprintable():
+        raise InputError(f"A device's name is a text that can be printed, not {name!r}.")
 
 
 def _torch_name(device: Any) -> str:

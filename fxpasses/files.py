@@ -28,7 +28,7 @@ def path_of(given: Any, what: str, *, error: type[FxPassesError] = InputError) -
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, error: type[FxPassesError] = InputError) -> None:
-    """Write a text in UTF-8.
+    """Write a text in UTF-8; halves of characters, of names that the system could not decode, as escapes.
 
     Args:
         path: The file; its folder must be there.
@@ -39,6 +39,6 @@ def write_text(path: str | os.PathLike[str], text: str, *, error: type[FxPassesE
         InputError: the file cannot be written.
     """
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as caught:
         raise error(f"{os.fspath(path)!r} cannot be written: {caught.strerror}.") from caught

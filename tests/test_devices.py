@@ -113,6 +113,8 @@ def test_a_negative_memory_is_refused() -> None:
         (lambda: Device("a", overhead=-1e-6), "A device's overhead is a number of seconds from 0 on, not -1e-06."),
         (lambda: Device(""), "A device's name is a text that is not empty, not ''."),
         (lambda: Device(0), "A device's name is a text that is not empty, not 0."),  # type: ignore[arg-type]
+        (lambda: Device("gpu\n"), "A device's name is a text that can be printed, not 'gpu\\n'."),
+        (lambda: Device("gpu\udcff"), "A device's name is a text that can be printed, not 'gpu\\udcff'."),
         (lambda: Device("a", flops=True), "A device's flops must be a positive number, not True."),
         (lambda: Device("a", 1, "x"), "A device's logical_id is a whole number, not 'x'."),  # type: ignore[arg-type]
         (lambda: Device("a", is_fake="yes"), "A device's is_fake is True or False, not 'yes'."),  # type: ignore[arg-type]

@@ -116,7 +116,8 @@ def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
     device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
     drawings = write_drawing(draw_parts(lowered, device_of), staging)
     picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
-    (staging / PAGE).write_text(render_page(lowered.report, picture), encoding="utf-8")
+    page = render_page(lowered.report, picture)
+    (staging / PAGE).write_text(page, encoding="utf-8", errors="backslashreplace")
     (staging / SUMMARY).write_text(json.dumps(lowered.report.to_json(), indent=2) + "\n", encoding="utf-8")
     return [*(staging / name for name in FILES), *drawings]
 

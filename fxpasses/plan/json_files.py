@@ -25,7 +25,7 @@ def read_json(path: Path, what: str, *, error: type[FxPassesError] = InputError)
         InputError: there is no such file, it is not JSON, or an object in it has two entries of one name.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write the mark
     except OSError as caught:
         raise error(f"There is no {what} {str(path)!r}.") from caught
     except UnicodeDecodeError as caught:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
@@ -35,6 +36,9 @@ DARK_TEXT = ("#e69f00", "#f0e442", "#56b4e9", "#cc79a7", "#c9ced6", "#999999")
 MARGIN, LANE, CURVE, GAP, AXIS = 16, 24, 40, 14, 30
 LETTER = 6.4
 """Pixels of a letter of the labels, on the average."""
+
+NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML may have, not even escaped."""
 
 
 @attrs.frozen
@@ -95,7 +99,7 @@ def draw_timeline(timeline: Timeline, *, title: str = "", width: int = 1000) -> 
     template = environment.from_string(
         files("fxpasses.timeline").joinpath("timeline.svg.j2").read_text(encoding="utf-8")
     )
-    return template.render(
+    picture = template.render(
         title=title,
         width=width,
         height=round(top + AXIS),
@@ -108,6 +112,7 @@ def draw_timeline(timeline: Timeline, *, title: str = "", width: int = 1000) -> 
         axis_y=top,
         legend_y=MARGIN + (26 if title else 0),
     )
+    return NO_XML.sub("\N{REPLACEMENT CHARACTER}", picture)
 
 
 def _colours(timeline: Timeline) -> dict[str, str]:

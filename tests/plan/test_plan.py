@@ -388,6 +388,13 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
         Plan.load(tmp_path / "plan.json")
 
 
+def test_a_mark_of_the_encoding_in_front_is_read_over(plan: Plan, tmp_path: Path) -> None:
+    """As some editors write it."""
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()), encoding="utf-8-sig")
+
+    assert plan == Plan.load(tmp_path / "plan.json")
+
+
 def test_a_copy_with_an_entry_that_is_not_known_is_refused(plan: Plan) -> None:
     """Like every other object of a plan."""
     data = plan.to_json()

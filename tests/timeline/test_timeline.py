@@ -240,6 +240,15 @@ def test_names_of_tracks_are_written_as_they_are(tmp_path: Path) -> None:
     assert '"name": "a → b"' in (tmp_path / "run.json").read_text(encoding="utf-8")
 
 
+def test_names_that_no_file_can_have_are_written_with_other_letters(tmp_path: Path) -> None:
+    timeline = Timeline((Span("gpu\x1b", "half\udcff", 0.0, 1.0),))
+    timeline.save(tmp_path / "run.json")
+    picture = ElementTree.fromstring(timeline.svg(title="model\udcff\0"))
+
+    assert timeline.chrome_trace() == json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert {"gpu\N{REPLACEMENT CHARACTER}", "model" + 2 * "\N{REPLACEMENT CHARACTER}"} <= set(picture.itertext())
+
+
 def test_a_file_that_cannot_be_written_is_refused(timeline: Timeline, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere/run\.json' cannot be written: No such file or directory\.$"):
         timeline.save(tmp_path / "nowhere" / "run.json")
