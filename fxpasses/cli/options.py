@@ -152,7 +152,8 @@ def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
 @contextlib.contextmanager
 def show_progress(console: Console) -> Iterator[Callable[[str], None]]:
     """Name the step that is running: a spinner in a terminal, a plain line elsewhere; prints are no results."""
-    aside = _prints_aside() if console.stderr or not console.is_terminal else contextlib.nullcontext()
+    has_results = sys.stdout is not None and (console.stderr or not console.is_terminal)  # None: it was closed
+    aside = _prints_aside() if has_results else contextlib.nullcontext()
     with aside, _spinner(console) if console.is_terminal else contextlib.nullcontext(_say) as progress:
         yield progress
 

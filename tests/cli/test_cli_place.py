@@ -489,6 +489,26 @@ def test_what_cannot_be_written_is_no_plan_that_does_not_fit(tmp_path: Path, opt
     assert "error: [Errno 28] No space left on device." == done.stderr.splitlines()[-1]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell that closes what it starts with")
+@pytest.mark.parametrize(("name", "code"), [("model", 0), ("longer", 1)])
+def test_a_check_says_by_its_exit_code_what_it_found_where_nothing_can_be_printed(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    plan = str(tmp_path / "plan.json")
+    command = [sys.executable, "-m", "fxpasses", "place"]
+    subprocess.run(
+        [*command, f"{tmp_path / 'mymodel.py'}:model", *TWO, "--no-advice", "--out", plan],
+        check=True,
+        capture_output=True,
+    )
+
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command, f"{tmp_path / 'mymodel.py'}:{name}", "--check", plan]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+
+    assert (code, "... check") == (done.returncode, done.stderr.splitlines()[-1])
+
+
 @pytest.mark.parametrize("surroundings", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "0"}])
 def test_any_terminal_gets_its_tables(tmp_path: Path, surroundings: dict[str, str]) -> None:
     (tmp_path / "mymodel.py").write_text(MODEL)
