@@ -36,9 +36,10 @@ def write_text(path: str | os.PathLike[str], text: str, *, error: type[FxPassesE
         error: What is raised.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: it is no path, or the file cannot be written.
     """
+    file = path_of(path, "a file", error=error)
     try:
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as caught:
         raise error(f"{os.fspath(path)!r} cannot be written: {caught.strerror}.") from caught

@@ -8,13 +8,12 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from fxpasses.errors import InputError
-from fxpasses.files import write_text
+from fxpasses.files import path_of, write_text
 from fxpasses.units import format_bytes, format_seconds
 from fxpasses.wording import did_you_mean
 
@@ -213,9 +212,9 @@ class Timeline:
         """Write the picture to a file that ends in ``.svg``, the trace to one that ends in ``.json``.
 
         Raises:
-            InputError: it ends in something else, or cannot be written.
+            InputError: it is no path, ends in something else, or cannot be written.
         """
-        suffix = Path(path).suffix.lower()
+        suffix = path_of(path, "a timeline").suffix.lower()
         if suffix not in (".json", ".svg"):
             raise InputError(
                 f"A timeline is written to a .json file (a trace) or to a .svg file (a picture), not to {str(path)!r}."

@@ -388,6 +388,11 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
         Plan.load(tmp_path / "plan.json")
 
 
+def test_a_plan_is_written_to_a_path(plan: Plan) -> None:
+    with pytest.raises(PlanError, match=r"The path of a file is a text or a pathlib\.Path, not 3\."):
+        plan.save(3)  # type: ignore[arg-type]
+
+
 def test_a_mark_of_the_encoding_in_front_is_read_over(plan: Plan, tmp_path: Path) -> None:
     """As some editors write it."""
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()), encoding="utf-8-sig")

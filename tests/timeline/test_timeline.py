@@ -249,6 +249,11 @@ def test_names_that_no_file_can_have_are_written_with_other_letters(tmp_path: Pa
     assert {"gpu\N{REPLACEMENT CHARACTER}", "model" + 2 * "\N{REPLACEMENT CHARACTER}"} <= set(picture.itertext())
 
 
+def test_a_timeline_is_written_to_a_path(timeline: Timeline) -> None:
+    with pytest.raises(InputError, match=r"The path of a timeline is a text or a pathlib\.Path, not 3\."):
+        timeline.save(3)  # type: ignore[arg-type]
+
+
 def test_a_file_that_cannot_be_written_is_refused(timeline: Timeline, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere/run\.json' cannot be written: No such file or directory\.$"):
         timeline.save(tmp_path / "nowhere" / "run.json")
