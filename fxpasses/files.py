@@ -24,6 +24,8 @@ def path_of(given: Any, what: str, *, error: type[FxPassesError] = InputError) -
     """
     if not isinstance(given, (str, os.PathLike)):
         raise error(f"The path of {what} is a text or a pathlib.Path, not {given!r}.")
+    if "\0" in str(given):
+        raise error(f"The path of {what} has a null character in it, which no path may have: {str(given)!r}.")
     return Path(given)
 
 

@@ -393,6 +393,12 @@ def test_a_plan_is_written_to_a_path(plan: Plan) -> None:
         plan.save(3)  # type: ignore[arg-type]
 
 
+def test_a_path_has_no_null_character(plan: Plan) -> None:
+    for use in (plan.save, Plan.load):
+        with pytest.raises(PlanError, match=r"has a null character in it, which no path may have: 'a.x00b'"):
+            use("a\0b")
+
+
 def test_a_mark_of_the_encoding_in_front_is_read_over(plan: Plan, tmp_path: Path) -> None:
     """As some editors write it."""
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()), encoding="utf-8-sig")
