@@ -9,8 +9,8 @@ import itertools
 
 import attrs
 
-from fxpasses.errors import InfeasibleError, PlacementError
-from fxpasses.partitioners.solvers.convex.loads import solve_convex
+from fxpasses.errors import PlacementError
+from fxpasses.partitioners.solvers.convex.loads import among_pipelines, solve_convex
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
 from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, proven, work_of
@@ -48,12 +48,12 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         PlacementError: none was found, and none was proven not to exist.
     """
     inner = attrs.evolve(problem, effort=problem.program_effort * INNER_EFFORT)
-    pipelines = attrs.evolve(inner, contiguity="pipeline", explain="never")
+    pipelines = attrs.evolve(inner, contiguity="pipeline")
     if is_large(tables):
         return _quickest_pipeline(pipelines, tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
-    answer = _first(pipelines, level, units)
+    answer = _first(attrs.evolve(pipelines, explain="never"), level, units)
     balanced = _by_loads(inner, tables, units) if answer is None or units.size <= MOST_BALANCED else None
     if balanced is not None:
         evenly = started(level, [balanced])[0]
@@ -70,13 +70,8 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
 
 def _quickest_pipeline(pipelines: PlacementProblem, tables: CostTables) -> Solved:
     """That of many nodes: what it is bounded by holds for all convex sets."""
-    try:
+    with among_pipelines(tables):
         return solve_latency(pipelines, tables, reduce_problem(pipelines, tables))
-    except InfeasibleError as error:
-        raise PlacementError(
-            f"No pipeline exists, and convex sets of {len(tables.nodes)} nodes are looked for among pipelines only: "
-            f'{error} contiguity="free" may have an answer.'
-        ) from error
 
 
 def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAnswer | None:

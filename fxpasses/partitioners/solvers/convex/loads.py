@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
 
-from fxpasses.errors import PlacementError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.fewest import solve_fewest
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.convex.sets import ROWS, ConvexSets
@@ -27,7 +28,7 @@ from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["solve_convex"]
+__all__ = ["among_pipelines", "solve_convex"]
 
 SMALL = 1500
 """Variables up to which the integer program is asked."""
@@ -51,7 +52,8 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
     """
     if len(units.unit_of) > MANY:
         similar = attrs.evolve(problem, contiguity="pipeline")
-        device_of, order, _bound_of_pipelines = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+        with among_pipelines(tables):
+            device_of, order, _bound_of_pipelines = solve_pipeline(similar, tables, reduce_problem(similar, tables))
         return device_of, order, _bound(problem, tables, units)
     model = LoadModel.of(units, tables, problem.objective)
     sets = ConvexSets(model, Reach.of(units.unit_of, tables))
@@ -75,6 +77,18 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
         raise refuse(problem, tables, units, model, sets.rows if is_small else None)
     device_of = home[units.unit_of]
     return device_of, tuple(dict.fromkeys(device_of.tolist())), bound
+
+
+@contextmanager
+def among_pipelines(tables: CostTables) -> Iterator[None]:
+    """Look for convex sets among pipelines only: that there is no pipeline proves nothing then."""
+    try:
+        yield
+    except InfeasibleError as error:
+        raise PlacementError(
+            f"No pipeline keeps what was asked, and convex sets of {len(tables.nodes)} nodes are looked for among "
+            f'pipelines only: {error} contiguity="free" may have an answer.'
+        ) from error
 
 
 def _is_affordable(model: LoadModel, sets: ConvexSets, seconds: float) -> bool:
