@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import attrs
+import networkx as nx
 import numpy as np
 import pytest
 from fuzz import examples
@@ -14,7 +16,7 @@ from random_placements import EveryPlacement, every_placement, random_problem, s
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, PlacementSolution, solve_placement
-from fxpasses.partitioners.solvers.contiguous import certifying
+from fxpasses.partitioners.solvers.contiguous import certifying, fewest
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 from fxpasses.partitioners.solvers.contiguous.linked import islands
 
@@ -144,6 +146,25 @@ def test_fewest_devices_come_first_then_the_smallest_largest_load(seed: int) -> 
 
     assert fewest == solution.objective_value == len(solution.order)
     assert pytest.approx(every.load.max(axis=1)[legal & (used == fewest)].min()) == max(solution.load.values())
+
+
+def test_where_all_devices_are_needed_the_same_search_is_not_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[tuple[str, float]] = []
+
+    def counted(problem: PlacementProblem, *reduced: Any) -> Any:
+        searches.append((problem.objective, problem.program_effort))
+        return pipelines.solve_pipeline(problem, *reduced)
+
+    monkeypatch.setattr(fewest, "solve_pipeline", counted)
+    graph = nx.path_graph(8, create_using=nx.DiGraph)
+    nx.set_node_attributes(graph, {node: {"seconds": 1.0, "kept_bytes": 10, "output_bytes": 8} for node in graph})
+    devices = [Device("a", 40), Device("b", 40)]
+    links = [Link("a", "b", 64.0), Link("b", "a", 16.0)]
+
+    solution = solve_placement(PlacementProblem(graph, devices, links, "devices"))
+
+    assert ("a", "b") == solution.order
+    assert [("devices", 1.0), ("throughput", 1.0)] == searches
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))

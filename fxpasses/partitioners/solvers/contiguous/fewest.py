@@ -47,7 +47,8 @@ def solve_fewest(problem: PlacementProblem, tables: CostTables, units: Units) ->
     )
     best = _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
     without_program = attrs.evolve(similar, effort=0.0)
-    for chosen in sets:
+    is_settled = sets == [tuple(sorted(order))] and similar.program_effort > 0  # the search with a program does it all
+    for chosen in () if is_settled else sets:
         best = min(best, _on(chosen, without_program, tables, units) or best, key=_rank)
     if similar.program_effort:
         best = min(best, _on(best.order, similar, tables, units) or best, key=_rank)
