@@ -277,3 +277,18 @@ def test_pairs_are_given_up_where_they_take_too_many_steps(monkeypatch: pytest.M
     assert arcs is None
     assert steps / 2 < few < steps
     assert none is None
+
+
+def test_pairs_count_more_where_many_values_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is looked at for each pair: a wide graph of thousands of nodes took four times what was counted."""
+    question = Asked.of(10, is_coarse=False).question
+    arcs, steps = ArcLists.of(question, math.inf)
+    assert arcs is not None
+    opened = np.diff(arcs.facts.open_start)
+
+    monkeypatch.setattr(arc_lists, "USUAL", 0)
+    _arcs, more = ArcLists.of(question, math.inf)
+
+    expected = sum(arc_lists.OPEN * float(opened[first]) for first, _last in listed(arcs))
+    assert expected > 0
+    assert pytest.approx(expected) == more - steps

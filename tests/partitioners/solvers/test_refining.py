@@ -80,6 +80,16 @@ def test_no_cut_of_a_pipeline_under_the_threshold_is_lost(
             assert cuts(problem, search, every, row) <= kept
 
 
+def test_a_core_that_takes_more_to_lay_out_than_there_are_steps_is_left_alone() -> None:
+    search = search_of(sending_problem(1))
+    assert search.can_refine
+
+    refined = search.refined(math.inf, refining.CORE / 2, 100_000)
+
+    assert refined.words is None
+    assert 0.0 == refined.steps
+
+
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))
 def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer known before is the first one along a single order."""

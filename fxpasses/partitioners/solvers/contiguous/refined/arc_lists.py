@@ -18,6 +18,8 @@ TOGETHER = 100_000
 """Pairs that are looked for at a time."""
 IDEAL, PAIR, FOUND = 300, 16, 2
 """Steps that it costs to begin with an ideal, to look at a pair, and to find one, for each class of devices."""
+OPEN, USUAL = 1.5, 32
+"""Steps that each value costs that is open at the first ideal of a pair, beyond so many that :data:`PAIR` knows of."""
 MOVE, BACK = 0.5, 0.2
 """Steps that it costs to go along a pair in one state of the devices, and back in one for each class of them."""
 MOST = 250_000_000
@@ -73,6 +75,7 @@ class ArcLists:
         stay(facts)
         most = np.full(question.allowed.nnz, NOTHING)
         most[0] = 0.0  # nothing, by no device
+        many = np.maximum(np.diff(facts.open_start) - USUAL, 0)
         count, room = np.zeros(size, dtype=np.int64), max(TOGETHER, size)
         last, spare = np.empty(room, dtype=np.uint32), np.empty((room, classes))
         found, ideal, taken, kept = list[_Arcs](), 0, 0.0, 0
@@ -82,6 +85,7 @@ class ArcLists:
             pairs = int(begins[-1])
             found.append(_Arcs(begun, begins, last[:pairs].copy(), spare[:pairs].copy(), np.zeros(pairs, dtype=bool)))
             taken += IDEAL * float(ideal - begun) + PAIR * float(seen) + FOUND * float(pairs) * classes + MOVE * moved
+            taken += OPEN * float(count[begun:ideal] @ many[begun:ideal])
             kept += pairs * classes
             if taken > steps or kept > MOST:
                 return None, taken

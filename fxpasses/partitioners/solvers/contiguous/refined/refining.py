@@ -249,8 +249,8 @@ class Refining:
         return Refined(None, taken, reached)
 
     def _expected(self, asked: list[_Asked], level: _Level) -> float:
-        """The steps that a core may take, by what the one before it took for its pairs."""
-        return self._preparing(level) + asked[-1].pair * level.work if asked else 0.0
+        """The steps that a core may take, by what the one before it took for its pairs; of the first what is known."""
+        return self._preparing(level) + (asked[-1].pair * level.work if asked else 0.0)
 
     def _preparing(self, level: _Level) -> float:
         each = PREPARING_LONG if is_long(self.units) else PREPARING
