@@ -245,3 +245,18 @@ def test_the_smallest_load_on_the_fewest_devices_is_found_where_sending_takes_fa
     assert 2 == solution.objective_value
     assert {"a": "y", "b": "x", "c": "y", "d": "y"} == solution.device_of
     assert pytest.approx(1.5 * unit) == max(solution.load.values())
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+def test_budgets_that_nothing_can_fill_are_no_limit(contiguity: str, objective: str) -> None:
+    """Their sum is more than a float can hold."""
+    graph = nx.path_graph(6, create_using=nx.DiGraph)
+    nx.set_node_attributes(graph, {node: {"seconds": 1.0, "kept_bytes": 10} for node in graph})
+    problem = PlacementProblem(graph, [Device("a"), Device("b")], objective=objective, contiguity=contiguity)
+
+    solution = solve_placement(attrs.evolve(problem, devices=[Device("a", 1.7e308), Device("b", 1.7e308)]))
+
+    expected = solve_placement(problem)
+    assert expected.device_of == solution.device_of
+    assert expected.bound == solution.bound

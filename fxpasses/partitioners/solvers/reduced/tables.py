@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.devices import Link
+from fxpasses.devices import Device, Link
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem
 from fxpasses.partitioners.solvers.reduced.attributes import check_attributes
@@ -105,13 +105,18 @@ def tables_of(problem: PlacementProblem) -> CostTables:
         _numbers(problem, "output_seconds"),
         latency,
         per_byte,
-        np.array([device.memory for device in problem.devices], dtype=np.float64),
+        np.array([_budget(device) for device in problem.devices], dtype=np.float64),
         edges,
         _forward(problem, position, edges),
         np.array([bool(facts.get("replicable", False)) for _node, facts in problem.graph.nodes(data=True)], dtype=bool),
     )
     _check_sums(tables)
     return tables
+
+
+def _budget(device: Device) -> float:
+    """Its bytes; what nothing that nodes keep, share and have alive can fill is no limit: sums may overflow."""
+    return device.memory if device.memory <= 3 * MOST_BYTES else math.inf
 
 
 def _check_sums(tables: CostTables) -> None:
