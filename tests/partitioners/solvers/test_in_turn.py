@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, PlacementError, lower
 from fxpasses.partitioners import PlacementProblem
+from fxpasses.partitioners.solvers.latency import solving as latency_solving
+from fxpasses.partitioners.solvers.reduced.reducing import Units
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
 from fxpasses.partitioners.solvers.solving import solve_in_turn
 
 
@@ -63,3 +66,14 @@ def test_a_value_with_many_views_crosses_once() -> None:
 
     assert 3 == len(lowered.report.copies)
     assert torch.equal(model(x), lowered(x))
+
+
+def test_prices_of_long_graphs_that_are_not_cut_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Units] = []
+    monkeypatch.setattr(latency_solving, "prices_of", lambda units, *_given: asked.append(units))
+    problem = PlacementProblem(chain([0.5] * 2100), [Device("a"), Device("b")], objective="latency")
+
+    found = latency_solving.in_turn(problem, tables_of(problem))
+
+    assert found is None
+    assert not asked

@@ -150,8 +150,10 @@ def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
     """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders."""
     similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
     units = reduce_problem(similar, tables)
+    if is_long(units):
+        return None
     search = Search.of(similar, tables, units, prices_of(units, tables.memory, "throughput"))
-    if States.count(search.classes) > FEW_STATES or is_long(units):
+    if States.count(search.classes) > FEW_STATES:
         return None
     words = prefixes(linear_orders(units, ORDERS, problem.seed))
     dynamic = PipelineSearch(units, search.classes, search.states, search.measure(math.inf), in_turn=True)
