@@ -107,7 +107,7 @@ def _found(node: Node) -> Iterator[tuple[sympy.Symbol, sympy.Expr, ShapeEnv]]:
     shape_env = next(filter(None, map(shape_env_of, value_leaves(value_of(node)))), None)
     if shapes and shape_env is not None:
         together = zip_longest(*map(reversed, shapes), fillvalue=sympy.S.One)
-        most = math.prod(sympy.Max(*sizes) for sizes in together)
+        most = math.prod((sympy.Max(*sizes) for sizes in together), start=sympy.S.One)
         yield from ((symbol, most, shape_env) for symbol in node.meta["unbacked_bindings"])
 
 

@@ -113,6 +113,17 @@ def test_or_as_the_largest_ones_do() -> None:
     assert {**limited, "picked of picked": 200, "repeated": 4096} == found
 
 
+def test_of_a_number_at_most_one_is_picked() -> None:
+    class Picks(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"picked": torch.masked_select(x.sum(), x.sum() > 0) + 1, "found": x.sum().nonzero() + 1}
+
+    model, x = Picks(), torch.ones(4)
+
+    assert {"picked": 1, "found": 1} == first_sizes(model, (x,), None, "hint")
+    assert torch.equal(model(x)["picked"], lower(model, (x,), devices=[Device("only")])(x)["picked"])
+
+
 class PicksRows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
