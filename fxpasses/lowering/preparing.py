@@ -16,6 +16,7 @@ from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
+from fxpasses.lowering.own_buffers import own_buffers
 from fxpasses.lowering.program_copies import copied_program, with_keywords_given, with_regions_closed, with_true_users
 from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
@@ -204,41 +205,9 @@ def stateful(program: ExportedProgram) -> GraphModule:
     graph_module._forward_pre_hooks_with_kwargs.clear()
     open_regions(graph_module, is_worth_cutting)
     with torch.inference_mode(False):  # what is made inside of one cannot be written to outside
-        _own_buffers(graph_module, analyze_effects(graph_module).written_tensors())
+        own_buffers(graph_module, analyze_effects(graph_module).written_tensors())
     note_rows(graph_module)
     for node in graph_module.graph.nodes:
         if is_compute(node) and has_value(node) and not COST.has(node):
             COST.write(node, cost_of(node))
     return graph_module
-
-
-def _own_buffers(graph_module: GraphModule, written: Sequence[torch.Tensor]) -> None:
-    """Put copies in the place of tensors; those that share memory, under whatever name, share the copy of it."""
-    copies = {_memory(each): _copied_memory(each) for each in written if not isinstance(each, torch.nn.Parameter)}
-    owned: dict[int, torch.Tensor] = {}
-    for module in graph_module.modules() if copies else ():
-        tables: tuple[dict[str, Any], ...] = (module._buffers, vars(module))
-        for table in tables:
-            for name, held in table.items():
-                if isinstance(held, torch.Tensor) and (copied := copies.get(_memory(held))) is not None:
-                    if id(held) not in owned:
-                        owned[id(held)] = copied if isinstance(copied, torch.Tensor) else _in_storage(held, copied)
-                    table[name] = owned[id(held)]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """What tells memory from other: the storage, or the tensor where it has none, as a sparse one."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
-
-
-def _copied_memory(tensor: torch.Tensor) -> torch.UntypedStorage | torch.Tensor:
-    if tensor.layout != torch.strided:
-        return tensor.clone()
-    storage: torch.UntypedStorage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch's
-    return storage
-
-
-def _in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """The same tensor in another storage."""
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -12,7 +12,7 @@ import json
 import operator
 import warnings
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fxpasses.editing import erase_nodes
+from fxpasses.effects.aliasing import storage_key
 from fxpasses.errors import InputError
+from fxpasses.lowering.own_buffers import in_storage
 from fxpasses.programs.calling_convention import keep_conditions
 from fxpasses.programs.saving import to_file
 
@@ -32,6 +34,12 @@ __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_
 
 _PLAIN = {tuple: "tuple", list: "list", dict: "dict"}
 _TUPLE = "tuple of"
+
+_TURNED: Mapping[str, tuple[Callable[[torch.Tensor], bool], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "conjugate": (torch.Tensor.is_conj, torch.conj),
+    "negated": (torch.Tensor.is_neg, torch._neg_view),
+}
+"""What a tensor may say of the numbers in its memory, and what says so; torch's format forgets both."""
 
 
 class Record(dict[str, Any]):
@@ -175,8 +183,9 @@ def save_flat(
 ) -> dict[str, Any]:
     """Save a program with flat tuples where its structure has classes.
 
-    torch's format forgets which names are one tensor, and gives each element of a tuple a node, whether something uses
-    it or not; what is needed to undo that is part of the answer.
+    torch's format forgets which names are one tensor and which tensors are conjugates of what is in memory, writes
+    constants apart from the state whose memory they show, and gives each element of a tuple a node, whether something
+    uses it or not; what is needed to undo that is part of the answer.
 
     Args:
         program: The program.
@@ -184,8 +193,8 @@ def save_flat(
         replaced: Tensors to write in the place of the program's own, by the ``id`` of those.
 
     Returns:
-        What :func:`with_structure` needs, as plain data: the structures, the order of the state, names of tied tensors
-        and of unused elements.
+        What :func:`with_structure` needs, as plain data: the structures, the order of the state, names of tied tensors,
+        of constants in the memory of the state, of conjugates, and of unused elements.
 
     Raises:
         InputError: the model gives back a text: torch writes it, and cannot read it again.
@@ -202,7 +211,10 @@ def save_flat(
         warnings.simplefilter("ignore")
         to_file(plain, file if isinstance(file, BytesIO) else str(file))
     unused = [node.name for node in _unused_elements(program)]
-    return structure | {"state": list(program.state_dict), "tied": _tied(program), "unused": unused}
+    names = {"state": list(program.state_dict), "tied": _tied(program), "shared": _shared(program)}
+    written = _tensors(plain)
+    turned = {kind: [name for name, each in written.items() if says(each)] for kind, (says, _) in _TURNED.items()}
+    return structure | names | turned | {"unused": unused}
 
 
 def _refuse_texts(program: ExportedProgram) -> None:
@@ -217,9 +229,24 @@ def _refuse_texts(program: ExportedProgram) -> None:
 def _tied(program: ExportedProgram) -> list[list[str]]:
     """The names of each tensor that has several."""
     names: dict[int, list[str]] = {}
-    for name, value in program.state_dict.items():
+    for name, value in _tensors(program).items():
         names.setdefault(id(value), []).append(name)
     return [group for group in names.values() if len(group) > 1]
+
+
+def _shared(program: ExportedProgram) -> list[tuple[str, str]]:
+    """Each constant that shows memory of the state, as a buffer that checkpoints leave out may, and what is there."""
+    in_state: dict[object, str] = {}
+    for name, value in program.state_dict.items():
+        in_state.setdefault(storage_key(value), name)
+    keys = {name: storage_key(each) for name, each in _tensors(program).items() if name not in program.state_dict}
+    return [(name, in_state[key]) for name, key in keys.items() if key in in_state]
+
+
+def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """State and constants by their names."""
+    held = {**program.state_dict, **program.constants}
+    return {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
 
 
 def _unused_elements(program: ExportedProgram) -> list[Node]:
@@ -242,14 +269,31 @@ def with_structure(program: ExportedProgram, structure: Mapping[str, Any]) -> Ex
         InputError: the program has no call signature.
         KeyError: something is missing in the structure.
     """
-    for first, *others in structure.get("tied", ()):  # folders of older versions do not say
-        program.state_dict.update(dict.fromkeys(others, program.state_dict[first]))
+    for name, other in structure.get("shared", ()):  # folders of older versions do not say
+        program.constants[name] = in_storage(program.constants[name], program.state_dict[other].untyped_storage())
+    for kind, (_, turn) in _TURNED.items():
+        for name in structure.get(kind, ()):
+            _put(program, name, _turned(_tensors(program)[name], turn))
+    for first, *others in structure.get("tied", ()):
+        for name in others:
+            _put(program, name, _tensors(program)[first])
     loaded = dict(program.state_dict)
     program.state_dict.clear()
     program.state_dict.update({name: loaded[name] for name in structure.get("state", loaded)})
     unused = structure.get("unused", ())
     erase_nodes([node for node in _unused_elements(program) if node.name not in unused])
     return _structured(program, *(structure_from_json(structure[key]) for key in ("inputs", "outputs")))
+
+
+def _put(program: ExportedProgram, name: str, tensor: torch.Tensor) -> None:
+    """Put a tensor in the place of one of the state, or of a constant."""
+    (program.state_dict if name in program.state_dict else program.constants)[name] = tensor
+
+
+def _turned(tensor: torch.Tensor, turn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A view of a tensor, which is a parameter where that is one."""
+    view = turn(tensor.detach())
+    return torch.nn.Parameter(view, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else view
 
 
 def _flat(spec: pytree.TreeSpec) -> pytree.TreeSpec:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,68 @@ def test_tied_weights_are_tied_when_they_are_loaded(tmp_path: Path) -> None:
     save(lowered, tmp_path)
 
     assert len(list(lowered.parameters())) == len(list(load(tmp_path).parameters()))
+
+
+class Shares(nn.Module):
+    """A buffer, one that checkpoints leave out, another name of it and plain tensors, all in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4, 8))
+        self.register_buffer("rows", self.table[2:], persistent=False)
+        self.register_buffer("same", self.table, persistent=False)
+        self.first, self.column = self.table[0], self.table.t()[3]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.add_(x)
+        self.first.sub_(x)
+        self.column.mul_(2)
+        self.same.add_(1)
+        return self.table.clone()
+
+
+class Conjugates(nn.Module):
+    """Tensors whose memory holds conjugates, or negatives, of what they are; one is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = torch.complex(torch.randn(8, 8), torch.randn(8, 8))
+        self.weight = nn.Parameter(numbers.conj())
+        self.register_buffer("adjoint", numbers.mH)
+        self.register_buffer("imaginary", numbers.conj().imag, persistent=False)
+        self.register_buffer("sums", torch.zeros(8, dtype=torch.complex64).conj())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sums.add_(x * (1 + 2j))
+        result: Tensor = (x * self.weight) @ self.adjoint + self.imaginary + self.sums
+        return result
+
+
+def from_folder(lowered: LoweredModule, folder: Path) -> LoweredModule:
+    save(lowered, folder)
+    return load(folder)
+
+
+def from_pickle(lowered: LoweredModule, _folder: Path) -> LoweredModule:
+    again: LoweredModule = pickle.loads(pickle.dumps(lowered))
+    return again
+
+
+@pytest.mark.parametrize("back", [from_folder, from_pickle])
+@pytest.mark.parametrize("kind", [Shares, Conjugates])
+def test_what_torchs_format_forgets_of_memory_comes_back(
+    kind: type[nn.Module], back: Callable[[LoweredModule, Path], LoweredModule], tmp_path: Path
+) -> None:
+    model, x = kind(), torch.arange(8.0)
+    lowered = lower(model, (x,), devices=[Device("cpu")])
+    model(x), lowered(x)
+
+    again = back(lowered, tmp_path)
+
+    expected = [model(x) for _ in range(2)]
+    assert all(map(torch.equal, expected, [lowered(x) for _ in range(2)]))
+    assert all(map(torch.equal, expected, [again(x) for _ in range(2)]))
+    assert [name for name, _ in lowered.named_buffers()] == [name for name, _ in again.named_buffers()]
 
 
 class Frozen(nn.Module):
