@@ -34,7 +34,7 @@ def save(program: ExportedProgram, path: Any, **options: Any) -> None:
 
     Raises:
         GraphError: An entry cannot be written as JSON, and its key has no ``to_json``.
-        InputError: Torch's file format cannot hold an operator of the program.
+        InputError: Torch's file format cannot hold an operator or a tensor of the program.
     """
     entries = _entries_of(program)
     meta = program.graph_module.meta
@@ -54,8 +54,14 @@ def to_file(program: ExportedProgram, path: Any, **options: Any) -> None:
     """Let torch write a program.
 
     Raises:
-        InputError: Its file format cannot hold an operator, as one that is given a quantised type.
+        InputError: Its file format cannot hold an operator, as one that is given a quantised type, or a sparse tensor.
     """
+    for name, held in {**program.state_dict, **program.constants}.items():
+        if isinstance(held, torch.Tensor) and held.layout != torch.strided:
+            raise InputError(
+                f"Torch's file format cannot hold {name!r}, whose layout is {held.layout}; to save or pickle it, keep "
+                "the tensor dense (and call to_sparse() in the model), or make it an input."
+            )
     try:
         torch.export.save(program, path, **options)
     except SerializeError as error:

@@ -465,6 +465,30 @@ def test_an_operator_that_torch_cannot_write_is_named(
     assert str(error.value).endswith("; to save or pickle it, leave that operator out.")
 
 
+@pytest.mark.parametrize("write", [pickle.dumps, lambda lowered: save(lowered, "nowhere")], ids=["pickle", "save"])
+def test_a_tensor_that_torch_cannot_write_is_named(
+    write: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mixing", torch.eye(3).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.mixing, x)
+
+    monkeypatch.chdir(tmp_path)
+    lowered = lower(Sparse(), (torch.ones(3, 3),), devices=[Device("only")])
+
+    with pytest.raises(InputError) as error:
+        write(lowered)
+
+    assert str(error.value) == (
+        "Torch's file format cannot hold 'mixing', whose layout is torch.sparse_coo; to save or pickle it, keep the "
+        "tensor dense (and call to_sparse() in the model), or make it an input."
+    )
+
+
 def test_the_mode_in_which_a_model_was_captured_stays_and_is_told() -> None:
     """``eval()`` reaches no operator: dropout and batch norm go on as in training."""
     x = torch.randn(6, 8)

@@ -729,3 +729,27 @@ def test_what_is_cut_off_from_gradients_stays_cut_off() -> None:
 
     ours = {lowered.qualified_names.get(name, name): value.grad for name, value in lowered.named_parameters()}
     assert all(torch.equal(value.grad, ours[name]) for name, value in model.named_parameters())  # type: ignore[arg-type]
+
+
+class Mixing(nn.Module):
+    """Layers between products with sparse matrices: a buffer, and what is given."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mixing", torch.eye(4).roll(1).to_sparse(layout=layout))
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return torch.sparse.mm(self.mixing, self.second(torch.sparse.mm(other, self.first(x))))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize("first", ["left", "right"])
+def test_matrices_of_rows_that_have_no_strides_are_used_and_copied(layout: torch.layout, first: str) -> None:
+    devices = [Device("left"), Device("right", torch_device="cpu:1")]
+    second = "left" if first == "right" else "right"
+    model, given = Mixing(layout), (torch.randn(4, 4), torch.eye(4).roll(1, 1).to_sparse(layout=layout))
+    lowered = lower(model, given, devices=devices, pinned={"first": first, "second": second})
+
+    assert torch.equal(model(*given), lowered(*given))

@@ -212,7 +212,7 @@ def copy_node(graph_module: GraphModule, value: Node, device: Device, *, key: Me
     node = graph_module.graph.create_node(
         "call_function", COPY, (value,), {"device": target}, name=f"{value.name}_to_{device.name}"
     )
-    node.meta.update({key: copy.copy(entry) for key, entry in value.meta.items() if key != COPY_OF.name})
+    node.meta.update({key: copy.copy(entry) for key, entry in value.meta.items() if key not in ("val", COPY_OF.name)})
     node.meta["val"] = fake_on(value.meta["val"], target, from_anywhere=True)
     source = DEVICE.read(value) if DEVICE.has(value) else MAIN_MEMORY
     DEVICE.write(node, device.name)

@@ -79,6 +79,9 @@ class Autocast:
         return cls(device, dtype, enabled, enabled and len(settings) > 3 and bool(settings[3]))
 
 
+_WITHOUT_STRIDES = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """Run a node without data.
 
@@ -203,6 +206,8 @@ def _may_run(node: Node, autocast: Autocast | None) -> bool:
         if any(map(tangent_levels, node.all_input_nodes)):
             return True
         operands = tensors_in(list(map(value_of, node.all_input_nodes)))
+        if any(each.layout in _WITHOUT_STRIDES for each in operands):
+            return False
         if may_need_scratch(node.target, node.args, operands, value_of(node)) or in_steps(node.target, node.args):
             return True
         return not node.target._schema.is_mutable and (autocast is not None or is_composite(node.target))
