@@ -182,7 +182,16 @@ class LoweredModule(GraphModule):
                     f"A lowered model cannot be moved from {here} to {there}: its plan says where each part runs, and "
                     "copies go between these. Lower the model again with other devices, or edit and replay the plan."
                 )
+        held = [
+            (table, name, tensor)
+            for module in self.modules()
+            for table in (module._parameters, module._buffers)
+            for name, tensor in table.items()
+        ]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        converted: dict[int, Any] = {}
+        for table, name, tensor in held:  # torch converts what several parts hold once for each
+            table[name] = converted.setdefault(id(tensor), table[name])
         compact_recurrent_weights(self)
         types = {dtype for dtype in self._inputs.contract.types if dtype is not None}
         self._take_inputs_in({dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in types})

@@ -298,6 +298,37 @@ def test_a_converted_model_takes_inputs_of_the_new_type(dtype: torch.dtype) -> N
     assert torch.equal(lowered.float()(x), pickled(lowered)(x))
 
 
+class Twice(nn.Module):
+    """One layer that runs on both devices, and the buffer that it is scaled by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("scale", torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared(self.first(x)) * self.scale
+        result: Tensor = self.shared(self.last(x)) * self.scale
+        return result
+
+
+def test_what_several_parts_hold_is_one_tensor_when_the_model_comes_from_meta() -> None:
+    model, x = Twice(), torch.randn(3, 8)
+    pins = {"first": "left", "shared/linear#0": "left", "last": "right", "shared/linear#1": "right"}
+    lowered = lower(copy.deepcopy(model), (x,), devices=cpu_pair(), pinned=pins)
+
+    lowered.to("meta")
+    lowered.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in lowered.named_parameters()]
+    assert [name for name, _ in model.named_buffers()] == [name for name, _ in lowered.named_buffers()]
+    for module in (model, lowered):
+        optimizer = torch.optim.Adam(module.parameters())
+        module(x).sum().backward()
+        optimizer.step()
+    assert all(map(torch.equal, model.state_dict().values(), lowered.state_dict().values()))
+
+
 def test_a_pickled_cache_holds_what_was_written() -> None:
     model = KeyValueCache().eval()
     lowered = in_two(model, torch.randn(1, 1, 16), torch.tensor([0]))
