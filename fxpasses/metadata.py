@@ -42,6 +42,7 @@ VALUE_KEYS = ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager
 TRACE_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
 """What torch writes about where a node comes from."""
 
+_TARGET_KEY = "is_wrapped"  # torch's, of calls of functions of torch.fx.wrap: the code of the graph wraps them, too
 _NO_PASS = "fxpasses"
 _NO_MODULE = "empty_nn_module_stack_from_metadata_hook"  # torch.export, of what it adds itself; at times after an _
 _HISTORY_LIMIT = 64
@@ -217,7 +218,7 @@ def copy_metadata(source: Node, target: Node, *, values: bool = True, provenance
     """
     stale = () if values else _value_keys()
     for key, entry in source.meta.items():
-        if key not in stale:
+        if key not in stale and (key != _TARGET_KEY or source.target is target.target):
             target.meta[key] = _copied(entry)
     if provenance:
         target.meta["from_node"] = [source_of(source, action=NodeSourceAction.CREATE)]
@@ -283,7 +284,7 @@ def _common_stack(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _merge_other_entries(meta: dict[str, Any], metas: Sequence[Mapping[str, Any]]) -> None:
-    skipped = {*_value_keys(), *TRACE_KEYS, "from_node", "custom"}
+    skipped = {*_value_keys(), *TRACE_KEYS, _TARGET_KEY, "from_node", "custom"}
     for other in reversed(metas):
         for key, entry in other.items():
             if key not in skipped and key not in meta:

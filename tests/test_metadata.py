@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.traceback import NodeSource
 
-from fxpasses.editing import extract_submodule, inline_submodule
+from fxpasses.editing import extract_submodule, inline_submodule, replace_node
 from fxpasses.errors import GraphError, MissingMetadataError, user_line
 from fxpasses.metadata import (
     MetaKey,
@@ -26,6 +26,12 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import fuse_by_partitions
 from fxpasses.passes.splitting import split
 from fxpasses.passes.unflattening import unflatten
+
+
+@torch.fx.wrap
+def kernel(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
 
 SIZE = MetaKey[int]("tests.size_bytes", made_by="MeasureSizes()")
 TAG = MetaKey[str]("tests.tag", made_by="TagNodes()", depends_on_value=False)
@@ -274,6 +280,27 @@ def test_source_of_shares_history_instead_of_copying_it() -> None:
 
     assert made.from_node[0] is relu.meta["from_node"][0]
     assert (made.name, made.pass_name) == ("relu", "P")
+
+
+def test_what_stands_for_a_wrapped_function_is_not_wrapped() -> None:
+    """Code that wraps ``torch.relu`` makes each later trace in the process fail with ``KeyError: 'torch.relu'``."""
+    module = symbolic_trace(lambda x: kernel(x))
+    (called,) = module.graph.find_nodes(op="call_function", target=kernel)
+    with module.graph.inserting_before(called):
+        replace_node(called, module.graph.call_function(torch.relu, called.args))
+    module.recompile()
+
+    assert "wrap(" not in module.code
+
+
+def test_copied_metadata_of_a_wrapped_function_goes_to_its_copies_only() -> None:
+    called = symbolic_trace(lambda x: kernel(x)).graph.find_nodes(op="call_function", target=kernel)[0]
+    graph = Graph()
+    again, other = graph.call_function(kernel), graph.call_function(torch.relu)
+    copy_metadata(called, again)
+    copy_metadata(called, other)
+
+    assert [True, None] == [node.meta.get("is_wrapped") for node in (again, other)]
 
 
 def test_copied_metadata_shares_no_containers() -> None:
