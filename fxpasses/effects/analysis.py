@@ -65,6 +65,7 @@ def analyze_effects(
     signature: ExportGraphSignature | None = None,
     program: ExportedProgram | None = None,
     registry: Registry | None = None,
+    trusting: bool = False,
 ) -> EffectAnalysis:
     """Find the effects of all nodes of a graph, and the order that follows from them.
 
@@ -73,6 +74,7 @@ def analyze_effects(
         signature: The signature of an exported program whose graph this is: it tells which outputs are copied back.
         program: The program itself; its real tensors tell which parameters share memory. Gives the signature, too.
         registry: What users said about targets; what was registered in this process if it is not given.
+        trusting: Calls that nobody can look into are taken to compute their result, and to do nothing else.
 
     Returns:
         The analysis. It is a snapshot: edits of the graph are not seen.
@@ -84,7 +86,7 @@ def analyze_effects(
     root = graph if isinstance(graph, GraphModule) else inner.owning_module
     if program is not None and signature is None:
         signature = program.graph_signature
-    context = _Context(registry or USER_REGISTRY)
+    context = _Context(registry or USER_REGISTRY, trusting)
     return _analysis(inner, root, context, signature, program)
 
 
@@ -104,14 +106,19 @@ def is_impure(node: Node) -> bool:
 class _Context:
     """Answers that hold for one analysis and all graphs nested in it: rules by target, summaries by body."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, trusting: bool = False) -> None:
         self.registry = registry
+        self.trusting = trusting
         self._rules: dict[tuple[str, Any], Rule | None] = {}
         self._summaries: dict[int, tuple[GraphModule, BodySummary]] = {}
         self._open: set[int] = set()
 
     def effects_of(self, node: Node, root: nn.Module | None) -> CallEffects:
         """What a compute node does, told in its operands."""
+        found = self._looked_up(node, root)
+        return PLAIN if self.trusting and not found.is_known else found
+
+    def _looked_up(self, node: Node, root: nn.Module | None) -> CallEffects:
         if node.op == "call_module":
             module = resolve(root, str(node.target))
             return module_effects(node, module if isinstance(module, nn.Module) else None, self.summary, self.registry)

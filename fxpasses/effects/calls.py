@@ -73,6 +73,7 @@ class CallEffects:
         looks_only: Reads shapes and strides but no contents, as views do.
         guards: Operands whose symbols an assertion constrains.
         mixes: May make any two of the operands it writes share memory.
+        is_known: Somebody told what it does; else it is taken to do anything.
         reason: Why it is not pure, in a few words; "" if it is pure.
     """
 
@@ -91,6 +92,7 @@ class CallEffects:
     looks_only: bool = False
     guards: tuple[Node, ...] = ()
     mixes: bool = False
+    is_known: bool = True
     reason: str = ""
 
     @property
@@ -140,6 +142,7 @@ def opaque(node: Node, reason: str, *, state: Iterable[torch.Tensor] = ()) -> Ca
         random=True,
         world=True,
         mixes=True,
+        is_known=False,
         reason=reason,
     )
 

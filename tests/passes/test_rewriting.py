@@ -19,6 +19,17 @@ aten = torch.ops.aten
 X = torch.arange(-6.0, 6.0).reshape(3, 4) / 4
 
 
+@torch.fx.wrap
+def fused_linear(x, weight):
+    """A kernel in Python: nobody can look into it."""
+    return torch.relu(F.linear(x, weight))
+
+
+@torch.fx.wrap
+def fused_gate(x):
+    return torch.sigmoid(x) * x
+
+
 def targets(module):
     return [node.target for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
 
@@ -625,6 +636,41 @@ def test_an_in_place_op_on_a_temporary_may_be_replaced():
 
     assert 1 == len(replace_pattern(module, lambda x: F.relu(x, inplace=True), lambda x: torch.clamp_min(x, 0)))
     assert torch.equal(torch.relu(-X), module(X.clone()))
+
+
+def test_functions_that_nobody_can_look_into_are_put_in_and_taken_out():
+    """Both sides of a rule do the same, so a kernel in Python is not thought to write what the match only reads."""
+
+    def source(x, weight):
+        for _ in range(3):
+            x = torch.relu(F.linear(x, weight))
+            x = torch.sigmoid(x) * x
+        return x
+
+    def linear(x, weight):
+        return torch.relu(F.linear(x, weight))
+
+    def gate(x):
+        return torch.sigmoid(x) * x
+
+    module = symbolic_trace(source)
+    weight = torch.arange(16.0).reshape(4, 4) / 16
+
+    assert 3 == len(replace_pattern(module, linear, lambda x, weight: fused_linear(x, weight)))
+    assert 3 == len(replace_pattern(module, gate, lambda x: fused_gate(x)))
+    assert [fused_linear, fused_gate] * 3 == targets(module)
+    assert torch.equal(source(X, weight), module(X, weight))
+    assert 3 == len(replace_pattern(module, lambda x, weight: fused_linear(x, weight), linear))
+    assert 3 == len(replace_pattern(module, lambda x: fused_gate(x), gate))
+    assert targets(symbolic_trace(source)) == targets(module)
+    assert torch.equal(source(X, weight), module(X, weight))
+
+
+def test_a_write_in_place_of_a_function_that_nobody_can_look_into_is_allowed():
+    """It may have written its input itself; a known read next to it says nothing about that."""
+    module = symbolic_trace(lambda x: fused_gate(x) + 1)
+
+    assert 1 == len(replace_pattern(module, lambda x: fused_gate(x), lambda x: x.sigmoid_()))
 
 
 # ------------------------------------------------------------------------------------------------ bad input

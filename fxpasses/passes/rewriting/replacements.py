@@ -63,9 +63,13 @@ class ReplacementGraph:
 
     @cached_property
     def effects(self) -> EffectAnalysis:
-        """What the replacement writes and which of its results live in its inputs."""
+        """What the replacement writes and which of its results live in its inputs.
+
+        Of a function that nobody can look into, such as a kernel in Python, this is what the match does: so says
+        whoever puts it in place of one.
+        """
         owner = self.graph.owning_module
-        return analyze_effects(owner if isinstance(owner, GraphModule) else self.graph)
+        return analyze_effects(owner if isinstance(owner, GraphModule) else self.graph, trusting=True)
 
     @cached_property
     def written_inputs(self) -> list[Node]:
@@ -89,6 +93,15 @@ class ReplacementGraph:
     def may_live_in(self, result: Any, placeholder: Node) -> bool:
         """Whether a result may share memory with an input."""
         return isinstance(result, Node) and self.effects.may_alias(result, placeholder)
+
+    def shares(self, place: int, inputs: Sequence[Any], value: Any) -> bool:
+        """Whether the result at ``place`` may share memory with ``value``, if ``inputs`` are put in."""
+        result = self.results[place]
+        return any(
+            self.may_live_in(result, placeholder)
+            for placeholder, given in zip(self.placeholders, inputs, strict=True)
+            if given is value
+        )
 
 
 @attrs.frozen(eq=False)

@@ -79,11 +79,13 @@ class MemoryUse:
         assert effects is not None  # objection() has looked
         inside = set(match.nodes)
         inputs = {s: node for node in _nodes(match) if node not in inside for s in self._storages(node)}
-        before = {s for node in inside for s in effects.of(node).writes if s in inputs}
+        unknown = [node for node in inside if not effects.call(node).is_known]  # may write, as the replacement does
+        before = {s for node in inside.difference(unknown) for s in effects.of(node).writes if s in inputs}
+        maybe = {s for node in unknown for s in effects.of(node).writes}
         after = {s for p in bound.graph.written_inputs for s in self._storages(bound.values.get(p))}
         for storage, verb in [
             *((s, "writes") for s in before - after),
-            *((s, "does not write") for s in after - before),
+            *((s, "does not write") for s in after - before - maybe),
         ]:
             if (witness := self._witness(storage, inside)) is not None:
                 other = "the replacement does not" if verb == "writes" else "the replacement does"
@@ -115,12 +117,10 @@ class MemoryUse:
         A rule holds for inputs that are distinct in memory. It still holds for others if nothing of that memory is
         looked at again once one of them was written, or if both sides do the same to it.
         """
-        pattern = match.pattern.graph
+        pattern = self._pattern_of(match)
         if pattern is None or len(match.inputs) != len(bound.graph.placeholders):
             return None
-        if pattern not in self._patterns:
-            self._patterns[pattern] = ReplacementGraph(pattern, ())
-        old, new = self._patterns[pattern].steps, bound.graph.steps
+        old, new = pattern.steps, bound.graph.steps
         for first, second in self._shared_inputs(match):
             pair = (first, second)
             before, after = ([step for step in steps if step[0] in pair] for steps in (old, new))
@@ -132,6 +132,14 @@ class MemoryUse:
                 )
         return None
 
+    def _pattern_of(self, match: PatternMatch) -> ReplacementGraph | None:
+        """The graph of the pattern, read as replacements are; None for patterns that are no graphs."""
+        if (graph := match.pattern.graph) is None:
+            return None
+        if graph not in self._patterns:
+            self._patterns[graph] = ReplacementGraph.of(graph)
+        return self._patterns[graph]
+
     def _shared_inputs(self, match: PatternMatch) -> list[tuple[int, int]]:
         storages = [self._storages(value) for value in match.inputs]
         places = range(len(storages))
@@ -140,10 +148,11 @@ class MemoryUse:
     def _sharing_differs(self, match: PatternMatch, bound: BoundReplacement) -> str | None:
         inside = set(match.nodes)
         first = min(self.view.position[node] for node in inside)
-        for result, new in zip(match.results, bound.graph.results, strict=False):
+        pattern = self._pattern_of(match)
+        for place, (result, new) in enumerate(zip(match.results, bound.graph.results, strict=False)):
             for placeholder, value in bound.values.items():
                 of_input, of_result = self._storages(value), self._storages(result)
-                shared = bool(of_input & of_result)
+                shared = bool(of_input & of_result) and (pattern is None or pattern.shares(place, match.inputs, value))
                 if not of_input or shared == bound.graph.may_live_in(new, placeholder):
                     continue
                 writer = self._writer_after(of_input | of_result, first, inside)
