@@ -300,6 +300,29 @@ def test_filters_see_the_match_and_both_graphs():
     assert torch.equal(torch.add(X * 2, X + 1).relu() * 3, module(X, 3))
 
 
+@pytest.mark.parametrize("spelling", [torch.add, operator.add])
+def test_filters_see_a_tensor_where_the_pattern_has_one(spelling):
+    """A filter that looks at the first input would fail on the 3 that a swap puts there once it said no."""
+    module = symbolic_trace(lambda x: spelling(x, 3))
+
+    found = replace_pattern_with_filters(
+        module,
+        lambda x, y: spelling(x, y),
+        lambda x, y: torch.sub(x, y),
+        [lambda match, graph, pattern: "shape" in match.placeholder_nodes[0].meta],
+    )
+
+    assert [] == found
+
+
+def test_a_swap_gives_no_literal_to_what_takes_tensors_only():
+    """``relu(x) + 1e-6`` is no sum of two tensors; ``3 + relu(x)`` may be spelled so."""
+    tensors, numbers = symbolic_trace(lambda x: torch.add(torch.relu(x), 1e-6)), symbolic_trace(lambda x: x.relu() + 3)
+
+    assert [] == replace_pattern(tensors, lambda x, y: torch.add(y, torch.relu(x)), lambda x, y: torch.addcmul(y, x, x))
+    assert 1 == len(replace_pattern(numbers, lambda x, y: y + x.relu(), lambda x, y: torch.relu(x) + y))
+
+
 def test_replaced_patterns_list_the_new_nodes():
     """``replacements`` are the nodes that are in the graph now, in order."""
     module = symbolic_trace(lambda x, y: torch.add(x, y))

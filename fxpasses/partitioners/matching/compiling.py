@@ -24,6 +24,7 @@ from fxpasses.partitioners.matching.terms import (
     Call,
     Constant,
     Either,
+    Input,
     Items,
     Not,
     OneOf,
@@ -443,7 +444,7 @@ def _input_term(node: Node, options: _GraphOptions) -> Pattern:
         return options.inputs[name].named(name)
     if options.match_placeholder:
         return Value(op="placeholder", name=name)
-    return Anything(name=name)
+    return Input(name=name)
 
 
 def _attribute_term(node: Node, options: _GraphOptions) -> Pattern:

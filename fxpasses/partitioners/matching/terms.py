@@ -34,6 +34,7 @@ __all__ = [
     "Constant",
     "Either",
     "Goal",
+    "Input",
     "Items",
     "Literal",
     "Maybe",
@@ -135,6 +136,11 @@ class Anything(Pattern):
 
     def expand(self, value: Any, view: GraphView) -> Sequence[Alternative]:
         return _MISMATCH if self.conditions and self.failed_condition(value) else _MATCHED
+
+
+@attrs.frozen(eq=False, repr=False)
+class Input(Anything):
+    """An input of a pattern that was traced: anything, but what takes tensors only is given no literal by a swap."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -342,6 +348,8 @@ class Call(Pattern):
         if not self.commutes or len(pairs) < 2 or not view.commutes(value):
             return _MISMATCH if first is None else (first,)
         (left, a), (right, b), *rest = pairs
+        if isinstance(left, Input) and not isinstance(b, Node) and not _takes_literal_first(value, right):
+            return _MISMATCH if first is None else (first,)
         swapped = _goals([(right, a), (left, b), *rest])
         return tuple(goals for goals in (first, swapped) if goals is not None)
 
@@ -552,6 +560,14 @@ def _compositions(total: int, count: int) -> Iterator[tuple[int, ...]]:
     for bars in combinations(range(total + count - 1), count - 1):
         edges = (-1, *bars, total + count - 1)
         yield tuple(reversed([b - a - 1 for a, b in pairwise(edges)]))
+
+
+def _takes_literal_first(node: Node, second: Any) -> bool:
+    """Whether a swap may bring a literal to the front: ``3 + x`` is spelled so, ``torch.add(3, x)`` cannot be.
+
+    Nor if both operands are inputs: then it would be the same match, with a number where there was a tensor.
+    """
+    return getattr(node.target, "__module__", "") == "_operator" and not isinstance(second, Input)
 
 
 def _goals(pairs: Sequence[tuple[Any, Any]]) -> list[Goal] | None:
