@@ -114,14 +114,14 @@ def set_value(node: Node, value: Any) -> None:
 def describe_like(node: Node, samples: Iterable[Node]) -> None:
     """Write ``tensor_meta`` of a recorded value, in the form of the first of some nodes that has one; else nothing.
 
-    torch's class for it is never imported here: who reads these entries has graphs in which there are some.
+    torch's class for it is never imported here: who reads these entries has graphs in which there are some. Passes of
+    ExecuTorch leave the entry empty and read it all the same, so the node gets an empty one where its samples have it.
     """
     if not has_value(node):
         return
-    for each in samples:
-        if (sample := each.meta.get("tensor_meta")) is not None:
-            _update_tensor_meta(node, sample, value_of(node))
-            return
+    given = [each.meta["tensor_meta"] for each in samples if "tensor_meta" in each.meta]
+    if given:
+        _update_tensor_meta(node, next((each for each in given if each is not None), None), value_of(node))
 
 
 def _only_examples(node: Node) -> bool:
@@ -133,25 +133,27 @@ def _only_examples(node: Node) -> bool:
 
 
 def _update_tensor_meta(node: Node, sample: Any, value: Any) -> None:
-    made = _described(sample, value)
-    if made is None:
+    form = _form(sample)
+    made = _described(form, value)
+    if made is None and form is not None:
         node.meta.pop("tensor_meta", None)
     else:
         node.meta["tensor_meta"] = made
 
 
-def _described(sample: Any, value: Any) -> Any:
-    """``tensor_meta`` of a value, in the form that ``sample`` has."""
+def _form(sample: Any) -> Any:
+    """The description of one tensor in what is said of one or several; None where that is empty."""
     while isinstance(sample, (list, tuple)) and not hasattr(sample, "_replace"):
-        if not sample:
-            return None
-        sample = sample[0]
-    if not hasattr(sample, "_replace"):
-        return None
+        sample = next((part for part in sample if part is not None), None)
+    return sample if hasattr(sample, "_replace") else None
+
+
+def _described(sample: Any, value: Any) -> Any:
+    """``tensor_meta`` of a value, in the form that ``sample`` has; empty entries if that is None."""
     if isinstance(value, (list, tuple)):
         parts = [_described(sample, part) for part in value]
         return type(value)(parts) if type(value) in (list, tuple) else tuple(parts)
-    if not isinstance(value, torch.Tensor):
+    if sample is None or not isinstance(value, torch.Tensor):
         return None
     strided = value.layout == torch.strided
     return sample._replace(

@@ -470,6 +470,17 @@ def test_graphs_without_tensor_meta_get_none():
     assert not any("tensor_meta" in node.meta for node in done.graph.nodes)
 
 
+def test_new_nodes_have_an_empty_tensor_meta_where_the_others_have():
+    """Passes of ExecuTorch leave ``None`` on every node, and the next one reads the entry of every node."""
+    module = module_of(lambda x, y: torch.topk((x + y).relu(), 2), torch.ones(4, 4), torch.ones(4, 4))
+    for node in module.graph.nodes:
+        node.meta["tensor_meta"] = (None, None) if node.name == "topk" else None
+    done = AddAsMulAndSub()(module).graph_module
+
+    assert all("tensor_meta" in node.meta for node in done.graph.nodes)
+    assert {None, (None, None)} == {node.meta["tensor_meta"] for node in done.graph.nodes}
+
+
 def node_called(name: str, graph_module: GraphModule):
     return next(node for node in graph_module.graph.nodes if node.name == name)
 
