@@ -60,7 +60,7 @@ class FlatArgsAdapter(abc.ABC):
             target_spec: The structure of ``(args, kwargs)`` that the program was captured with.
             input_spec: The structure of this call.
             input_args: The leaves of this call.
-            metadata: ``graph_module.meta`` of the program.
+            metadata: ``graph_module.meta`` of the program, and the module that is called as ``unflattened_module``.
             obj: The positional arguments of this call, as they came.
 
         Returns:

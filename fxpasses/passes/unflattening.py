@@ -108,7 +108,7 @@ class _Inputs:
     def __call__(self, called: UnflattenedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         adapter = called.flat_args_adapter
         if adapter is not None:
-            args, kwargs = self._adapted(adapter, args, kwargs)
+            args, kwargs = self._adapted(called, adapter, args, kwargs)
         try:
             if called.check_input_constraints:
                 return self.contract.bind(args, kwargs)
@@ -118,7 +118,9 @@ class _Inputs:
                 error.add_note("A FlatArgsAdapter given to unflatten can take calls of another structure.")
             raise
 
-    def _adapted(self, adapter: FlatArgsAdapter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _adapted(
+        self, called: UnflattenedModule, adapter: FlatArgsAdapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The arguments in the captured structure; the order of keywords is not part of it."""
         names = self.target.child(1).context
         if kwargs.keys() == set(names):
@@ -126,9 +128,8 @@ class _Inputs:
         flat, given = pytree.tree_flatten((args, kwargs))
         if given == self.target:
             return args, kwargs
-        adapted = adapter.adapt(
-            target_spec=self.target, input_spec=given, input_args=flat, metadata=self.metadata, obj=args
-        )
+        metadata = {**self.metadata, "unflattened_module": called}
+        adapted = adapter.adapt(target_spec=self.target, input_spec=given, input_args=flat, metadata=metadata, obj=args)
         if len(adapted) != self.target.num_leaves:
             raise also_as(InputError, TypeError())(
                 f"{type(adapter).__name__}.adapt gave {len(adapted)} leaves, but the program takes "

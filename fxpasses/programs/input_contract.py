@@ -28,6 +28,8 @@ __all__ = ["InputContract"]
 
 _MISFIT = also_as(InputError, TypeError())
 """Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
+_OTHER = also_as(InputError, RuntimeError())
+"""Shapes, types, sizes and constants that were not captured are a RuntimeError, as of torch's unflattened modules."""
 _SOURCE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?")
 """How torch writes an input in the conditions of a program; ``flat_args`` are all of them, flattened."""
 _FUNCTIONS = {"math": math, "torch": torch}
@@ -260,13 +262,13 @@ class InputContract:
         for leaf, axis, derived, size in later:
             known = [symbols[symbol] for symbol in derived.symbols if symbol in symbols]
             if len(known) == len(derived.symbols) and derived.size(*known) != size:
-                raise InputError(
+                raise _OTHER(
                     f"{leaf.path} has size {size} in dimension {axis}, but the captured shape asks for "
                     f"{derived.size(*known)}."
                 )
         for relation in self.relations:
             if not relation.holds(ordered, given_leaves):
-                raise InputError(
+                raise _OTHER(
                     f"The model was captured for sizes with {relation.words}; {self._sizes_text(given_leaves)}. "
                     "Capture it once more for such sizes."
                 )
@@ -278,22 +280,20 @@ class InputContract:
         if leaf.shape is None:
             if leaf.is_constant and not _is_same(given, leaf.constant):
                 words = f"a {type(given).__name__}" if isinstance(given, torch.Tensor) else repr(given)
-                raise InputError(f"{leaf.path} is {words}, but the model was captured for {leaf.constant!r} alone.")
+                raise _OTHER(f"{leaf.path} is {words}, but the model was captured for {leaf.constant!r} alone.")
             return
         if not isinstance(given, torch.Tensor):
-            raise InputError(
-                f"{leaf.path} is a {type(given).__name__}, but the model was captured with a tensor there."
-            )
+            raise _OTHER(f"{leaf.path} is a {type(given).__name__}, but the model was captured with a tensor there.")
         if given.dtype != leaf.dtype:
-            raise InputError(f"{leaf.path} has dtype {given.dtype}, but the model takes {leaf.dtype}.")
+            raise _OTHER(f"{leaf.path} has dtype {given.dtype}, but the model takes {leaf.dtype}.")
         if given.dim() != len(leaf.shape):
-            raise InputError(
+            raise _OTHER(
                 f"{leaf.path} has shape {tuple(given.shape)}, but the model was captured for {self._shape_text(leaf)}."
             )
         for axis, (wanted, size) in enumerate(zip(leaf.sizes, given.shape, strict=True)):
             if isinstance(wanted, int):
                 if wanted != size:
-                    raise InputError(
+                    raise _OTHER(
                         f"{leaf.path} has shape {tuple(given.shape)}, but the model was captured for "
                         f"{self._shape_text(leaf)}: dimension {axis} is fixed at {wanted}."
                     )
@@ -304,7 +304,7 @@ class InputContract:
 
     def _check_symbol(self, leaf: _Leaf, axis: int, name: str, size: int, symbols: dict[str, int]) -> None:
         if symbols.setdefault(name, size) != size:
-            raise InputError(
+            raise _OTHER(
                 f"{leaf.path} has size {size} in dimension {axis}, but another input has {symbols[name]} for the same "
                 f"dynamic size {name}."
             )
@@ -312,7 +312,7 @@ class InputContract:
         too_small = low is not None and low > 2 and size < low  # 2 is torch's "not captured with 0 or 1", which run
         if too_small or (high is not None and size > high):
             upper = "any size" if high is None else str(high)
-            raise InputError(
+            raise _OTHER(
                 f"{leaf.path} has size {size} in dimension {axis}, but the model was captured for {low} to {upper}."
             )
 

@@ -340,8 +340,9 @@ def test_inputs_of_another_structure_or_shape_are_refused_and_an_adapter_takes_t
     program = torch.export.export(model, (x,))
     plain = unflatten(program)
 
-    with pytest.raises(InputError, match=r"has shape \(3, 4\), but the model was captured for \(2, 4\)"):
+    with pytest.raises(InputError, match=r"has shape \(3, 4\), but the model was captured for \(2, 4\)") as shaped:
         plain(torch.randn(3, 4))
+    assert isinstance(shaped.value, RuntimeError)  # what torch's raises
     with pytest.raises(InputError, match=r"^The model takes 1 input \(x\), but 2 came\.") as caught:
         plain(x, x)
     assert ["A FlatArgsAdapter given to unflatten can take calls of another structure."] == caught.value.__notes__
@@ -357,6 +358,7 @@ def test_an_adapter_is_called_as_torch_calls_it_and_not_for_the_order_of_keyword
     class Named(FlatArgsAdapter):
         def adapt(self, *, target_spec, input_spec, input_args, metadata, obj):  # type: ignore[no-untyped-def]
             asked.append(obj)
+            modules.append(metadata["unflattened_module"])
             return input_args[: target_spec.num_leaves]
 
     class Keywords(nn.Module):
@@ -364,9 +366,11 @@ def test_an_adapter_is_called_as_torch_calls_it_and_not_for_the_order_of_keyword
             return a - b
 
     asked: list[Any] = []
-    program = torch.export.export(model, (x,))
-    assert torch.equal(model(x)["out"], unflatten(program, Named())(x, 7)["out"])
+    modules: list[nn.Module] = []
+    unflattened = unflatten(torch.export.export(model, (x,)), Named())
+    assert torch.equal(model(x)["out"], unflattened(x, 7)["out"])
     assert [(x, 7)] == asked
+    assert [unflattened] == modules
 
     program = torch.export.export(Keywords(), (), {"a": x, "b": x.clone()})
     assert torch.equal(x - 2, unflatten(program, Named())(b=torch.full_like(x, 2), a=x))
