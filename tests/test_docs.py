@@ -13,6 +13,7 @@ PAGES = [
     "README.md",
     "docs/index.md",
     "docs/lowering.md",
+    "docs/partitioning.md",
     "docs/pipelining.md",
     "docs/placement.md",
     "docs/solvers.md",
