@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Topology
 from fxpasses.errors import InfeasibleError, InputError, PlacementError
-from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.by_device import place_measured
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.memory import predict_memory
@@ -19,6 +19,7 @@ from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATOR
+from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.units import format_bytes
@@ -63,8 +64,8 @@ def propose(
         modules: The modules of the model, for the map.
         graphs: Those of them that are graphs which were captured before.
         offload: ``"cpu"`` if parameters may stay there.
-        options: Further options of :func:`~fxpasses.partitioners.by_device.place_by_device`.
-        step: For training; the options name it, too.
+        options: Further options of :func:`~fxpasses.partitioners.by_device.place_measured`.
+        step: For training.
 
     Raises:
         PlacementError: the map does not fit the model.
@@ -77,10 +78,11 @@ def propose(
         if offload is None:
             _refuse_too_small(graph_module, placement, step)
             return OffloadedPlacement(placement, ())
-        return offload_where_too_small(graph_module, placement, step)
+        return offload_where_too_small(MeasuredGraph.of(graph_module, topology.devices, step), placement)
+    measured = MeasuredGraph.of(graph_module, topology.devices, step)
     options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT + _HINT
     try:
-        return OffloadedPlacement(place_by_device(graph_module, topology, objective=objective, **options), ())
+        return OffloadedPlacement(place_measured(measured, topology, objective=objective, **options), ())
     except InfeasibleError as error:
         if error.missing_bytes is None:  # more memory would not help
             raise
@@ -92,7 +94,7 @@ def propose(
             error.message += hint * (error.reason == NONE_FOUND)
             raise
     options.pop("replicate", None)  # an offloaded placement has none
-    return place_with_offloading(graph_module, topology, objective=objective, options=options, step=step)
+    return place_with_offloading(measured, topology, objective=objective, options=options)
 
 
 def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None) -> None:

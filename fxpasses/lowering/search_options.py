@@ -44,9 +44,9 @@ class SearchOptions:
     training: Training | None = None
 
     def placing(self, graph_module: GraphModule) -> dict[str, Any]:
-        """What :func:`~fxpasses.partitioners.by_device.place_by_device` takes beside devices and objective."""
+        """What :func:`~fxpasses.partitioners.by_device.place_measured` takes beside devices and objective."""
         given = {field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions)}
-        del given["objective"]
+        del given["objective"], given["training"]
         meant = _Meant(graph_module)
         named = {option: {meant[each]: value for each, value in given[option].items()} for option in _BY_SELECTOR}
         return {**given, **named, "colocate": [[meant[each] for each in group] for group in self.colocate]}
@@ -54,7 +54,7 @@ class SearchOptions:
     def placed_quickly(self, graph_module: GraphModule, topology: Topology) -> DevicePlacement:
         """Place a graph on other devices: without a search, and with few seconds for integer programs."""
         options = {**self.placing(graph_module), "time_budget": 0.0, "effort": LITTLE_EFFORT}
-        return place_by_device(graph_module, topology, objective=self.objective, **options)
+        return place_by_device(graph_module, topology, objective=self.objective, training=self.training, **options)
 
 
 @attrs.frozen(eq=False, slots=False)

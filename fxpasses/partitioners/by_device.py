@@ -15,8 +15,6 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_course import Training
-from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.budget_checks import training_figures
 from fxpasses.partitioners.placing.contiguities import best_of, best_or_free
 from fxpasses.partitioners.placing.device_placements import (
     DevicePlacement,
@@ -27,6 +25,7 @@ from fxpasses.partitioners.placing.device_placements import (
 from fxpasses.partitioners.placing.device_reasons import refuse_impossible
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.replication.device_replicas import Replicate, add_device_replicas
@@ -35,7 +34,7 @@ from fxpasses.partitioners.placing.searches.one_device import is_fastest_everywh
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
 from fxpasses.partitioners.solvers.problem import as_groups
 
-__all__ = ["place_by_device"]
+__all__ = ["place_by_device", "place_measured"]
 
 _REPLICATE = ("cheaper", "always", "never")
 
@@ -98,20 +97,49 @@ def place_by_device(
         MissingMetadataError: a node has neither a value nor a cost.
     """
     topology = Topology.of(devices, links)
+    return place_measured(
+        MeasuredGraph.of(graph_module, topology.devices, training, sends_state=sends_state),
+        topology,
+        objective=objective,
+        contiguity=contiguity,
+        supports=supports,
+        pinned=pinned,
+        forbidden=forbidden,
+        colocate=colocate,
+        time_budget=time_budget,
+        effort=effort,
+        seed=seed,
+        replicate=replicate,
+    )
+
+
+def place_measured(
+    measured: MeasuredGraph,
+    topology: Topology,
+    *,
+    objective: Objective = "latency",
+    contiguity: Contiguity | None = None,
+    supports: Callable[[Device, Node], bool] | None = None,
+    pinned: Mapping[Selector, str] | None = None,
+    forbidden: Mapping[Selector, Collection[str]] | None = None,
+    colocate: Iterable[Iterable[Selector]] = (),
+    time_budget: float = 0.5,
+    effort: float | None = None,
+    seed: int = 0,
+    replicate: Replicate = "never",
+) -> DevicePlacement:
+    """Place a graph that is measured already, for devices of the same names, as :func:`place_by_device` does it."""
     _check_option("objective", objective, get_args(Objective))
     if contiguity is not None:
         _check_option("contiguity", contiguity, get_args(Contiguity))
     _check_option("replicate", replicate, _REPLICATE)
-    figures, step = GraphFigures.of(graph_module, sends_state=sends_state, devices=topology.devices), None
-    everywhere = refuse_impossible(figures, topology, supports)
-    if training is not None:
-        plain = figures
-        step = TrainingStep.of(graph_module, training)
-        figures = training_figures(figures, step)
+    everywhere = refuse_impossible(measured.figures, topology, supports)
+    figures, step = measured.timed, measured.step
+    if step is not None:
         refuse_impossible(figures, topology, supports)
-        refuse_too_large_to_step(plain, topology, step)
+        refuse_too_large_to_step(measured.figures, topology, step)
     request = Request(
-        topology if training is None else topology.there_and_back(),
+        topology if step is None else topology.there_and_back(),
         objective,
         supports,
         as_groups(colocate),

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxpasses.devices import Device, Topology
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.by_device import place_measured
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.kept_parts import KeptParts
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
-from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.budget_checks import training_figures
 from fxpasses.partitioners.placing.colocation import uncuttable
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.units import format_bytes
@@ -61,70 +61,37 @@ class OffloadedPlacement:
     offloaded: tuple[str, ...]
 
 
-@attrs.frozen(eq=False)
-class _Measured:
-    """A graph as it is measured for running it, and what is asked of a placement of it: a run, or a training step.
-
-    Args:
-        figures: What its operators are and use.
-        timed: What they take: the same, or that of a step.
-        step: For training.
-    """
-
-    figures: GraphFigures
-    timed: GraphFigures
-    step: TrainingStep | None
-
-    @classmethod
-    def of(cls, graph_module: GraphModule, topology: Topology, step: TrainingStep | None) -> _Measured:
-        """Measure a graph."""
-        figures = GraphFigures.of(graph_module, devices=topology.devices)
-        return cls(figures, figures if step is None else training_figures(figures, step), step)
-
-    def uses(self, placement: DevicePlacement) -> ParameterUses:
-        """What the parts use of the model's state."""
-        figures = self.figures
-        placed = (figures.graph_module, placement.assignment, placement.device_of)
-        return ParameterUses.of(*placed, figures.effects, self.step)
-
-    def links(self, topology: Topology) -> Topology:
-        """In a step gradients go the other way."""
-        return topology if self.step is None else topology.there_and_back()
-
-
 def place_with_offloading(
-    graph_module: GraphModule,
+    measured: MeasuredGraph,
     topology: Topology,
     *,
     objective: Objective = "latency",
     options: Mapping[str, Any] | None = None,
-    step: TrainingStep | None = None,
 ) -> OffloadedPlacement:
     """Place a model that does not fit the devices; its parameters stay in main memory where they have to.
 
     Args:
-        graph_module: A graph whose nodes carry ``val``.
+        measured: A graph, and the training step where it is placed for training.
         topology: The devices; every budget is kept, with the parameters of two offloaded parts at a time.
         objective: See :func:`~fxpasses.partitioners.by_device.place_by_device`.
-        options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed, training.
-        step: The training step, where it is asked for training.
+        options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed.
 
     Raises:
         InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
     """
-    measured, options = _Measured.of(graph_module, topology, step), dict(options or {})
+    options = dict(options or {})
     failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
-    free = _without_budgets(graph_module, topology, objective, options) if objective in _TIMES else None
+    free = _without_budgets(measured, topology, objective, options) if objective in _TIMES else None
     if free is not None:
         with contextlib.suppress(InfeasibleError):
-            found.append(_offloaded_where_too_small(measured, free))
+            found.append(offload_where_too_small(measured, free))
         options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
     is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
     for device in () if is_hidden else sorted(topology.devices, key=lambda device: -device.memory):
         try:
             placement = _with_least_on(measured, topology, device, objective, options)
-            found.append(_offloaded_where_too_small(measured, placement))
+            found.append(offload_where_too_small(measured, placement))
             break
         except PlacementError as error:  # none exists, or none was found
             failures.append(error)
@@ -143,16 +110,14 @@ def _missing(error: PlacementError) -> float:
 
 
 def _without_budgets(
-    graph_module: GraphModule, topology: Topology, objective: Objective, options: Mapping[str, Any]
+    measured: MeasuredGraph, topology: Topology, objective: Objective, options: Mapping[str, Any]
 ) -> DevicePlacement:
     """The best placement on devices that hold everything."""
-    return _with_memory(
-        graph_module, topology, dict.fromkeys(each.name for each in topology.devices), objective, options
-    )
+    return _with_memory(measured, topology, dict.fromkeys(each.name for each in topology.devices), objective, options)
 
 
 def _with_memory(
-    graph_module: GraphModule,
+    measured: MeasuredGraph,
     topology: Topology,
     memory: Mapping[str, int | None],
     objective: Objective,
@@ -164,18 +129,18 @@ def _with_memory(
         for each in topology.devices
     )
     asked = {**options, "time_budget": _SECONDS}
-    placement = place_by_device(graph_module, Topology(devices, topology.links), objective=objective, **asked)
+    placement = place_measured(measured, Topology(devices, topology.links), objective=objective, **asked)
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 
 
 def _with_least_on(
-    measured: _Measured, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
+    measured: MeasuredGraph, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
 ) -> DevicePlacement:
     """The placement that gives a device with unlimited memory as little as it can."""
 
     def enlarged(memory: int | None) -> DevicePlacement:
-        return _with_memory(measured.figures.graph_module, topology, {device.name: memory}, objective, options)
+        return _with_memory(measured, topology, {device.name: memory}, objective, options)
 
     best = enlarged(None)
     if len(topology.devices) == 1 or device.available_mem_bytes is None:
@@ -190,40 +155,42 @@ def _with_least_on(
     return best
 
 
-def offload_where_too_small(
-    graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None = None
-) -> OffloadedPlacement:
+def offload_where_too_small(measured: MeasuredGraph, placement: DevicePlacement) -> OffloadedPlacement:
     """Cut the parts of each device that holds too much, and offload as few of them as its budget allows.
 
     Args:
-        graph_module: The graph.
+        measured: The graph, and the training step where it is placed for training.
         placement: Which operator runs where; stays so.
-        step: For training: the training step.
 
     Raises:
         InfeasibleError: a device is too small even for the parameters of two of its smallest parts at a time.
     """
-    return _offloaded_where_too_small(_Measured.of(graph_module, placement.topology, step), placement)
-
-
-def _offloaded_where_too_small(measured: _Measured, placement: DevicePlacement) -> OffloadedPlacement:
     offloaded: tuple[str, ...] = ()
+    uses = _uses(measured, placement)
     for device in placement.topology.devices:
-        uses = measured.uses(placement)
         held = uses.memory(offloaded).get(device.name)
         if held is not None and held.peak > device.memory:
             placement, chosen = _offload_one(measured, placement, device, uses, offloaded)
             offloaded += chosen
-    return OffloadedPlacement(_told(measured, placement, offloaded), offloaded)
+            uses = _uses(measured, placement)
+    return OffloadedPlacement(_told(measured, placement, uses, offloaded), offloaded)
 
 
-def _told(measured: _Measured, placement: DevicePlacement, offloaded: Sequence[str]) -> DevicePlacement:
+def _uses(measured: MeasuredGraph, placement: DevicePlacement) -> ParameterUses:
+    """What the parts use of the model's state."""
+    placed = (measured.figures.graph_module, placement.assignment, placement.device_of)
+    return ParameterUses.of(*placed, measured.figures.memory, measured.step)
+
+
+def _told(
+    measured: MeasuredGraph, placement: DevicePlacement, uses: ParameterUses, offloaded: Sequence[str]
+) -> DevicePlacement:
     """Count the loads, too, and say why; what was proven about the placement without them still holds."""
     if not offloaded:
         return placement
-    uses = measured.uses(placement)
-    loads, links = uses.loads(offloaded), measured.links(placement.topology)
-    placed = (measured.timed, placement.assignment, placement.device_of, links, loads)
+    loads = uses.loads(offloaded)
+    topology = placement.topology if measured.step is None else placement.topology.there_and_back()
+    placed = (measured.timed, placement.assignment, placement.device_of, topology, loads)
     seconds, load = times_of(*placed)
     value = placement.objective_value
     if placement.objective == "throughput":
@@ -234,7 +201,7 @@ def _told(measured: _Measured, placement: DevicePlacement, offloaded: Sequence[s
         value = float(max(held.peak for held in uses.memory(offloaded).values()))
     return attrs.evolve(
         placement,
-        reasons=_reasons(placement, offloaded),
+        reasons=_reasons(placement, set(offloaded)),
         load=load,
         seconds=seconds,
         objective_value=value,
@@ -242,7 +209,7 @@ def _told(measured: _Measured, placement: DevicePlacement, offloaded: Sequence[s
     )
 
 
-def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, str]:
+def _reasons(placement: DevicePlacement, offloaded: Set[str]) -> dict[str, str]:
     """Why the parts of a device that is too small are as they are; the others keep what was said of them."""
     too_small = {placement.device_of[part].name for part in offloaded}
     reasons = dict(placement.reasons)
@@ -256,7 +223,7 @@ def _reasons(placement: DevicePlacement, offloaded: Sequence[str]) -> dict[str, 
 
 
 def _offload_one(
-    measured: _Measured, placement: DevicePlacement, device: Device, uses: ParameterUses, before: tuple[str, ...]
+    measured: MeasuredGraph, placement: DevicePlacement, device: Device, uses: ParameterUses, before: tuple[str, ...]
 ) -> tuple[DevicePlacement, tuple[str, ...]]:
     figures = measured.figures
     units = list(_units(figures, placement, device))
@@ -266,12 +233,12 @@ def _offload_one(
     for limit in dict.fromkeys(max(least, room / parts) for parts in _PARTS_IN_MEMORY):
         cut = _cut(figures, placement, device, units, limit)
         names = tuple(part for part, on in cut.device_of.items() if on.name == device.name)
-        finer = measured.uses(cut)
+        finer = _uses(measured, cut)
         choices = _choices(finer, device, names, before)
         if not choices:
             missing = min(missing, finer.memory((*before, *names))[device.name].peak - device.memory)
         for chosen in choices:
-            took = _told(measured, cut, (*before, *chosen)).objective_value
+            took = _told(measured, cut, finer, (*before, *chosen)).objective_value
             if took < value * _FASTER:
                 best, value = (cut, chosen), took
         if value <= placement.objective_value:  # all loads hide
@@ -327,14 +294,11 @@ def _topped_up(
     uses: ParameterUses, device: Device, offloaded: tuple[str, ...], before: tuple[str, ...], *, smallest: bool
 ) -> tuple[str, ...]:
     """Let more parts keep their parameters as long as they fit, the largest ones or the smallest ones first."""
-    left = device.memory - uses.memory((*before, *offloaded))[device.name].peak
+    parts, stay = KeptParts(uses, device.name, (*before, *offloaded)), set[str]()
     for part in sorted(offloaded, key=uses.bytes_of, reverse=not smallest):
-        if uses.bytes_of(part) <= left:
-            fewer = tuple(name for name in offloaded if name != part)
-            room = device.memory - uses.memory((*before, *fewer))[device.name].peak
-            if room >= 0:
-                offloaded, left = fewer, room
-    return offloaded
+        if uses.bytes_of(part) <= device.memory - parts.peak and parts.keep(part, device.memory):
+            stay.add(part)
+    return tuple(part for part in offloaded if part not in stay)
 
 
 def _units(figures: GraphFigures, placement: DevicePlacement, device: Device) -> Iterator[tuple[str, list[Node]]]:
@@ -368,13 +332,16 @@ def _cut(
 ) -> DevicePlacement:
     """Cut the parts of a device so that each uses at most ``limit`` bytes of state."""
     pieces: dict[str, list[list[Node]]] = {}
-    state: dict[int, int] = {}
+    state: set[int] = set()
+    size = 0
     for part, members in units:
         wanted = _loadable(figures, members)
-        if part not in pieces or sum({**state, **wanted}.values()) > limit:
+        more = sum(each for storage, each in wanted.items() if storage not in state)
+        if part not in pieces or size + more > limit:
             pieces.setdefault(part, []).append([])
-            state = {}
+            state, size, more = set(), 0, sum(wanted.values())
         state.update(wanted)
+        size += more
         pieces[part][-1] += members
     return _renamed(placement, device, pieces)
 

@@ -14,9 +14,12 @@ from allocations import allocated_peak
 from lowering_models import Mlp, Tied
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
+from torch.fx import GraphModule
 
 from fxpasses import Device, InfeasibleError, LoweredModule, Training, lower, place
 from fxpasses.lowering import lower_with_plan
+from fxpasses.partitioners.costs.training import training_steps
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds
 from fxpasses.passes.placing_parts import loading
 from fxpasses.passes.placing_parts.copies import DEVICE, LOAD_OF
 from fxpasses.plan import Plan
@@ -318,3 +321,20 @@ def test_what_is_too_small_even_so_is_told() -> None:
     message = str(failure.value)
     assert message.startswith("small has 30.0 KiB, which is ")
     assert "the parameters of two parts that follow each other and their gradients must fit" in message
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_backward_is_traced_once(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
+    """However often the model is placed until its budgets hold."""
+    plain, traced = training_steps.trace_backward, []
+
+    def counted(graph_module: GraphModule) -> BackwardNeeds:
+        traced.append(graph_module)
+        return plain(graph_module)
+
+    monkeypatch.setattr(training_steps, "trace_backward", counted)
+    small = [Device(name, 6 * LAYER) for name in "ab"[:devices]]
+    planned = place(Mlp(8, 64), (torch.randn(4, 64),), devices=small, offload="cpu", training=Training(2))
+
+    assert planned.plan.offloaded
+    assert 1 == len(traced)

@@ -7,7 +7,8 @@ again; its gradient goes home once the backward of the part before has run, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import MAIN_MEMORY, Device, Link
 from fxpasses.editing.attributes import find_attribute
-from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
@@ -27,7 +28,7 @@ from fxpasses.partitioners.costs.training.training_course import StepLife, Train
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
 
-__all__ = ["LoadedMemory", "ParameterUses"]
+__all__ = ["Constant", "LoadedMemory", "ParameterUses"]
 
 
 @attrs.frozen
@@ -48,7 +49,7 @@ class LoadedMemory:
 
 
 @attrs.frozen(eq=False)
-class _Constant:
+class Constant:
     """A parameter, buffer or constant: its ``get_attr`` nodes, what it is, its bytes, and who uses it where."""
 
     node: Node
@@ -74,13 +75,13 @@ class ParameterUses:
     """
 
     course: MemoryCourse
-    constants: tuple[_Constant, ...]
+    constants: tuple[Constant, ...]
     device_of: Mapping[str, Device]
     order: tuple[str, ...]
     spans: Mapping[str, tuple[int, int]]
     steps: StepLoads | None = None
-    _loads_of: dict[tuple[_Constant, str], tuple[ParameterLoad, ...]] = attrs.field(init=False, factory=dict)
-    _lives_of: dict[tuple[_Constant, str], tuple[Life, ...]] = attrs.field(init=False, factory=dict)
+    _loads_of: dict[tuple[Constant, str], tuple[ParameterLoad, ...]] = attrs.field(init=False, factory=dict)
+    _lives_of: dict[tuple[Constant, str], tuple[Life, ...]] = attrs.field(init=False, factory=dict)
 
     @classmethod
     def of(
@@ -88,12 +89,20 @@ class ParameterUses:
         graph_module: GraphModule,
         assignment: Assignment,
         device_of: Mapping[str, Device],
-        effects: EffectAnalysis | None = None,
+        facts: MemoryFacts | None = None,
         step: TrainingStep | None = None,
     ) -> ParameterUses:
-        """Measure a placement in one walk over the graph's state and its users; a step is one of training."""
-        effects = effects or analyze_effects(graph_module)
-        facts = MemoryFacts.of(graph_module, effects)
+        """Measure a placement in one walk over the graph's state and its users.
+
+        Args:
+            graph_module: The unsplit graph.
+            assignment: Which node is in which part.
+            device_of: The device of each part.
+            facts: Those of the graph, if it is measured already.
+            step: The training step, if it is placed for one.
+        """
+        facts = facts or MemoryFacts.of(graph_module)
+        effects = facts.effects
         if step is None:
             course = follow_placed(facts, assignment, device_of)
         else:
@@ -106,7 +115,7 @@ class ParameterUses:
         steps = StepLoads.of(course, effects) if isinstance(course, TrainingCourse) else None
         return cls(course, _constants(graph_module, assignment, device_of, effects), device_of, order, spans, steps)
 
-    def loaded(self, offloaded: Collection[str]) -> list[tuple[_Constant, str]]:
+    def loaded(self, offloaded: Collection[str]) -> list[tuple[Constant, str]]:
         """The state that is loaded, and the device: all its parts there are offloaded, and no part writes to it."""
         chosen = set(offloaded)
         return [
@@ -123,19 +132,26 @@ class ParameterUses:
 
     def bytes_of(self, part: str) -> int:
         """Bytes of the state that a part uses and that can be loaded."""
-        device = self.device_of[part].name
-        return sum(
-            constant.size
-            for constant in self.constants
-            if not constant.is_written and part in constant.parts.get(device, ())
-        )
+        return sum(constant.size for constant in self.loadable(part))
+
+    def loadable(self, part: str) -> Sequence[Constant]:
+        """The state that a part uses and that can be loaded."""
+        return self._loadable.get(part, ())
+
+    @cached_property
+    def _loadable(self) -> Mapping[str, Sequence[Constant]]:
+        found: dict[str, list[Constant]] = {}
+        for constant in self.constants:
+            for part in itertools.chain.from_iterable(constant.parts.values()) if not constant.is_written else ():
+                found.setdefault(part, []).append(constant)
+        return found
 
     def memory(self, offloaded: Collection[str]) -> dict[str, LoadedMemory]:
         """What each device holds when some parts are offloaded."""
         if not offloaded:
             plain = {name: self.course.memory(name) for name in self.course.held}
             return {name: LoadedMemory(memory, 0, memory.peak) for name, memory in plain.items()}
-        course, lives = self._with_loads(offloaded)
+        course, lives = self.but_for_loads(offloaded)
         traffic = dict.fromkeys(course.held, 0)
         for load in self.loads(offloaded):
             traffic[self.device_of[load.part].name] += load.times * load.size
@@ -143,11 +159,11 @@ class ParameterUses:
 
     def course_with(self, offloaded: Collection[str]) -> MemoryCourse:
         """The memory over time when some parts are offloaded: what they load comes and goes."""
-        course, loaded = self._with_loads(offloaded)
+        course, loaded = self.but_for_loads(offloaded)
         lives = {name: (*lives, *loaded[name]) for name, lives in course.lives.items()}
         return attrs.evolve(course, lives=lives)
 
-    def _with_loads(self, offloaded: Collection[str]) -> tuple[MemoryCourse, dict[str, list[Life]]]:
+    def but_for_loads(self, offloaded: Collection[str]) -> tuple[MemoryCourse, dict[str, list[Life]]]:
         """What is on each device but for what is loaded, and from when to when that is there."""
         loaded = self.loaded(offloaded)
         course: MemoryCourse = self.course
@@ -160,21 +176,21 @@ class ParameterUses:
         lives: dict[str, list[Life]] = {name: [] for name in held}
         for constant, device in loaded:
             held[device] -= constant.held
-            if (constant, device) not in self._lives_of:
-                self._lives_of[constant, device] = tuple(self._lives(constant, device))
-            lives[device] += self._lives_of[constant, device]
+            lives[device] += self.lives_of(constant, device)
         return attrs.evolve(course, held=held), lives
 
-    def _homes(self, loaded: Collection[tuple[_Constant, str]]) -> dict[tuple[int, ...], str]:
+    def _homes(self, loaded: Collection[tuple[Constant, str]]) -> dict[tuple[int, ...], str]:
         """Where that lives which some devices load and others have all the time: the first of these to use it."""
-        loading: dict[_Constant, set[str]] = {}
+        loading: dict[Constant, set[str]] = {}
         for constant, device in loaded:
             loading.setdefault(constant, set()).add(device)
-        found: dict[tuple[int, ...], str] = {}
-        for constant, devices in loading.items():
-            if others := [part for name, parts in constant.parts.items() if name not in devices for part in parts]:
-                found[constant.storages] = self.device_of[min(others, key=self._place.__getitem__)].name
-        return found
+        homes = {constant.storages: self.home_beside(constant, devices) for constant, devices in loading.items()}
+        return {storages: home for storages, home in homes.items() if home is not None}
+
+    def home_beside(self, constant: Constant, loading: Container[str]) -> str | None:
+        """Where something lives that some devices load: the first of the others to use it, if there is one."""
+        others = [part for device, parts in constant.parts.items() if device not in loading for part in parts]
+        return self.device_of[min(others, key=self._place.__getitem__)].name if others else None
 
     def load_seconds(self, offloaded: Collection[str]) -> dict[str, float]:
         """Seconds that loads take in all over the default link to main memory, if nothing else runs."""
@@ -188,7 +204,7 @@ class ParameterUses:
         found = [load for constant, device in self.loaded(offloaded) for load in self._loads(constant, device)]
         return sorted(found, key=lambda load: self._place[load.part])  # sorted() is stable
 
-    def _loads(self, constant: _Constant, device: str) -> tuple[ParameterLoad, ...]:
+    def _loads(self, constant: Constant, device: str) -> tuple[ParameterLoad, ...]:
         """Found once: whatever else is loaded, these are the same."""
         if (constant, device) not in self._loads_of:
             loads = self._in_forward(constant, device)
@@ -196,7 +212,7 @@ class ParameterUses:
             self._loads_of[constant, device] = tuple(found)
         return self._loads_of[constant, device]
 
-    def _in_forward(self, constant: _Constant, device: str) -> list[ParameterLoad]:
+    def _in_forward(self, constant: Constant, device: str) -> list[ParameterLoad]:
         """Two parts of a device that follow each other share a load."""
         turn = self._turns[device]
         seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
@@ -223,14 +239,20 @@ class ParameterUses:
     def _place(self) -> Mapping[str, int]:
         return {part: index for index, part in enumerate(self.order)}
 
-    def _in_step(self, load: ParameterLoad, constant: _Constant, device: str) -> ParameterLoad:
+    def _in_step(self, load: ParameterLoad, constant: Constant, device: str) -> ParameterLoad:
         assert self.steps is not None
         asked = (device, constant.storages, self.spans[load.part][0], load.last_position)
         again, until = self.steps.times_again(*asked), self.steps.kept_until(*asked)
         is_trained = self.steps.is_trained(device, constant.storages)
         return attrs.evolve(load, last_position=until, again=again, is_trained=is_trained)
 
-    def _lives(self, constant: _Constant, device: str) -> list[Life]:
+    def lives_of(self, constant: Constant, device: str) -> tuple[Life, ...]:
+        """What is on a device of something that it loads; found once."""
+        if (constant, device) not in self._lives_of:
+            self._lives_of[constant, device] = tuple(self._lives(constant, device))
+        return self._lives_of[constant, device]
+
+    def _lives(self, constant: Constant, device: str) -> list[Life]:
         """One for each load: from the beginning of the part before its own; and what a step makes of it."""
         lives: list[Life] = []
         value, size = constant.node, constant.size
@@ -257,7 +279,7 @@ class ParameterUses:
 
 def _constants(
     graph_module: GraphModule, assignment: Assignment, device_of: Mapping[str, Device], effects: EffectAnalysis
-) -> tuple[_Constant, ...]:
+) -> tuple[Constant, ...]:
     nodes: dict[tuple[int, ...], list[Node]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if tensors_in(node.meta.get("val")) and any(user in assignment.partition_of for user in node.users):
@@ -276,7 +298,7 @@ def _constant(
     assignment: Assignment,
     device_of: Mapping[str, Device],
     is_written: bool,
-) -> _Constant:
+) -> Constant:
     parts: dict[str, dict[str, None]] = {}
     for node in group:
         for user in node.users:
@@ -286,7 +308,7 @@ def _constant(
     values = [find_attribute(graph_module, str(node.target)).value for node in group]
     fakes = [tensors_in(node.meta["val"])[0] for node in group]
     distinct = {id(value): tensor_bytes(fake) for value, fake in zip(values, fakes, strict=True)}
-    return _Constant(
+    return Constant(
         group[0],
         storages,
         frozenset(id(value) for value in values if isinstance(value, torch.Tensor)),

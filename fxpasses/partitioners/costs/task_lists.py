@@ -131,8 +131,8 @@ def tasks_of(
     for sample in range(samples):
         for place, name in enumerate(assignment.order):
             begun = 0 if place == 0 else place + 1  # each part loads for the next one; the first also for itself
-            for ahead in parts[begun : place + 2]:
-                writer.load(sample, ahead, parts, wanted.get(ahead, ()))
+            for ahead in range(begun, min(place + 2, len(parts))):
+                writer.load(sample, ahead, parts, wanted.get(parts[ahead], ()))
             writer.run(sample, name, busy[str(name)])
     return writer.todo
 
@@ -152,14 +152,14 @@ class _Writer:
     loaded: dict[tuple[int, str], list[int]] = attrs.field(factory=dict)
     turns: dict[str, list[tuple[int, str]]] = attrs.field(factory=dict)  # by device: sample and part, as they run
 
-    def load(self, sample: int, part: str, parts: Sequence[str], loads: Sequence[ParameterLoad]) -> None:
+    def load(self, sample: int, place: int, parts: Sequence[str], loads: Sequence[ParameterLoad]) -> None:
         """The loads of a part: when the part before it begins, and never more than two parts of a device ahead."""
+        part = parts[place]
         home = self.device_of[part].name
         turns = self.turns.setdefault(home, [])
         turns.append((sample, part))
         if not loads:
             return
-        place = parts.index(part)
         before = [(sample, parts[place - 2])] if place >= 2 else []
         before += turns[-3:-2]
         needs = dict.fromkeys(self.todo.computing[turn] for turn in before if turn in self.todo.computing)

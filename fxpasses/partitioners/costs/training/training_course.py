@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -13,7 +14,7 @@ from torch.fx import Node
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 
-__all__ = ["Kind", "StepLife", "Training", "TrainingCourse"]
+__all__ = ["Kind", "ParameterSizes", "StepLife", "Training", "TrainingCourse"]
 
 Kind = Literal["gradients", "optimizer", "saved", "activations", "copies", "loaded"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
@@ -27,6 +28,20 @@ _RATE_BYTES = 12
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+@attrs.frozen
+class ParameterSizes:
+    """What an optimizer needs depends on: how many parameters there are, their bytes, and those of the two largest."""
+
+    count: int = 0
+    total: int = 0
+    largest: tuple[int, ...] = ()
+
+    def with_these(self, sizes: Collection[int]) -> ParameterSizes:
+        """With some more parameters."""
+        largest = heapq.nlargest(2, (*self.largest, *sizes))
+        return ParameterSizes(self.count + len(sizes), self.total + sum(sizes), tuple(largest))
 
 
 @attrs.frozen
@@ -69,18 +84,26 @@ class Training:
 
     def step_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer makes while it steps, for parameters of these sizes."""
+        return self.made_for(ParameterSizes().with_these(sizes))
+
+    def made_for(self, sizes: ParameterSizes) -> int:
+        """The same, of sizes that are summed up."""
         if self.step_slots is not None:
-            return int(self.step_slots * sum(sizes))
-        if not self.optimizer_slots or not sizes:
+            return int(self.step_slots * sizes.total)
+        if not self.optimizer_slots or not sizes.largest:
             return 0
-        largest, *others = sorted(sizes, reverse=True)
-        one_by_one = math.ceil(self.optimizer_slots) * largest + (others[0] if others else 0)
-        return max(sum(sizes), one_by_one) + _RATE_BYTES
+        largest, *others = sizes.largest
+        one_by_one = math.ceil(self.optimizer_slots) * largest + sum(others)
+        return max(sizes.total, one_by_one) + _RATE_BYTES
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""
-        steps = STEP_BYTES * len(sizes) if self.optimizer_slots and self.counts_steps else 0
-        return int(self.optimizer_slots * sum(sizes)) + steps
+        return self.kept_for(ParameterSizes().with_these(sizes))
+
+    def kept_for(self, sizes: ParameterSizes) -> int:
+        """The same, of sizes that are summed up."""
+        steps = STEP_BYTES * sizes.count if self.optimizer_slots and self.counts_steps else 0
+        return int(self.optimizer_slots * sizes.total) + steps
 
     def __str__(self) -> str:
         """What the optimizer keeps, in words."""
