@@ -24,7 +24,7 @@ from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import LOADING,
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import prefixes
 from fxpasses.partitioners.solvers.contiguous.recombining import OTHERS, Recombining
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
-from fxpasses.partitioners.solvers.reduced.tables import evaluate
+from fxpasses.partitioners.solvers.reduced.tables import Ints, evaluate
 
 RANDOM_GRAPHS = examples(60)
 
@@ -155,7 +155,7 @@ def test_it_does_not_matter_who_runs_an_annealing() -> None:
         search, gate = search_of(encoder_decoder(4, [1.0] * 6)), threading.Event()
         first = first_answer(search)
         assert first is not None
-        runs = recombining._runs(recombining.STAGES[0], search.units.size, [lambda answer=first: answer], 0.1)
+        runs = Recombining(search)._runs(recombining.STAGES[0], [lambda answer=first: answer], 0.1)
         with ThreadPoolExecutor(1) as threads:
             if is_kept:
                 threads.submit(gate.wait, 60)
@@ -225,7 +225,7 @@ def test_they_start_at_other_answers_too(monkeypatch: pytest.MonkeyPatch) -> Non
         runs.clear()
         with Recombining(search) as rounds:
             rounds.begin(first, lambda given=told: given)
-            starts = [start() for start, _cooling in runs[: 1 + OTHERS]]
+            starts = [run.start() for run in runs[: 1 + OTHERS] if run.start is not None]
         expected = [*others, others[0]] if told else [first] * OTHERS
         assert [answer.rank for answer in starts] == [answer.rank for answer in [first, *expected]]
 
@@ -263,12 +263,13 @@ def test_annealings_that_nobody_needs_any_more_do_not_begin(monkeypatch: pytest.
     assert first is not None
     is_running, is_over, begun = threading.Event(), threading.Event(), list[object]()
 
-    def slow(_self: PipelineAnnealer, *run: object) -> None:
+    def slow(_self: PipelineAnnealer, *run: object) -> list[Ints]:
         begun.append(run)
         is_running.set()
         assert is_over.wait(60)
+        return []
 
-    monkeypatch.setattr(PipelineAnnealer, "_best_home", slow)
+    monkeypatch.setattr(PipelineAnnealer, "_best_homes", slow)
     with Recombining(search) as rounds:
         rounds.begin(first)
         assert is_running.wait(60)

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.partitioners.solvers.annealing.graphs import Cooling, State, graph_of, state_of
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling, Orders, State, graph_of, state_of
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -20,6 +20,12 @@ STEPS_PER_SECOND = 1100e6
 
 PENALTY = 3.0
 """What a device that needs twice its budget adds to the energy, in average loads."""
+
+ORDERS, DRAWN, WORSE = 6, 30, 0.003
+"""In how many orders of a pipeline's devices the best assignments are kept; how many orders are drawn at first; and by
+how much an order may be worse than the one before, in the mean."""
+QUICK, LONG = 1000, 5000
+"""Steps for each unit of the annealings in an order: of the first, and of the other one where that is promising."""
 
 
 @attrs.define(eq=False)
@@ -87,5 +93,28 @@ class Annealer:
 
         state, best = state_of(self.model, self.graph, home, order), home.astype(np.int64)
         random = draw.integers(1, 2**63, 2).astype(np.uint64)
-        value = anneal(self.graph, state, best, cooling, self.scale, PENALTY, random)
+        value = anneal(self.graph, state, best, math.inf, cooling, self.scale, PENALTY, random)
         return best if math.isfinite(value) else None, state
+
+    def orders(self, cooling: Cooling, draw: np.random.Generator) -> list[Ints]:
+        """The best assignments of a pipeline that keep every budget, in the best orders of its devices.
+
+        Every device can run every unit.
+
+        Args:
+            cooling: How units are annealed in each order, in so many steps for all orders.
+            draw: What is drawn.
+        """
+        from fxpasses.partitioners.solvers.annealing.ordering import search_orders  # numba is heavy
+
+        size, devices = self.model.weight.shape
+        quick, long = (cooling._replace(steps=each * size, exchanges=0.0) for each in (QUICK, LONG))
+        ahead = np.zeros((devices, size + 1))
+        np.cumsum(self.model.weight.T, axis=1, out=ahead[:, 1:])
+        nowhere, values = np.zeros(size, dtype=np.int64), np.full(ORDERS, math.inf)
+        found, homes = (np.zeros((ORDERS, count), dtype=np.int64) for count in (devices, size))
+        at = np.arange(devices)
+        orders = Orders(cooling.steps, DRAWN, WORSE, quick, long, ahead, at, nowhere, found, homes, values)
+        random = draw.integers(1, 2**63, 2).astype(np.uint64)
+        search_orders(self.graph, state_of(self.model, self.graph, nowhere), orders, self.scale, PENALTY, random)
+        return [homes[place] for place in np.argsort(values, kind="stable") if math.isfinite(values[place])]

@@ -29,8 +29,10 @@ from fxpasses.partitioners.solvers.compiling import Random, cached, chance
 from fxpasses.partitioners.solvers.device_bytes import over_budget
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["anneal"]
+__all__ = ["PARTS", "anneal"]
 
+PARTS = (compiling, device_bytes, graphs, sums, moves, loose_units, exchanges, shifts)
+"""The modules that are compiled with this one."""
 PROPOSAL, ACCEPTED = 15, 115
 """Steps of drawing a move, and of keeping it: a processor guesses that it is not kept."""
 BLOCK = 1024
@@ -39,13 +41,24 @@ SUMS = 4096
 """Temperatures after which sums of floats, which round, are made anew."""
 
 
-@cached(compiling, device_bytes, graphs, sums, moves, loose_units, exchanges, shifts)
+@cached(*PARTS)
 def anneal(
-    graph: Graph, state: State, best: Ints, cooling: Cooling, scale: float, penalty: float, random: Random
+    graph: Graph,
+    state: State,
+    best: Ints,
+    value: float,
+    cooling: Cooling,
+    scale: float,
+    penalty: float,
+    random: Random,
 ) -> float:
-    """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns."""
-    value, stamp, steps, over, energy = math.inf, 0, 0.0, 0.0, math.inf
+    """Anneal from the state; ``best`` becomes the best assignment that keeps every budget, its largest load returns.
+
+    ``value`` is what a better one is below: ``inf``, or the largest load of ``best``.
+    """
+    stamp, steps, over, energy = 0, 0.0, 0.0, math.inf
     temperature = cooling.hot
+    state.stamp[:] = 0
     if graph.in_order:
         loosen(graph, state)
     while True:
@@ -60,7 +73,10 @@ def anneal(
             energy = root(power, cooling.squarings) + penalty * over_budget(graph, state)
         stamp += 1
         steps += PROPOSAL
-        count = shift(graph, state, random, stamp) if graph.in_order else propose(graph, state, random, stamp)
+        if graph.in_order:
+            count = shift(graph, state, random, stamp, cooling.exchanges)
+        else:
+            count = propose(graph, state, random, stamp)
         if count == 0:
             continue
         steps += exchange(graph, state) if count == EXCHANGED else turn(graph, state, count)

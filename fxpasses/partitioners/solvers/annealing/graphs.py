@@ -15,7 +15,7 @@ from fxpasses.partitioners.solvers.flat_lists import flat_floats, flat_lists
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["LARGEST", "Cooling", "Graph", "State", "graph_of", "state_of"]
+__all__ = ["LARGEST", "Cooling", "Graph", "Orders", "State", "graph_of", "state_of"]
 
 LARGEST = 32
 """Units of one move, at most."""
@@ -89,12 +89,44 @@ class Cooling(NamedTuple):
         hot: The first temperature, as a share of the average load.
         cold: The last.
         squarings: The norm is of order ``2 ** squarings``.
+        exchanges: How often two devices of a pipeline change places.
     """
 
     steps: float
     hot: float
     cold: float
     squarings: int
+    exchanges: float = 0.003
+
+
+class Orders(NamedTuple):
+    """A search of the orders of a pipeline's devices.
+
+    Args:
+        steps: Elementary steps.
+        drawn: Orders that are drawn at random at first.
+        worse: How much worse than the one before an order may be that is kept, in the mean, as a share of its load.
+        quick: How units are annealed in an order at first.
+        long: How they are annealed then, if that was promising.
+        ahead: The seconds of the units before each, on each device, ``(k, m + 1)``.
+        at: The device at each place of the order that is kept, ``(k,)``.
+        home: The best assignment in the order that is tried, ``(m,)``.
+        found: The devices of the best orders, ``(b, k)``.
+        homes: The best assignment in each of them, ``(b, m)``.
+        values: Their largest loads, ``(b,)``; ``inf`` while there is none.
+    """
+
+    steps: float
+    drawn: int
+    worse: float
+    quick: Cooling
+    long: Cooling
+    ahead: Floats
+    at: Ints
+    home: Ints
+    found: Ints
+    homes: Ints
+    values: Floats
 
 
 def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:

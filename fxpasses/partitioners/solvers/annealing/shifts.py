@@ -15,8 +15,6 @@ from fxpasses.partitioners.solvers.compiling import Random, below, chance, inlin
 
 __all__ = ["shift"]
 
-EXCHANGE = 0.003
-"""How often two devices change places."""
 PUSH, ALONE = 0.02, 0.7
 """Below these chances units are pushed to the next device, or go alone; else another one comes back."""
 TRIES = 4
@@ -26,9 +24,9 @@ FULLEST, DRAWS = 0.5, 6
 
 
 @inlined
-def shift(graph: Graph, state: State, random: Random, stamp: int) -> int:
+def shift(graph: Graph, state: State, random: Random, stamp: int, exchanges: float) -> int:
     """Write down a move; how many units are in it, 0 where it is none, ``EXCHANGED`` where it is of two devices."""
-    if chance(random) < EXCHANGE:
+    if chance(random) < exchanges:
         return two_devices(graph, state, random)
     kind, loose = chance(random), state.loose[len(state.home)]
     if kind < PUSH or loose == 0:

@@ -10,8 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import TypeAlias
+from functools import cached_property, partial
 
 import attrs
 import networkx as nx
@@ -34,16 +33,27 @@ MATRIX = 5_000_000
 AT_ONCE = 2
 """Annealings that run at the same time, one of them where others are waited for; a budget counts on as many cores."""
 
-Run: TypeAlias = tuple[Callable[[], Answer], Cooling]
-"""Where an annealing starts, which is asked when it does, and how it cools."""
+
+@attrs.frozen(eq=False)
+class Run:
+    """An annealing that nobody was given yet.
+
+    Args:
+        start: Where it starts, which is asked when it does; None for one that goes through orders of the devices, and
+            starts in each of them anew.
+        cooling: How it cools; of one through orders, how it does in each, in so many steps for all.
+    """
+
+    start: Callable[[], Answer] | None
+    cooling: Cooling
 
 
 @attrs.define(eq=False)
 class Annealing:
     """One that a thread was given, or that was taken from it again before it began."""
 
-    _run: Callable[[], Ints | None]
-    _future: Future[Ints | None]
+    _run: Callable[[], list[Ints]]
+    _future: Future[list[Ints]]
 
     def help(self) -> None:
         """Run it here, unless it has begun."""
@@ -51,8 +61,8 @@ class Annealing:
             self._future = Future()
             self._future.set_result(self._run())
 
-    def home(self) -> Ints | None:
-        """The device of each unit in the best answer on the way, or None where nothing kept the budgets."""
+    def homes(self) -> list[Ints]:
+        """The device of each unit in the best answers on the way; none where nothing kept the budgets."""
         return self._future.result()
 
 
@@ -72,13 +82,20 @@ class PipelineAnnealer:
 
     def annealed(self, start: Answer, cooling: Cooling) -> Answer | None:
         """The best on the way from an answer, or None where nothing kept the budgets."""
-        home = self._best_home(lambda: start, cooling, *self._draw.spawn(1))
-        return None if home is None else answer_of(self.search, home)
+        homes = self._best_homes(Run(lambda: start, cooling), *self._draw.spawn(1))
+        return next((answer_of(self.search, home) for home in homes), None)
+
+    @cached_property
+    def orders(self) -> int:
+        """How many orders the devices have, alike ones in any; 0 where a device cannot run some unit."""
+        counts = [len(each.devices) for each in self.search.classes]
+        alike = math.prod(map(math.factorial, counts))
+        return 0 if any(each.banned.any() for each in self.search.classes) else math.factorial(sum(counts)) // alike
 
     def begun(self, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
         """Annealings that some threads are given."""
         draws = self._draw.spawn(len(runs))
-        own = [partial(self._best_home, *run, draw) for run, draw in zip(runs, draws, strict=True)]
+        own = [partial(self._best_homes, run, draw) for run, draw in zip(runs, draws, strict=True)]
         return [Annealing(each, threads.submit(each)) for each in own]
 
     def answers(self, annealings: Sequence[Annealing]) -> list[Answer]:
@@ -88,12 +105,14 @@ class PipelineAnnealer:
         """
         for each in reversed(annealings):
             each.help()
-        homes = [each.home() for each in annealings]
-        return [answer_of(self.search, home) for home in homes if home is not None]
+        return [answer_of(self.search, home) for each in annealings for home in each.homes()]
 
-    def _best_home(self, start: Callable[[], Answer], cooling: Cooling, draw: np.random.Generator) -> Ints | None:
-        answer = start()
-        return self._annealer.run(_home_of(self.search, answer), cooling, draw, self._order(answer))[0]
+    def _best_homes(self, run: Run, draw: np.random.Generator) -> list[Ints]:
+        if run.start is None:
+            return self._annealer.orders(run.cooling, draw)
+        answer = run.start()
+        best = self._annealer.run(_home_of(self.search, answer), run.cooling, draw, self._order(answer))[0]
+        return [] if best is None else [best]
 
     def _order(self, answer: Answer) -> tuple[int, ...]:
         """All devices, those that an answer does not use at the end."""

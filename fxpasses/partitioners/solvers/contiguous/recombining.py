@@ -37,12 +37,15 @@ ANSWERING = 0.6e6
 """Steps that it takes to evaluate what an annealing found."""
 STEPS_A_UNIT, LONGEST = 80_000, 3
 """Steps of each annealing, for each unit; and how many times as many where there is time for more than the most."""
+MANY_ORDERS, WARM = 2000, 0.006
+"""Orders of the devices that annealings with exchanges do not get to; and the first temperature in each of them."""
 FEWEST, MOST = 12, 100
 """How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
-FIRST = 0.5
-"""Seconds of one core for the annealings that begin beside something else."""
+FIRST, THROUGH_ORDERS = 0.5, 0.8
+"""Seconds of one core for the annealings that begin beside something else; and where they go through orders of devices,
+for which a later stage is left out."""
 OTHERS, CHANGED = 4, 3
 """From how many other answers they start, too: ones that end with other devices, ones whose devices change places."""
 SLOW = 0.05 * STEPS_A_SECOND
@@ -61,14 +64,16 @@ class _Stage:
         share: The part of a round that they take.
         hot: Their first temperatures, which take turns.
         starts: From how many of the best answers they start.
+        ordering: The part of them that goes through orders of the devices instead, where there are many.
     """
 
     share: float
     hot: tuple[float, ...]
     starts: int
+    ordering: float = 0.0
 
 
-STAGES = (_Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1), *(_Stage(0.2, (0.005,), 4),) * 3)
+STAGES = (_Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, 0.7), *(_Stage(0.2, (0.005,), 4),) * 3)
 KEPT = 16
 """Answers whose cuts are looked at, the best ones."""
 BESIDE = 8
@@ -110,6 +115,11 @@ class Recombining:
         """Whether the budget reaches for any of that."""
         return not self.is_idle and PipelineAnnealer.takes(self._search)
 
+    @cached_property
+    def goes_through_orders(self) -> bool:
+        """Whether it looks for the order of the devices, too."""
+        return self.has_time and self._annealer.orders > MANY_ORDERS
+
     def begin(self, start: Answer, others: Callable[[], list[Answer]] = list) -> None:
         """Let the first annealings begin from an answer, beside what else is done, unless they have.
 
@@ -125,8 +135,9 @@ class Recombining:
 
         starts: list[Callable[[], Answer]] = [lambda: start, *(partial(other, place) for place in range(OTHERS))]
         starts += _given(with_changed_places(search, start, CHANGED))
-        self._round = _Round({start.rank: start}, list(STAGES[1:]))
-        self._run(_runs(STAGES[0], search.units.size, starts, FIRST * min(1.0, search.problem.time_budget)))
+        seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self.goes_through_orders else (FIRST, STAGES[1:])
+        self._round = _Round({start.rank: start}, list(stages))
+        self._run(self._runs(STAGES[0], starts, seconds * min(1.0, search.problem.time_budget)))
 
     def put_first_together(self, best: Answer, seconds: float) -> Answer:
         """The best answer after the first annealings; the next ones of a round of some seconds begin."""
@@ -163,8 +174,9 @@ class Recombining:
         """Let the next stage of a round of some seconds begin."""
         stage = own.stages.pop(0)
         answers = sorted(own.found.values(), key=Answer.by_rank)[: stage.starts]
-        runs = _runs(stage, self._search.units.size, _given(answers), AT_ONCE * length * stage.share)
-        self._search.account.spent += sum(run.steps for _, run in runs) * STEPS_A_SECOND / STEPS_PER_SECOND / AT_ONCE
+        runs = self._runs(stage, _given(answers), AT_ONCE * length * stage.share)
+        seconds = sum(run.cooling.steps for run in runs) / STEPS_PER_SECOND / AT_ONCE
+        self._search.account.spent += seconds * STEPS_A_SECOND
         self._run(runs)
 
     def _advance(self, own: _Round, best: Answer, length: float) -> Answer:
@@ -180,6 +192,19 @@ class Recombining:
             own.stages.clear()
         return best
 
+    def _runs(self, stage: _Stage, starts: Sequence[Callable[[], Answer]], seconds: float) -> list[Run]:
+        """From which answers annealings start, and how they cool, for some seconds of one core together."""
+        steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * self._search.units.size
+        runs = list[Run]()
+        if stage.ordering and self.goes_through_orders:
+            through = Cooling(stage.ordering * steps / AT_ONCE, WARM, COLD, SQUARINGS[0])
+            runs += [Run(None, through)] * AT_ONCE
+            steps *= 1 - stage.ordering
+        count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
+        each = min(steps / count, LONGEST * usual)
+        turns = zip(range(count), *map(itertools.cycle, (starts, stage.hot, SQUARINGS)), strict=False)
+        return runs + [Run(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]
+
     def _run(self, runs: Sequence[Run]) -> None:
         self._has_begun = True
         self._annealings += self._annealer.begun(runs, self._threads)
@@ -191,15 +216,6 @@ class Recombining:
 
 def _given(answers: Sequence[Answer]) -> list[Callable[[], Answer]]:
     return [lambda answer=answer: answer for answer in answers]  # type: ignore[misc]  # mypy cannot infer defaults
-
-
-def _runs(stage: _Stage, units: int, starts: Sequence[Callable[[], Answer]], seconds: float) -> list[Run]:
-    """From which answers annealings start, and how they cool, for some seconds of one core together."""
-    steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * units
-    count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
-    each = min(steps / count, LONGEST * usual)
-    turns = zip(range(count), *map(itertools.cycle, (starts, stage.hot, SQUARINGS)), strict=False)
-    return [(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]
 
 
 def _put_together(search: Search, found: dict[tuple[float, float], Answer]) -> Answer:

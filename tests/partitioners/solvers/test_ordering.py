@@ -1,0 +1,147 @@
+"""Compiled search of the orders of a pipeline's devices: pipelines within the budgets, the best order among many."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import networkx as nx
+import numpy as np
+import pytest
+from fuzz import examples
+from random_placements import every_placement, random_problem
+from test_moves import hard_problem
+from test_refining import search_of
+
+from fxpasses.devices import Device, Link
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.annealing.annealer import ORDERS, Annealer
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling
+from fxpasses.partitioners.solvers.contiguous import recombining
+from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import AT_ONCE
+from fxpasses.partitioners.solvers.contiguous.recombining import STAGES, Recombining
+from fxpasses.partitioners.solvers.reduced.loads import LoadModel
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
+
+RANDOM_GRAPHS = examples(60)
+COOLING = Cooling(3e6, 0.006, 5e-4, 5)
+
+
+def each_its_own_stretch(order: list[int], length: int = 10, sending: float = 0.1) -> PlacementProblem:
+    """A chain; each device takes a second for the operators of its stretch, three for others."""
+    graph: nx.DiGraph[int] = nx.path_graph(length * len(order), create_using=nx.DiGraph)
+    for node in graph:
+        seconds = {f"d{device}": 1.0 if order[node // length] == device else 3.0 for device in order}
+        graph.nodes[node].update(seconds=seconds, output_seconds=sending)
+    devices = [Device(f"d{device}") for device in sorted(order)]
+    links = [Link(a.name, b.name, 1e9) for a, b in itertools.combinations(devices, 2)]
+    return PlacementProblem(graph, devices, links, objective="throughput")
+
+
+def annealer_of(problem: PlacementProblem) -> Annealer:
+    """Annealing of its reduced pipelines."""
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    return Annealer(LoadModel.of(units, tables), units.before)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_pipelines_keep_their_order_and_the_budgets(seed: int) -> None:
+    """Also where annealings follow each other in one state, as hundreds do: no value flows back."""
+    problem = attrs.evolve(hard_problem(seed), contiguity="pipeline")
+    tables = tables_of(problem)
+    units = reduce_problem(problem, tables)
+    model = LoadModel.of(units, tables)
+    model.banned[:] = False
+    annealer = Annealer(model, units.before)
+
+    homes = annealer.orders(COOLING, np.random.default_rng(seed))
+
+    assert len(homes) <= ORDERS
+    loads = [model.figures(home[None]).max() for home in homes]
+    assert loads == sorted(loads)
+    for home in homes:
+        flows = nx.DiGraph((home[units.before] + 0).tolist())
+        flows.remove_edges_from(list(nx.selfloop_edges(flows)))
+        assert nx.is_directed_acyclic_graph(flows)
+        assert model.legal(home[None])[0]
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
+def test_brute_force_bounds_what_is_found(seed: int) -> None:
+    """Where memory leaves anything, and annealings get there."""
+    problem = attrs.evolve(random_problem(seed, objective="throughput"), pinned={}, forbidden={})
+    every = every_placement(problem)
+    annealer = annealer_of(problem)
+    if annealer.model.banned.any() or not (every.legal & every.pipeline).any():
+        return
+    best = every.load[every.legal & every.pipeline].max(axis=1).min()
+
+    homes = annealer.orders(COOLING, np.random.default_rng(seed))
+
+    for home in homes:
+        assert annealer.model.figures(home[None]).max() >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_device_comes_where_its_stretch_is(seed: int) -> None:
+    """One of 5040 orders; the same again for the same draws."""
+    order = np.random.default_rng(seed).permutation(7).tolist()
+    annealer = annealer_of(each_its_own_stretch(order))
+    cooling = COOLING._replace(steps=3e8)
+
+    homes, again = (annealer.orders(cooling, np.random.default_rng(seed)) for _ in range(2))
+
+    assert homes[0].tolist() == np.repeat(order, 10).tolist()
+    assert [home.tolist() for home in homes] == [home.tolist() for home in again]
+    orders = [tuple(dict.fromkeys(home.tolist())) for home in homes]
+    assert len(set(orders)) == len(orders) <= ORDERS
+
+
+def test_alike_devices_are_not_told_apart() -> None:
+    """Of two orders in which they change places one is kept."""
+    graph: nx.DiGraph[int] = nx.path_graph(40, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(seconds={"a": 1.0, "b": 1.0, "c": 0.99}, output_seconds=0.1)
+    devices = [Device(name) for name in "abc"]
+    links = [Link(a.name, b.name, 1e9) for a, b in itertools.combinations(devices, 2)]
+    annealer = annealer_of(PlacementProblem(graph, devices, links, objective="throughput"))
+
+    homes = annealer.orders(COOLING._replace(steps=3e7), np.random.default_rng(0))
+
+    places = [list(dict.fromkeys(home.tolist())).index(2) for home in homes]
+    assert sorted(places) == [0, 1, 2]
+
+
+def test_orders_are_searched_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside annealings from answers; not where devices are alike, or cannot run something."""
+    problem = each_its_own_stretch(list(range(7)))
+    search = search_of(problem)
+    alike = search_of(attrs.evolve(problem, graph=_with_seconds(problem.graph, 1.0)))
+    unable = search_of(attrs.evolve(problem, graph=_with_seconds(problem.graph, None)))
+
+    def through_orders(rounds: Recombining) -> int:
+        return [run.start for run in rounds._runs(STAGES[0], [list], 0.1)].count(None)  # type: ignore[list-item]
+
+    assert through_orders(Recombining(search)) == AT_ONCE
+    assert through_orders(Recombining(alike)) == through_orders(Recombining(unable)) == 0
+    monkeypatch.setattr(recombining, "MANY_ORDERS", 5040)
+    assert through_orders(Recombining(search)) == 0
+
+
+def _with_seconds(graph: nx.DiGraph[int], first: float | None) -> nx.DiGraph[int]:
+    """The same where all devices take as long; or where one of them cannot run the first node."""
+    graph = graph.copy()
+    for node, facts in graph.nodes(data=True):
+        if first is not None:
+            facts["seconds"] = dict.fromkeys(facts["seconds"], first)
+        elif node == 0:
+            facts["seconds"] = {device: 3.0 for device in facts["seconds"] if device != "d3"}
+    return graph
+
+
+def test_the_default_finds_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through solve_placement, where nothing is proven quickly."""
+    problem = each_its_own_stretch([3, 0, 6, 1, 5, 2, 4])
+    assert solve_placement(problem).order == tuple(f"d{device}" for device in (3, 0, 6, 1, 5, 2, 4))
