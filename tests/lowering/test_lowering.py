@@ -605,7 +605,7 @@ def test_offloading_is_named_where_no_placement_was_found(monkeypatch: pytest.Mo
     found = PlacementError("No placement was found.", reason=NONE_FOUND)
     slip = PlacementError("There is no objective 'speed'.")
     place = Mock(side_effect=[found, slip])
-    monkeypatch.setattr("fxpasses.lowering.model_placement.place_by_device", place)
+    monkeypatch.setattr("fxpasses.lowering.model_placement.place_measured", place)
 
     with pytest.raises(PlacementError, match=r'^No placement was found\. Or allow offload="cpu": parameters'):
         lower(Mlp(1), (torch.randn(2, 64),), devices=cpu_pair())
