@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import networkx as nx
@@ -11,14 +13,16 @@ import pytest
 from fuzz import examples
 from random_placements import every_placement, random_problem
 from test_moves import hard_problem
+from test_recombining import encoder_decoder
 from test_refining import search_of
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.annealer import ORDERS, Annealer
-from fxpasses.partitioners.solvers.annealing.graphs import Cooling
+from fxpasses.partitioners.solvers.annealing.cooling import anneal
+from fxpasses.partitioners.solvers.annealing.graphs import Cooling, state_of
 from fxpasses.partitioners.solvers.contiguous import recombining
-from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import AT_ONCE
+from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import AT_ONCE, Annealing, PipelineAnnealer, Run
 from fxpasses.partitioners.solvers.contiguous.recombining import STAGES, Recombining
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -62,7 +66,7 @@ def test_pipelines_keep_their_order_and_the_budgets(seed: int) -> None:
     loads = [model.figures(home[None]).max() for home in homes]
     assert loads == sorted(loads)
     for home in homes:
-        flows = nx.DiGraph((home[units.before] + 0).tolist())
+        flows = nx.DiGraph(home[units.before].tolist())
         flows.remove_edges_from(list(nx.selfloop_edges(flows)))
         assert nx.is_directed_acyclic_graph(flows)
         assert model.legal(home[None])[0]
@@ -80,6 +84,7 @@ def test_brute_force_bounds_what_is_found(seed: int) -> None:
 
     homes = annealer.orders(COOLING, np.random.default_rng(seed))
 
+    assert homes or np.isfinite(annealer.model.memory).any()
     for home in homes:
         assert annealer.model.figures(home[None]).max() >= best * (1 - 1e-9)
 
@@ -141,7 +146,29 @@ def _with_seconds(graph: nx.DiGraph[int], first: float | None) -> nx.DiGraph[int
     return graph
 
 
-def test_the_default_finds_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through solve_placement, where nothing is proven quickly."""
-    problem = each_its_own_stretch([3, 0, 6, 1, 5, 2, 4])
-    assert solve_placement(problem).order == tuple(f"d{device}" for device in (3, 0, 6, 1, 5, 2, 4))
+def test_the_default_goes_through_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where refining takes long on devices that all differ."""
+    begun = list[Run]()
+    real = PipelineAnnealer.begun
+
+    def recorded(self: PipelineAnnealer, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
+        begun.extend(runs)
+        return real(self, runs, threads)
+
+    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
+    solve_placement(encoder_decoder(4, [1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.5, 4.0]))
+
+    assert [run.start for run in begun].count(None) == AT_ONCE
+
+
+def test_what_an_annealing_before_wrote_down_is_forgotten() -> None:
+    """A unit that is taken for one of the move already would stay behind, and a value flow back."""
+    annealer = annealer_of(each_its_own_stretch([0, 1, 2], length=200))
+    home = np.repeat([0, 1, 2], 200)
+    state = state_of(annealer.model, annealer.graph, home)
+    state.stamp[:] = 10**9
+
+    cooling = COOLING._replace(steps=1.0)
+    anneal(annealer.graph, state, home.copy(), np.inf, cooling, annealer.scale, 1.0, np.array([1, 2], dtype=np.uint64))
+
+    assert state.stamp.max() < 10**9
