@@ -22,8 +22,14 @@ from fxpasses.partitioners.solvers.annealing.annealer import ORDERS, Annealer
 from fxpasses.partitioners.solvers.annealing.cooling import anneal
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling, state_of
 from fxpasses.partitioners.solvers.contiguous import recombining
-from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import AT_ONCE, Annealing, PipelineAnnealer, Run
-from fxpasses.partitioners.solvers.contiguous.recombining import STAGES, Recombining
+from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import (
+    AT_ONCE,
+    Annealing,
+    PipelineAnnealer,
+    Run,
+    answer_of,
+)
+from fxpasses.partitioners.solvers.contiguous.recombining import FEWEST, Recombining
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -119,20 +125,48 @@ def test_alike_devices_are_not_told_apart() -> None:
     assert sorted(places) == [0, 1, 2]
 
 
-def test_orders_are_searched_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside annealings from answers; not where devices are alike, or cannot run something."""
-    problem = each_its_own_stretch(list(range(7)))
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The annealings that begin."""
+    found = list[Run]()
+    real = PipelineAnnealer.begun
+
+    def recorded(self: PipelineAnnealer, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
+        found.extend(runs)
+        return real(self, runs, threads)
+
+    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
+    return found
+
+
+def _begin(problem: PlacementProblem, places: int = 7) -> None:
+    """Let the first annealings of a problem begin, from units as they are numbered on the devices in turn."""
     search = search_of(problem)
-    alike = search_of(attrs.evolve(problem, graph=_with_seconds(problem.graph, 1.0)))
-    unable = search_of(attrs.evolve(problem, graph=_with_seconds(problem.graph, None)))
+    with Recombining(search) as beside:
+        beside.begin(answer_of(search, np.arange(search.units.size) * places // search.units.size))
 
-    def through_orders(rounds: Recombining) -> int:
-        return [run.start for run in rounds._runs(STAGES[0], [list], 0.1)].count(None)  # type: ignore[list-item]
 
-    assert through_orders(Recombining(search)) == AT_ONCE
-    assert through_orders(Recombining(alike)) == through_orders(Recombining(unable)) == 0
+def test_orders_are_searched_where_there_are_many(begun: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of annealings from answers; not where devices are alike, or cannot run something."""
+    problem = each_its_own_stretch(list(range(7)))
+    _begin(problem)
+    assert [run.start for run in begun] == [None] * AT_ONCE
+
+    others = [attrs.evolve(problem, graph=_with_seconds(problem.graph, first)) for first in (1.0, None)]
     monkeypatch.setattr(recombining, "MANY_ORDERS", 5040)
-    assert through_orders(Recombining(search)) == 0
+    for each in (*others, problem):
+        begun.clear()
+        _begin(each)
+        assert None not in [run.start for run in begun]
+        assert len(begun) >= FEWEST
+
+
+@pytest.mark.parametrize(("sending", "decides"), [(0.1, True), (0.5, True), (0.6, False), (2.0, False)])
+def test_orders_decide_where_transfers_hardly_count(begun: list[Run], sending: float, decides: bool) -> None:
+    """A device of this answer takes ten seconds, and one value in and one out; nothing is below ten."""
+    _begin(each_its_own_stretch(list(range(7)), sending=sending / 2))
+
+    assert (None in [run.start for run in begun]) == decides
 
 
 def _with_seconds(graph: nx.DiGraph[int], first: float | None) -> nx.DiGraph[int]:
@@ -146,19 +180,14 @@ def _with_seconds(graph: nx.DiGraph[int], first: float | None) -> nx.DiGraph[int
     return graph
 
 
-def test_the_default_goes_through_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where refining takes long on devices that all differ."""
-    begun = list[Run]()
-    real = PipelineAnnealer.begun
+def test_the_default_goes_through_orders(begun: list[Run]) -> None:
+    """Where refining takes long on devices that all differ; in half of what follows devices keep their places."""
+    solve_placement(encoder_decoder(8, [1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.5, 4.0]))
 
-    def recorded(self: PipelineAnnealer, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
-        begun.extend(runs)
-        return real(self, runs, threads)
-
-    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
-    solve_placement(encoder_decoder(4, [1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.5, 4.0]))
-
-    assert [run.start for run in begun].count(None) == AT_ONCE
+    assert [run.start for run in begun[:AT_ONCE]] == [None] * AT_ONCE
+    after = [run.cooling for run in begun[AT_ONCE:]]
+    assert len(after) >= FEWEST
+    assert sum(cooling.exchanges == 0 for cooling in after) == len(after) // 2
 
 
 def test_what_an_annealing_before_wrote_down_is_forgotten() -> None:

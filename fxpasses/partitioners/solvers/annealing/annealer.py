@@ -24,7 +24,7 @@ PENALTY = 3.0
 ORDERS, DRAWN, WORSE = 6, 30, 0.003
 """In how many orders of a pipeline's devices the best assignments are kept; how many orders are drawn at first; and by
 how much an order may be worse than the one before, in the mean."""
-QUICK, LONG = 1000, 5000
+QUICK, LONG = 500, 2000
 """Steps for each unit of the annealings in an order: of the first, and of the other one where that is promising."""
 
 

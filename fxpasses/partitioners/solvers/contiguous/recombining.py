@@ -9,7 +9,6 @@ looked for, the next annealings run on a core that has nothing else to do.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -37,8 +36,11 @@ ANSWERING = 0.6e6
 """Steps that it takes to evaluate what an annealing found."""
 STEPS_A_UNIT, LONGEST = 80_000, 3
 """Steps of each annealing, for each unit; and how many times as many where there is time for more than the most."""
-MANY_ORDERS, WARM = 2000, 0.006
-"""Orders of the devices that annealings with exchanges do not get to; and the first temperature in each of them."""
+MANY_ORDERS, COMPUTE, WARM = 2000, 0.95, 0.006
+"""Orders of the devices that annealings with exchanges do not get to; how near an answer is to the bound that knows of
+no transfers where the order decides, not where transfers are; and the first temperature in each order."""
+HELD = 0.003
+"""The first temperature where devices keep their places: in every other annealing after those through orders."""
 FEWEST, MOST = 12, 100
 """How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
@@ -64,16 +66,19 @@ class _Stage:
         share: The part of a round that they take.
         hot: Their first temperatures, which take turns.
         starts: From how many of the best answers they start.
-        ordering: The part of them that goes through orders of the devices instead, where there are many.
+        orders: Whether they go through orders of the devices instead, where there are many.
     """
 
     share: float
     hot: tuple[float, ...]
     starts: int
-    ordering: float = 0.0
+    orders: bool = False
 
 
-STAGES = (_Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, 0.7), *(_Stage(0.2, (0.005,), 4),) * 3)
+STAGES = (
+    _Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, orders=True),
+    *(_Stage(0.2, (0.005,), 4),) * 3,
+)
 KEPT = 16
 """Answers whose cuts are looked at, the best ones."""
 BESIDE = 8
@@ -102,7 +107,7 @@ class Recombining:
         self._threads = ThreadPoolExecutor(AT_ONCE - 1)
         self._annealings: list[Annealing] = []
         self._round: _Round | None = None
-        self._has_begun = False
+        self._has_begun = self._goes_through_orders = False
 
     def __enter__(self) -> Recombining:
         return self
@@ -115,11 +120,6 @@ class Recombining:
         """Whether the budget reaches for any of that."""
         return not self.is_idle and PipelineAnnealer.takes(self._search)
 
-    @cached_property
-    def goes_through_orders(self) -> bool:
-        """Whether it looks for the order of the devices, too."""
-        return self.has_time and self._annealer.orders > MANY_ORDERS
-
     def begin(self, start: Answer, others: Callable[[], list[Answer]] = list) -> None:
         """Let the first annealings begin from an answer, beside what else is done, unless they have.
 
@@ -127,17 +127,23 @@ class Recombining:
         """
         if self._has_begun or not self.has_time:
             return
-        search, told = self._search, self._threads.submit(others)
+        is_compute = self._search.prices.bound > COMPUTE * start.rank[0]
+        self._goes_through_orders = is_compute and self._annealer.orders > MANY_ORDERS
+        seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self._goes_through_orders else (FIRST, STAGES[1:])
+        starts = [] if self._goes_through_orders else self._starts(start, others)
+        self._round = _Round({start.rank: start}, list(stages))
+        self._run(self._runs(STAGES[0], starts, seconds * min(1.0, self._search.problem.time_budget)))
+
+    def _starts(self, start: Answer, others: Callable[[], list[Answer]]) -> list[Callable[[], Answer]]:
+        """Where the first annealings start: an answer, others that are found beside, and ones with changed places."""
+        told = self._threads.submit(others)
 
         def other(place: int) -> Answer:
             found = told.result()
             return found[place % len(found)] if found else start
 
-        starts: list[Callable[[], Answer]] = [lambda: start, *(partial(other, place) for place in range(OTHERS))]
-        starts += _given(with_changed_places(search, start, CHANGED))
-        seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self.goes_through_orders else (FIRST, STAGES[1:])
-        self._round = _Round({start.rank: start}, list(stages))
-        self._run(self._runs(STAGES[0], starts, seconds * min(1.0, search.problem.time_budget)))
+        changed = _given(with_changed_places(self._search, start, CHANGED))
+        return [lambda: start, *(partial(other, place) for place in range(OTHERS)), *changed]
 
     def put_first_together(self, best: Answer, seconds: float) -> Answer:
         """The best answer after the first annealings; the next ones of a round of some seconds begin."""
@@ -195,15 +201,18 @@ class Recombining:
     def _runs(self, stage: _Stage, starts: Sequence[Callable[[], Answer]], seconds: float) -> list[Run]:
         """From which answers annealings start, and how they cool, for some seconds of one core together."""
         steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * self._search.units.size
-        runs = list[Run]()
-        if stage.ordering and self.goes_through_orders:
-            through = Cooling(stage.ordering * steps / AT_ONCE, WARM, COLD, SQUARINGS[0])
-            runs += [Run(None, through)] * AT_ONCE
-            steps *= 1 - stage.ordering
+        has_orders = self._goes_through_orders
+        if has_orders and stage.orders:
+            return [Run(None, Cooling(steps / AT_ONCE, WARM, COLD, SQUARINGS[0]))] * AT_ONCE
         count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
-        each = min(steps / count, LONGEST * usual)
-        turns = zip(range(count), *map(itertools.cycle, (starts, stage.hot, SQUARINGS)), strict=False)
-        return runs + [Run(start, Cooling(each, hot, COLD, norm)) for _, start, hot, norm in turns]
+        each, runs = min(steps / count, LONGEST * usual), list[Run]()
+        for turn in range(count):
+            place = turn // 2 if has_orders else turn
+            cooling = Cooling(each, stage.hot[place % len(stage.hot)], COLD, SQUARINGS[place % len(SQUARINGS)])
+            if has_orders and turn % 2:
+                cooling = cooling._replace(hot=HELD, exchanges=0.0)
+            runs.append(Run(starts[place % len(starts)], cooling))
+        return runs
 
     def _run(self, runs: Sequence[Run]) -> None:
         self._has_begun = True
