@@ -1,7 +1,8 @@
 """Lay a plan over a graph: which operator gets which part, and what does not fit.
 
 An entry that names an operator counts before one that names a module, and an inner module before an outer one. What
-only handles sizes needs no entry (:mod:`fxpasses.plan.size_operators`).
+only handles sizes needs no entry (:mod:`fxpasses.plan.size_operators`), and an entry for it may name nothing: which
+sizes are numbers differs between two exports of one model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.fx import Node
 
 from fxpasses.outlining.regions import is_region
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
-from fxpasses.plan.keys import covering_entries, names_region, path_in
+from fxpasses.plan.keys import covering_entries, names_region, names_size, path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.size_operators import with_sizes
 
@@ -29,7 +30,7 @@ class Fit:
         keys: The stable key of each operator.
         part_of: The part of each operator that has one.
         homeless: Keys of operators that no entry names.
-        unused: Entries that name nothing that the graph has, with their parts.
+        unused: Entries that name nothing that the graph has, with their parts; but for those of sizes.
         doubled: Entries that stand in two parts, with both.
         again: What each part computes again, without what is its own anyway.
         again_by_entry: The same, entry by entry: the part, the entry, and the operators that it names.
@@ -94,7 +95,7 @@ def fit(parts: Sequence[PartPlan], keys: Mapping[Node, str]) -> Fit:
             part_of[node] = owner[matching[0]]
     part_of = _with_sizes(parts, keys, part_of, owner)
     homeless = [key for node, key in keys.items() if node not in part_of]
-    unused = tuple((entry, part) for entry, part in owner.items() if entry not in names_something)
+    unused = tuple(each for each in owner.items() if each[0] not in names_something and not names_size(each[0]))
     by_entry, unknown = _again(parts, keys, part_of)
     again: dict[str, tuple[Node, ...]] = {}
     for part, _entry, nodes in by_entry:
@@ -131,5 +132,5 @@ def _again(
         (part, entry, tuple(node for node in covered.get(entry, ()) if part_of.get(node, part) != part))
         for part, entry in given
     )
-    unknown = [(entry, part) for part, entry in given if entry not in covered]
+    unknown = [(entry, part) for part, entry in given if entry not in covered and not names_size(entry)]
     return tuple(found for found in named if found[2]), unknown

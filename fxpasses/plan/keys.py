@@ -14,7 +14,7 @@ from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF
 from fxpasses.partitioners.support import module_paths
 from fxpasses.plan.size_operators import handles_sizes
 
-__all__ = ["covering_entries", "module_path", "names_region", "path_in", "stable_keys"]
+__all__ = ["covering_entries", "module_path", "names_region", "names_size", "path_in", "stable_keys"]
 
 
 def module_path(node: Node) -> str:
@@ -88,3 +88,12 @@ def covering_entries(key: str) -> list[str]:
 def names_region(entry: str) -> bool:
     """Whether an entry names a region of autocast or of a grad mode as one operator."""
     return entry.rpartition("/")[2].partition("#")[0] in BODY_AT
+
+
+def names_size(entry: str) -> bool:
+    """Whether an entry names one operator that only reads or computes sizes.
+
+    >>> names_size("layers.0/sym_size#0"), names_size("layers.0/*")
+    (True, False)
+    """
+    return entry.rpartition("/")[2].startswith("sym_")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -115,6 +117,19 @@ def test_a_plan_made_with_dynamic_sizes_fits_them(model: Model) -> None:
     again = {key: followed.assignment.partition_of[node] for node, key in stable_keys(followed.graph_module).items()}
     assert made.plan.parts == followed.plan.parts
     assert homes == again
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: BOTH[0][0]},), ({1: BOTH[0][1]},)], ids=["none", "first", "second"])
+def test_a_plan_made_with_dynamic_sizes_fits_the_model_with_fewer_of_them(model: Model, dynamic: Any) -> None:
+    """Its lines for ``/sym_size#1`` named an operator that the model does not have, "it changed since"."""
+    homes = {"embed": "left", "layers.0": "left", "layers.1": "right", "layers.2": "left", "": "right"}
+    made = place(model, (TOKENS,), devices=cpu_pair(), dynamic_shapes=BOTH, device_map=homes).plan
+    assert any("/sym_size" in entry for part in made.parts for entry in part.ops)
+
+    lowered = lower(model, (TOKENS,), plan=made, dynamic_shapes=dynamic)
+
+    assert [] == made.check(lowered.program)
+    assert torch.equal(model(TOKENS), lowered(TOKENS))
 
 
 def test_the_call_that_checks_inputs_needs_no_line(model: Model) -> None:
