@@ -24,7 +24,7 @@ class Lying:
     """A gradient, or one of its copies, on one device, from when to when; positions of the step, both included.
 
     Args:
-        device: The device; None for the gradient of an input.
+        device: The device; None for the gradient of a result that no operator uses, an input or a parameter.
         start: The position at which it comes.
         stop: The last position at which it is there.
         size: Bytes.
@@ -71,6 +71,13 @@ class CrossingGradients:
         """When the backward of a node runs; that of an input, which has none, last of all."""
         return self.end - 1 - self.position.get(node, 0)
 
+    def made_on(self, node: Node) -> str | None:
+        """The device of a node; of an input or a parameter that is a result, too, that of its first user."""
+        if node in self.home:
+            return self.home[node]
+        first = min((user for user in node.users if user in self.home), key=self.position.__getitem__, default=None)
+        return None if first is None else self.home[first]
+
     def users(self, value: Node) -> dict[str, list[Node]]:
         """The nodes whose backward gives a value its gradient, by device."""
         found: dict[str, list[Node]] = {}
@@ -91,7 +98,7 @@ class CrossingGradients:
             start: When it is made.
             stop: When it is freed where all is on one device.
         """
-        first = Lying(self.home.get(stay.made_by), start, start, stay.size)
+        first = Lying(self.made_on(stay.made_by), start, start, stay.size)
         places = {stay.made_by: first}
         for value in sorted(stay.passed, key=self.backward):
             self._pass(stay, value, places)

@@ -279,7 +279,7 @@ class _Step:
         """Of a parameter that several devices use: each has a gradient of its own."""
         for node, made_by in self.needs.trained.items():
             used = [self.position[user] for user in node.users if self.home.get(user) == device]
-            if used and self.home.get(made_by) != device:
+            if used and self.gradients.made_on(made_by) != device:
                 life = self._life(self.end - max(used), self.end, value_bytes(node), node, "gradients")
                 life.gradient_of, life.is_sum = (node,), True
                 yield life

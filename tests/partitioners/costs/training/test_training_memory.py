@@ -93,6 +93,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "a pupil, then its teacher": lambda: (Taught(teacher_first=False), (torch.randn(256, 64),)),
     "decided by layers": calling(lambda x: (x.exp().softmax(-1) * x.tanh()).argmax(-1, keepdim=True) * x),
     "a target that is written to": calling(lambda x: ((x.exp() * x).tanh().add_(1).detach() - x).square()),
+    "its own weight beside what it gives": lambda: (Handing(), (torch.randn(64, 32),)),
+    "its own weight beside what a copy gives": lambda: (Handing(detached=True), (torch.randn(64, 32),)),
     "a loop without gradients": calling(lambda x: looped(x.detach()) * x),
 }
 
@@ -108,6 +110,19 @@ def looped(x: Tensor) -> Tensor:
     """Five rounds; torch asks what it runs them with about sizes that it does not know."""
     rounds: Tensor = while_loop(lambda at, _: at < 5, lambda at, x: (at + 1, x.tanh()), (torch.tensor(0), x))[1]
     return rounds
+
+
+class Handing(nn.Module):
+    """Gives a parameter to the caller, who then has a gradient of it."""
+
+    def __init__(self, *, detached: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32))
+        self.detached = detached
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        used = self.weight.detach() if self.detached else self.weight
+        return x @ used + self.bias, self.weight
 
 
 class HungryBackward(nn.Module):
