@@ -96,7 +96,9 @@ class MemoryFacts:
             tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
             if tensors:
                 own = self.homes[node]
-                sizes = result_bytes(node, own), bytes_by_place(own, tensors, tensor_bytes)
+                made = result_bytes(node, own)
+                is_sparse = tensors[0].layout is not torch.strided
+                sizes = made, made if is_sparse else bytes_by_place(own, tensors, tensor_bytes)
                 found.append(MadeValue(node, *(self._with_tangents(node, each) for each in sizes)))
         return tuple(found)
 

@@ -246,6 +246,23 @@ def test_the_predicted_peak_is_within_a_tenth_of_what_is_allocated_and_never_und
     assert row.peak_bytes <= 1.1 * real
 
 
+class Sparse(nn.Module):
+    """A product with what is made sparse."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.sparse.mm(x.to_sparse(), y)
+
+
+def test_what_is_made_sparse_counts_with_the_places_of_all_elements() -> None:
+    """As nobody knows how many are zero; three fifths were missing where none is."""
+    args = torch.randn(64, 64), torch.randn(64, 64)
+    lowered = lower(Sparse(), args, devices=[Device("only")])
+    (row,) = lowered.report.devices
+
+    with torch.no_grad():
+        assert row.peak_bytes == allocated_peak(lambda: lowered(*args)) + sum(each.nbytes for each in args)
+
+
 INPUTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "handed through": (lambda x, y: (x.sin(), y), (torch.randn(64, 64), torch.randn(900, 64))),
     "a view": (lambda x, y: (x.sin(), y.t()), (torch.randn(64, 64), torch.randn(900, 64))),

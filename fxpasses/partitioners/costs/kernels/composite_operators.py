@@ -57,6 +57,25 @@ def _times_power_of_two(given: Tensor, exponent: Tensor) -> Tensor:
     return made
 
 
+def _picked_by_mask(given: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float) -> Tensor:
+    """Indices are brought into range; elements that the mask leaves out are written over in a copy."""
+    clamped = _in_range(given, indices)  # there until the end
+    made: Tensor = aten.index.Tensor(given, clamped)
+    return made.masked_fill(mask.logical_not(), fill)
+
+
+def _added_by_mask(given: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    """The same, backward."""
+    clamped, added = _in_range(given, indices), values.masked_fill(mask.logical_not(), 0)
+    made: Tensor = aten.index_put.default(given, clamped, added, True)
+    return made
+
+
+def _in_range(given: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    sizes = zip(indices, given.shape, strict=False)
+    return [None if index is None else index.clamp(-size, size - 1) for index, size in sizes]
+
+
 def in_steps(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
     """What does the same by calling others, where a dispatcher sees an operator whole; None for a kernel."""
     if isinstance(func, torch._ops.HigherOrderOperator):
@@ -74,6 +93,8 @@ _IN_STEPS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten._fft_c2r.default: _last_one_apart,
         aten._trilinear.default: trilinear_by_steps,
         aten.ldexp.Tensor: _times_power_of_two,
+        aten._unsafe_masked_index.default: _picked_by_mask,
+        aten._unsafe_masked_index_put_accumulate.default: _added_by_mask,
     }
 )
 """Operators that run by others, though dispatchers see them whole."""

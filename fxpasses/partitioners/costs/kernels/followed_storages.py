@@ -125,9 +125,10 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
 
 def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
-    """The storages of the tensors in a value."""
-    for tensor in tensors_in(value):
-        yield without_levels(tensor).untyped_storage()
+    """The storages of the tensors in a value; sparse ones have none."""
+    for tensor in map(without_levels, tensors_in(value)):
+        if tensor.layout is torch.strided:
+            yield tensor.untyped_storage()
 
 
 def without_levels(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
-__all__ = ["as_real", "elements_spanned", "elements_together", "result_bytes"]
+__all__ = ["all_places_bytes", "as_real", "elements_spanned", "elements_together", "result_bytes"]
 
 aten = torch.ops.aten
 
@@ -50,6 +50,8 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         found = {place: max(least, elements_spanned(given) * given.element_size()) for place, least in found.items()}
     if found and getattr(node.target, "overloadpacket", None) in _WINDOWS and _is_periodic(node):
         found = {place: least + result[0].element_size() for place, least in found.items()}
+    if found and node.target in _TO_SPARSE and isinstance(given := value_of(node.all_input_nodes[0]), Tensor):
+        found = dict.fromkeys(found, all_places_bytes(given))
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
 
@@ -149,6 +151,11 @@ def _with_gaps(args: tuple[Any, ...], result: Any) -> Any:
     if span * result.element_size() <= concrete_size(result.untyped_storage().nbytes()):
         return result
     return result.new_empty(span).as_strided(result.shape, result.stride())
+
+
+def all_places_bytes(given: Tensor) -> int:
+    """All elements of a tensor, each with its place: a sparse one may have so many."""
+    return concrete_size(given.numel()) * (given.element_size() + torch.int64.itemsize * given.dim())
 
 
 def elements_spanned(given: Tensor) -> int:
@@ -265,6 +272,9 @@ _INTO_COPIES = (
     aten.as_strided_scatter.default,
 )
 """Kernels that copy an operand with its strides, and write into that."""
+
+_TO_SPARSE = (aten.to_sparse.default, aten._to_sparse.default)
+"""What makes a sparse tensor of a dense one, of which nobody knows how many elements are zero."""
 
 _WINDOWS = (aten.hann_window, aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window)
 """Kernels that make one element more of a periodic window, and leave it out."""

@@ -32,7 +32,7 @@ from fxpasses.partitioners.costs.kernels.convolution_scratch import (
     convolution_scratch_bytes,
 )
 from fxpasses.partitioners.costs.kernels.grouped_scratch import grouped_scratch_bytes
-from fxpasses.partitioners.costs.kernels.kernel_results import elements_together
+from fxpasses.partitioners.costs.kernels.kernel_results import all_places_bytes, elements_together
 from fxpasses.partitioners.costs.kernels.laid_out_copies import (
     LAID_OUT_COPIES,
     dense_copies,
@@ -132,11 +132,34 @@ def _added_products_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _bins_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Where each begins, and what each thread counts, of elements in one row; dense where their range is asked for."""
-    copied = flat_copies(args, result)
-    if _is_whole_range(*args[2:4]):
-        copied += dense_copies(args, result)
-    return copied + (1 + torch.get_num_threads()) * bytes_as(result, result.dtype) + result.element_size()
+    """Where each begins, beside what it takes to count: dense elements where their range is asked for."""
+    asked = dense_copies(args, result) if _is_whole_range(*args[2:4]) else 0
+    begins = bytes_as(result, result.dtype) + result.element_size()
+    return _counting_bytes([args[0]], result, begins, max(_counted_bytes(result), asked + 2 * result.element_size()))
+
+
+def _counted_bins_bytes(args: Sequence[Any], result: Any) -> int:
+    """The same where the result has where each begins; weights, which come last, are in one row, too."""
+    least = 2 * result[0].element_size()
+    return _counting_bytes([args[0], args[-1]], result, 0, max(_counted_bytes(result[0]), least))
+
+
+def _counted_boxes_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """In several dimensions: where each begins, as given and as it is read."""
+    begins = 2 * sum(count + 1 for count in args[1]) * result.element_size()
+    return _counting_bytes([args[-1]], result, begins, _counted_bytes(result))
+
+
+def _counted_bytes(bins: Tensor) -> int:
+    """What each thread counts."""
+    return torch.get_num_threads() * bytes_as(bins, bins.dtype)
+
+
+def _counting_bytes(operands: Sequence[Any], result: Any, begins: int, inside: int) -> int:
+    """Operands in one row, each copied through a tile ahead of the result, and what is there while they are counted."""
+    copied = [each for each in operands if isinstance(each, Tensor) and flat_copies([each], None)]
+    rows, made = sum(map(tensor_bytes, copied)), sum(map(tensor_bytes, tensors_in(result)))
+    return rows + max(begins + inside, max(map(tile_bytes, copied), default=0) - made)
 
 
 def _is_whole_range(least: float = 0, most: float = 0) -> bool:
@@ -299,11 +322,26 @@ def _bag_bytes(args: Sequence[Any], result: Any) -> int:
     return max(bytes_as(size_of, torch.int64) * 3 // 2, bytes_as(bag_of, torch.int64), summing)
 
 
+def _bag_of_each_bytes(args: Sequence[Any], _result: Any) -> int:
+    """To which bag each index belongs, counted and added up, unless that is known."""
+    indices, bag_of = args[2], args[4]
+    return 0 if concrete_size(bag_of.numel()) else 2 * _NUMBER * (concrete_size(indices.numel()) + 1)
+
+
+def _sparse_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Elements and their places, before they are put in order."""
+    return all_places_bytes(args[0])
+
+
 def _is_elsewhere(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-_BY_NAME: Mapping[Any, str] = MappingProxyType({aten.gelu_backward.default: "approximate"})
+_WITH_BINS = (aten.histogram.bin_ct, aten.histogram.bins_tensor, aten._histogramdd_from_bin_cts.default)
+
+_BY_NAME: Mapping[Any, str] = MappingProxyType(
+    {aten.gelu_backward.default: "approximate", **dict.fromkeys(_WITH_BINS, "weight")}
+)
 """Operands that are only given by name, and make a difference."""
 
 _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
@@ -339,6 +377,10 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         aten.dist.default: _distance_of_all_bytes,
         aten.addbmm.default: _added_products_bytes,
         aten.histc.default: _bins_bytes,
+        **dict.fromkeys(_WITH_BINS[:2], _counted_bins_bytes),
+        aten._histogramdd_from_bin_cts.default: _counted_boxes_bytes,
+        **dict.fromkeys((aten.to_sparse.default, aten._to_sparse.default), _sparse_bytes),
+        aten._embedding_bag_per_sample_weights_backward.default: _bag_of_each_bytes,
         **dict.fromkeys((aten.normal.Tensor_float, aten.normal_functional.default), _drawn_around_bytes),
         aten.mvlgamma.default: _gammas_bytes,
         aten.renorm.default: _shortened_bytes,

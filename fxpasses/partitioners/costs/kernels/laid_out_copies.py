@@ -26,6 +26,7 @@ __all__ = [
     "format_copies",
     "lie_together",
     "transform_copies",
+    "triangle_copies",
 ]
 
 _ROLLED_ALONG, _TRAINING = 3, 4
@@ -91,7 +92,7 @@ def lie_together(given: Tensor, along: Sequence[int]) -> bool:
     return _in_one_row(given, sorted(places, key=lambda place: concrete_size(given.stride(place)), reverse=True))
 
 
-def _triangle(args: Sequence[Any], _result: Any) -> int:
+def triangle_copies(args: Sequence[Any], _result: Any) -> int:
     """Matrices of which one does not follow the other, however each of them lies."""
     given: Tensor = args[0]
     if given.is_contiguous() or given.dim() <= _MATRIX:
@@ -200,7 +201,7 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         **{func: partial(format_copies, like=like) for func, like in _FORMATTED.items()},
         **dict.fromkeys((aten.argmax.default, aten.argmin.default), _flattened),
         **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), transform_copies),
-        **dict.fromkeys((aten.tril.default, aten.triu.default), _triangle),
+        **dict.fromkeys((aten.tril.default, aten.triu.default), triangle_copies),
         aten.index_select.default: _picked_rows,
         aten.roll.default: _rolled,
         aten.aminmax.default: _extremes,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.laid_out_copies import triangle_copies
 from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes
 from fxpasses.partitioners.costs.kernels.transposed_copies import TILE_ELEMENTS, tile_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensor_bytes
@@ -176,8 +177,12 @@ def _solved_triangle(args: Sequence[Any], result: Any) -> int:
 
 
 def _unpacked(args: Sequence[Any], _result: Any) -> int:
-    """The order of the rows, of several matrices once more."""
-    return _order(*_size(args[0])[:2])
+    """The order of the rows, of several matrices once more; before, a copy of a part of them that is no whole one."""
+    given: Tensor = args[0]
+    count, rows, columns = _size(given)
+    both = min(rows, columns)
+    parts = given[..., :both], given[..., :both, :]
+    return max(_order(count, rows), *(triangle_copies([part], None) for part in parts))
 
 
 def _order(count: int, rows: int) -> int:

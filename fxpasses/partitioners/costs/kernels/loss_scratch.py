@@ -49,10 +49,11 @@ def _huber_bytes(args: Sequence[Any], _result: Any) -> int:
 
 
 def _soft_margin_bytes(args: Sequence[Any], _result: Any) -> int:
-    """The operand is multiplied in place, in the memory of the result."""
+    """The operand is multiplied in place, in the memory of the result; then there is a sum, or a mean."""
     given, target = args[:2]
-    mean = _mean_bytes(given, given.dtype) if _reduction(args, 2) == _MEAN else 0
-    return max(in_place_bytes(given, target), mean)
+    reduction = _reduction(args, 2)
+    mean = _mean_bytes(given, given.dtype) if reduction == _MEAN else 0
+    return max(in_place_bytes(given, target), mean, 0 if reduction == _NONE else given.element_size())
 
 
 def _entropy_bytes(args: Sequence[Any], _result: Any) -> int:

@@ -93,10 +93,12 @@ NORMALIZATIONS: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxy
             (
                 *(aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default),
                 *(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default),
+                *(aten._batch_norm_with_update.default, aten._batch_norm_with_update_functional.default),
+                aten._batch_norm_no_update.default,
             ),
             _channel_bytes,
         ),
-        aten.native_batch_norm_backward.default: _batch_backward,
+        **dict.fromkeys((aten.native_batch_norm_backward.default, aten.batch_norm_backward.default), _batch_backward),
         aten.native_group_norm.default: _group_sums,
         aten.native_group_norm_backward.default: _group_backward,
         aten.native_layer_norm.default: _layer_bytes,

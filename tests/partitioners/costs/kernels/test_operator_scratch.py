@@ -180,6 +180,60 @@ def test_all_places_are_found_of_which_some_are_asked_for() -> None:
     assert allocated_peak(lambda: func(*args, **named)) == predicted_bytes(func, args, named)
 
 
+SQUARE, NARROW = torch.randn(64, 64), torch.randn(64, 32)
+BINS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "as many bins": (aten.histogram.bin_ct, (SQUARE, 1000), {}),
+    "columns": (aten.histogram.bin_ct, (SQUARE.t(), 1000), {}),
+    "weighted": (aten.histogram.bin_ct, (SQUARE, 1000), {"weight": SQUARE.abs(), "density": True}),
+    "weighted by columns": (aten.histogram.bin_ct, (SQUARE, 10), {"weight": SQUARE.t()}),
+    "known bins": (aten.histogram.bins_tensor, (SQUARE[:, ::2], torch.linspace(-1, 1, 500)), {}),
+    "of a range": (aten.histc.default, (SQUARE.t(), 1000, -1, 1), {}),
+    "of all there is": (aten.histc.default, (NARROW.t(), 1000), {}),
+    "of points": (aten._histogramdd_from_bin_cts.default, (SQUARE[:, :3], [10, 9, 8]), {}),
+}
+
+
+@pytest.mark.parametrize("name", list(BINS))
+def test_what_is_counted_in_bins_is_counted_beside_them(name: str) -> None:
+    """By each thread: of many bins up to a half was missing."""
+    func, args, named = BINS[name]
+
+    assert allocated_peak(lambda: func(*args, **named)) == predicted_bytes(func, args, named)
+
+
+INDICES = [torch.arange(48)[:, None] % 32, torch.arange(48) % 32]
+MASKED = torch.ones(48, 48, dtype=torch.bool)
+ORDERS = torch.ones(6, 14, dtype=torch.int32)
+ONES, INDEX = torch.ones(16), torch.randint(0, 24, (256,))
+WHOLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "picked by a mask": (aten._unsafe_masked_index.default, (torch.randn(32, 32), MASKED, INDICES, 0.0)),
+    "added by a mask": (
+        aten._unsafe_masked_index_put_accumulate.default,
+        (torch.randn(32, 32), MASKED, INDICES, torch.randn(48, 48)),
+    ),
+    "tall factors": (aten.lu_unpack.default, (torch.randn(6, 18, 14), ORDERS)),
+    "wide factors": (aten.lu_unpack.default, (torch.randn(6, 20, 14).mT, ORDERS)),
+    "weights of a bag": (
+        aten._embedding_bag_per_sample_weights_backward.default,
+        (torch.randn(16, 16), torch.randn(24, 16), INDEX, torch.arange(0, 256, 16), INDEX[:0], 0),
+    ),
+    "gradients of channels": (
+        aten.batch_norm_backward.default,
+        (*(torch.randn(8, 16, 20),) * 2, ONES, None, None, ONES, ONES, True, 1e-5, [True] * 3, ONES[:0].byte()),
+    ),
+    "a sum of margins": (aten.soft_margin_loss.default, (torch.randn(64), torch.ones(64), 2)),
+}
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_operators_that_are_whole_to_a_dispatcher_count_with_what_they_call(name: str) -> None:
+    """Up to two thirds were missing."""
+    func, args = WHOLE[name]
+
+    with torch.no_grad():
+        assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "squared": F.mse_loss,
     "smooth": F.smooth_l1_loss,
