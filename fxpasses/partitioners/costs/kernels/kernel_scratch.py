@@ -45,7 +45,7 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_backward_scratch
 from fxpasses.partitioners.costs.kernels.normalization_scratch import NORMALIZATIONS
 from fxpasses.partitioners.costs.kernels.picked_scratch import PICKED
 from fxpasses.partitioners.costs.kernels.product_scratch import product_scratch_bytes, vector_scratch_bytes
-from fxpasses.partitioners.costs.kernels.reduced_scratch import REDUCED, length_bytes
+from fxpasses.partitioners.costs.kernels.reduced_scratch import REDUCED, angle_bytes, length_bytes
 from fxpasses.partitioners.costs.kernels.resized_scratch import RESIZED
 from fxpasses.partitioners.costs.kernels.scattered_scratch import SCATTERED
 from fxpasses.partitioners.costs.kernels.transposed_copies import COPIED_INTO, copied_first, tile_bytes
@@ -352,7 +352,8 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **NORMALIZATIONS,
         **RESIZED,
         **REDUCED,
-        **dict.fromkeys((aten.abs.default, aten.angle.default), length_bytes),
+        aten.abs.default: length_bytes,
+        aten.angle.default: angle_bytes,
         **dict.fromkeys(
             (
                 *(aten.mm.default, aten.bmm.default, aten.baddbmm.default),

@@ -107,10 +107,19 @@ def triangle_copies(args: Sequence[Any], _result: Any) -> int:
 
 
 def _picked_rows(args: Sequence[Any], result: Tensor) -> int:
-    """A dense copy where dimensions lie on both sides, and of columns."""
+    """A dense copy where dimensions lie on both sides, and of columns; and of where they are."""
     given: Tensor = args[0]
     along = args[1] % max(1, given.dim())
-    return dense_copies(args, result) if along == 1 or 0 < along < given.dim() - 1 else 0
+    copied = dense_copies(args, result) if along == 1 or 0 < along < given.dim() - 1 else 0
+    return copied + dense_copies(args, result, places=(2,))
+
+
+def _looked_up(args: Sequence[Any], result: Tensor) -> int:
+    """Where the rows are, in one row, through a tile that is gone before they are copied."""
+    indices: Tensor = args[1]
+    if indices.is_contiguous():
+        return 0
+    return tensor_bytes(indices) + max(0, tile_bytes(indices) - tensor_bytes(result))
 
 
 def _rolled(args: Sequence[Any], result: Tensor) -> int:
@@ -178,6 +187,8 @@ _DENSE = {
     aten.multi_margin_loss.default: (0,),
     aten.multi_margin_loss_backward.default: (1,),
     aten._cdist_backward.default: (1, 2),
+    aten.embedding_dense_backward.default: (0, 1),
+    aten.max_unpool3d.default: (0, 1),
 }
 _FORMATTED = {
     **dict.fromkeys(
@@ -203,6 +214,8 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), transform_copies),
         **dict.fromkeys((aten.tril.default, aten.triu.default), triangle_copies),
         aten.index_select.default: _picked_rows,
+        aten.embedding.default: _looked_up,
+        aten.max_unpool2d.default: partial(format_copies, places=(0, 1)),
         aten.roll.default: _rolled,
         aten.aminmax.default: _extremes,
         **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), _searched),

@@ -115,9 +115,9 @@ def _margin_backward(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _labels_bytes(args: Sequence[Any], result: Any, *, place: int = 0) -> int:
-    """A dense operand, and the least or the largest label, which are asked about; labels come behind the operand."""
+    """Dense operands, and the least or the largest label, which are asked about; labels come behind the operand."""
     labels: Tensor = args[place + 1]
-    return dense_copies(args, result, places=(place,)) + labels.element_size()
+    return dense_copies(args, result, places=(place, place + 1)) + labels.element_size()
 
 
 def _alignment_backward(args: Sequence[Any], _result: Any) -> int:

@@ -14,7 +14,7 @@ from fxpasses.partitioners.costs.kernels.converted_operands import copies_bytes
 from fxpasses.partitioners.costs.kernels.laid_out_copies import dense_copies, lie_together
 from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half, tensor_bytes, tensors_in
 
-__all__ = ["REDUCED", "length_bytes"]
+__all__ = ["REDUCED", "angle_bytes", "length_bytes"]
 
 _NUMBER, _NUMBERS = 8, 16
 aten = torch.ops.aten
@@ -24,6 +24,13 @@ def length_bytes(args: Sequence[Any], _result: Any) -> int:
     """Of complex numbers, as complex numbers."""
     given: Tensor = args[0]
     return bytes_as(given, given.dtype) if given.is_complex() else 0
+
+
+def angle_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """The same; whole numbers in the type of the angles."""
+    given: Tensor = args[0]
+    is_whole = not given.is_complex() and given.dtype != result.dtype
+    return bytes_as(given, result.dtype) if is_whole else length_bytes(args, result)
 
 
 def _reduced_bytes(args: Sequence[Any], result: Any) -> int:

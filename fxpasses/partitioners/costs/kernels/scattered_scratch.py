@@ -92,7 +92,13 @@ def _by_numbers(args: Sequence[Any], result: Tensor, *, asks: Callable[[Sequence
 
 _BY_INDEX: Mapping[Any, Callable[[Sequence[Any], Tensor], int]] = MappingProxyType(
     {
-        **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_.src, aten.scatter_.value), _placed_bytes),
+        **dict.fromkeys(
+            (
+                *(aten.scatter.src, aten.scatter.value, aten.scatter_.src, aten.scatter_.value),
+                *(aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce),
+            ),
+            _placed_bytes,
+        ),
         aten.gather.default: _gathered_bytes,
         **dict.fromkeys((aten.scatter_add.default, aten.scatter_add_.default), _scattered_bytes),
         **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_to_places_bytes),

@@ -234,6 +234,42 @@ def test_operators_that_are_whole_to_a_dispatcher_count_with_what_they_call(name
         assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
 
 
+TOKENS, TABLE = torch.randint(0, 100, (20, 30)), torch.randn(100, 32)
+LABELS, LOGITS = torch.zeros(80, 70, dtype=torch.long), torch.randn(80, 70)
+NOT_DENSE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "rows of a table": (aten.embedding.default, (TABLE, TOKENS.t())),
+    "every second row of a table": (aten.embedding.default, (TABLE, TOKENS[:, ::2])),
+    "rows, backward": (aten.embedding_dense_backward.default, (torch.randn(30, 20, 32), TOKENS.t(), 100, -1, False)),
+    "rows of the other gradient": (
+        aten.embedding_dense_backward.default,
+        (torch.randn(30, 20, 32).transpose(0, 1), TOKENS, 100, -1, False),
+    ),
+    "picked by columns": (aten.index_select.default, (TABLE, 0, TOKENS[:, 0])),
+    "images": (
+        aten.max_unpool2d.default,
+        (torch.randn(2, 3, 4, 4).mT, torch.arange(16).view(1, 1, 4, 4).expand(2, 3, 4, 4), [8, 8]),
+    ),
+    "volumes": (
+        aten.max_unpool3d.default,
+        (torch.randn(3, 4, 4, 4).mT, torch.arange(64).view(4, 4, 4).expand(3, 4, 4, 4), [8] * 3, [2] * 3, [0] * 3),
+    ),
+    "several labels": (aten.multilabel_margin_loss_forward.default, (LOGITS, LABELS.t().contiguous().t(), 1)),
+    "of whole numbers": (aten.angle.default, (torch.ones(40, 40, dtype=torch.int32),)),
+    "places in 32 bits": (aten.scatter.value_reduce, (TABLE, 0, TOKENS.int(), 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", list(NOT_DENSE))
+def test_kernels_copy_indices_labels_and_gradients_that_are_not_dense(name: str) -> None:
+    """Of a gradient that comes transposed up to six sevenths were missing."""
+    func, args = NOT_DENSE[name]
+    named = {"reduce": "add"} if func is aten.scatter.value_reduce else {}
+
+    with torch.no_grad():
+        real = allocated_peak(lambda: func(*args, **named))
+        assert real <= predicted_bytes(func, args, named) <= 1.01 * real
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "squared": F.mse_loss,
     "smooth": F.smooth_l1_loss,
