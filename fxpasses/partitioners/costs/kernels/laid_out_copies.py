@@ -171,6 +171,8 @@ _DENSE = {
     aten.masked_scatter.default: (2,),
     aten._segment_reduce_backward.default: (0, 1, 2),
     **dict.fromkeys((aten.avg_pool3d.default, aten.avg_pool3d_backward.default), (0,)),
+    aten._adaptive_avg_pool3d_backward.default: (0,),
+    aten.adaptive_max_pool3d_backward.default: (0, 2),
     **dict.fromkeys(
         (aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, aten.col2im.default), (0,)
     ),
@@ -186,7 +188,7 @@ _DENSE = {
     **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), (0, 1)),
     aten.multi_margin_loss.default: (0,),
     aten.multi_margin_loss_backward.default: (1,),
-    aten._cdist_backward.default: (1, 2),
+    aten._cdist_backward.default: (0, 1, 2),
     aten.embedding_dense_backward.default: (0, 1),
     aten.max_unpool3d.default: (0, 1),
 }
@@ -199,7 +201,8 @@ _FORMATTED = {
             *(aten.reflection_pad2d.default, aten.replication_pad2d.default),
             *(aten.reflection_pad3d.default, aten.replication_pad3d.default),
             *(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default),
-            *(aten.upsample_nearest2d_backward.default, aten.upsample_bilinear2d_backward.default),
+            *(aten.upsample_nearest2d_backward.default, aten._upsample_nearest_exact2d_backward.default),
+            aten.upsample_bilinear2d_backward.default,
             *(aten.upsample_nearest3d_backward.default, aten.upsample_trilinear3d_backward.default),
         ),
         0,
@@ -216,6 +219,7 @@ LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProx
         aten.index_select.default: _picked_rows,
         aten.embedding.default: _looked_up,
         aten.max_unpool2d.default: partial(format_copies, places=(0, 1)),
+        aten.adaptive_max_pool2d_backward.default: partial(format_copies, places=(0, 2), like=1),
         aten.roll.default: _rolled,
         aten.aminmax.default: _extremes,
         **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), _searched),

@@ -133,6 +133,7 @@ RESIZED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             partial(_separable_bytes, taps=_CUBIC, antialias=True),
         ),
         aten.upsample_nearest3d_backward.default: _backward_bytes,
+        aten._upsample_nearest_exact3d_backward.default: _backward_bytes,
         aten._upsample_bilinear2d_aa_backward.default: _antialias_backward_bytes,
     }
 )

@@ -259,6 +259,45 @@ NOT_DENSE: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+BAGS = torch.arange(0, 256, 16), torch.arange(256) // 16, torch.full((16,), 16), torch.zeros(16, dtype=torch.long)
+OF_IMAGES, OF_VOLUMES = torch.randn(2, 4, 12, 12), torch.randn(2, 4, 8, 8, 8)
+ONE_MORE = 8
+"""Bytes of a bag that may be predicted, and is not there."""
+REPEATED: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "largest of images": (
+        aten.adaptive_max_pool2d_backward.default,
+        (ONES[0].expand(2, 4, 6, 6), OF_IMAGES, torch.zeros(2, 4, 6, 6, dtype=torch.long)),
+    ),
+    "largest of volumes": (
+        aten.adaptive_max_pool3d_backward.default,
+        (ONES[0].expand(2, 4, 4, 4, 4), OF_VOLUMES, torch.zeros(2, 4, 4, 4, 4, dtype=torch.long)),
+    ),
+    "means of volumes": (aten._adaptive_avg_pool3d_backward.default, (ONES[0].expand(2, 4, 4, 4, 4), OF_VOLUMES)),
+    "resized images": (
+        aten._upsample_nearest_exact2d_backward.default,
+        (ONES[0].expand(2, 4, 24, 24), [24, 24], [2, 4, 12, 12]),
+    ),
+    "resized volumes": (
+        aten._upsample_nearest_exact3d_backward.default,
+        (ONES[0].expand(2, 4, 16, 16, 16), [16, 16, 16], [2, 4, 8, 8, 8]),
+    ),
+    "bags": (aten._embedding_bag_backward.default, (ONES.expand(16, 16), INDEX, *BAGS, 24, False, 0, False, None)),
+    "bags of rows": (
+        aten._embedding_bag_backward.default,
+        (ONES.expand(16, 16), INDEX, BAGS[0], INDEX[:0], *BAGS[2:], 24, False, 1, False, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(REPEATED))
+def test_kernels_copy_a_gradient_that_is_one_number(name: str) -> None:
+    """As a sum gives it: of a resized volume nine tenths were missing."""
+    func, args = REPEATED[name]
+
+    with torch.no_grad():
+        assert 0 <= predicted_bytes(func, args, {}) - allocated_peak(lambda: func(*args)) <= ONE_MORE
+
+
 @pytest.mark.parametrize("name", list(NOT_DENSE))
 def test_kernels_copy_indices_labels_and_gradients_that_are_not_dense(name: str) -> None:
     """Of a gradient that comes transposed up to six sevenths were missing."""
