@@ -16,7 +16,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_as, concrete_size, is_half,
 
 __all__ = ["REDUCED", "angle_bytes", "length_bytes"]
 
-_NUMBER, _NUMBERS = 8, 16
+_NUMBER = 8
 aten = torch.ops.aten
 
 
@@ -42,10 +42,17 @@ def _reduced_bytes(args: Sequence[Any], result: Any) -> int:
     made = tensors_in(result)[0]
     if given.dtype != made.dtype:
         return bytes_as(given, made.dtype)
-    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+    along = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, range)) else []
     if not is_half(given) or not along or lie_together(given, along):
         return 0
     return bytes_as(given, torch.float32) + bytes_as(made, torch.float32)
+
+
+def _sum_bytes(args: Sequence[Any], result: Any) -> int:
+    """The same of all elements, where no dimensions are named: not those of a slice, or one that is repeated."""
+    given: Tensor = args[0]
+    named = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+    return _reduced_bytes((given, named or range(given.dim())), result)
 
 
 def _mean_bytes(args: Sequence[Any], result: Any) -> int:
@@ -81,8 +88,10 @@ def _norm_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 def _spread_of_numbers_bytes(args: Sequence[Any], result: Any) -> int:
     """Numbers where there is one result; of complex ones those of the real and of the imaginary parts."""
-    made = sum(bytes_as(each, each.dtype) for each in tensors_in(result))
-    return _NUMBERS + (2 * made if args[0].is_complex() else 0)
+    results = tensors_in(result)
+    made = sum(bytes_as(each, each.dtype) for each in results)
+    number = max(results[0].element_size(), torch.float32.itemsize)
+    return _NUMBER + 2 * number + (2 * made if args[0].is_complex() else 0)
 
 
 def _exponents_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -115,12 +124,12 @@ REDUCED: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                *(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default),
-                *(aten.cumsum.default, aten.cumprod.default),
+                *(aten.nansum.default, aten.cumsum.default, aten.cumprod.default),
                 *(aten.prod.default, aten.prod.dim_int, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim),
             ),
             _reduced_bytes,
         ),
+        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum_bytes),
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean_bytes),
         **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _counted_bytes),
         aten.linalg_vector_norm.default: _norm_bytes,

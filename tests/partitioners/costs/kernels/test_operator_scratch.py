@@ -261,6 +261,24 @@ NOT_DENSE: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 BAGS = torch.arange(0, 256, 16), torch.arange(256) // 16, torch.full((16,), 16), torch.zeros(16, dtype=torch.long)
 OF_IMAGES, OF_VOLUMES = torch.randn(2, 4, 12, 12), torch.randn(2, 4, 8, 8, 8)
+HALF = torch.randn(64, 64).bfloat16()
+SUMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "a slice": (aten.sum.default, (HALF[:, :32],)),
+    "one row, repeated": (aten.sum.default, (HALF[:1].expand(64, 64),)),
+    "windows": (aten.sum.dim_IntList, (HALF.unfold(0, 4, 2), [])),
+    "all": (aten.sum.default, (HALF.t(),)),
+    "the spread of doubles": (aten.std.correction, (SQUARE.double(),)),
+}
+
+
+@pytest.mark.parametrize("name", list(SUMS))
+def test_sums_of_all_elements_in_half_precision_are_those_of_floats_where_they_lie_apart(name: str) -> None:
+    """All of it was missing: twice the operand and more."""
+    func, args = SUMS[name]
+
+    assert allocated_peak(lambda: func(*args)) == predicted_bytes(func, args, {})
+
+
 ONE_MORE = 8
 """Bytes of a bag that may be predicted, and is not there."""
 REPEATED: dict[str, tuple[Any, tuple[Any, ...]]] = {
