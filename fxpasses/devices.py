@@ -339,9 +339,15 @@ class Topology:
         """The links by their ends as they were given, and as somebody has asked for them since."""
         return {(link.first, link.second): link for link in self.links}
 
-    def seconds(self, source: str, target: str, size: float) -> float:
-        """The time that ``size`` bytes take from one device to another; 0 within a device."""
-        return 0.0 if source == target else self.link(source, target).seconds(size)
+    def seconds(self, source: str, target: str, size: float, returned: float = 0) -> float:
+        """The time that ``size`` bytes take from one device to another; 0 within a device.
+
+        With what is ``returned`` later, as the gradient of a value is; the latency counts once, on the way there.
+        """
+        if source == target:
+            return 0.0
+        back = returned / self.link(target, source).bandwidth if returned else 0.0
+        return self.link(source, target).seconds(size) + back
 
     def there_and_back(self) -> Topology:
         """The same for what goes one way and comes back as large, a value and its gradient, as one of both sizes.
@@ -354,6 +360,11 @@ class Topology:
         slow = [(way, (1 / way.bandwidth + 1 / back.bandwidth) / 2) for way, back in pairs]
         links = [attrs.evolve(way, bandwidth=1 / each if each else math.inf) for way, each in slow]
         return Topology(self.devices, links)
+
+    def least_one_way(self) -> float:
+        """The least share of its time :meth:`there_and_back` that a byte takes which does not come back."""
+        times = [(1 / link.bandwidth, 1 / self.link(link.second, link.first).bandwidth) for link in self.links]
+        return min((2 * way / (way + back) for way, back in times if way != back), default=1.0)
 
     @classmethod
     def routed(cls, devices: Iterable[Device], links: Iterable[Link], *, size: float | str = MiB) -> Topology:

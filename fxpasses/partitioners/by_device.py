@@ -139,7 +139,7 @@ def place_measured(
         refuse_impossible(figures, topology, supports)
         refuse_too_large_to_step(measured.figures, topology, step)
     request = Request(
-        topology if step is None else topology.there_and_back(),
+        topology,
         objective,
         supports,
         as_groups(colocate),

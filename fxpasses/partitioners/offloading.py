@@ -189,8 +189,7 @@ def _told(
     if not offloaded:
         return placement
     loads = uses.loads(offloaded)
-    topology = placement.topology if measured.step is None else placement.topology.there_and_back()
-    placed = (measured.timed, placement.assignment, placement.device_of, topology, loads)
+    placed = (measured.timed, placement.assignment, placement.device_of, placement.topology, loads)
     seconds, load = times_of(*placed)
     value = placement.objective_value
     if placement.objective == "throughput":

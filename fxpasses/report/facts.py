@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import MAIN_MEMORY, Device, is_given_on
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_times
-from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
@@ -63,9 +63,9 @@ def summarize(
         graph_module,
         assignment,
         device_of,
-        plan.topology if step is None else plan.topology.there_and_back(),
+        plan.topology,
         seconds=lambda node, _: whole[node],
-        sent=value_bytes if step is None else step.sent,
+        returned=no_bytes if step is None else step.returned,
         loads=uses.loads(plan.offloaded),
     )
     loading = uses.load_seconds(plan.offloaded)

@@ -20,7 +20,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
-from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
@@ -305,7 +305,7 @@ def _times(
 ) -> tuple[float, dict[str, float]]:
     """Seconds of one run as the objective counts them, and the load of each device; measured seconds scale as well."""
     known: dict[Node, float] = {}
-    measured, sent = (seconds_of, value_bytes) if step is None else (step.seconds, step.sent)
+    measured, returned = (seconds_of, no_bytes) if step is None else (step.seconds, step.returned)
 
     def seconds(node: Node, device: Device) -> float:
         if node not in known:
@@ -314,7 +314,7 @@ def _times(
 
     shared = shared_state(graph_module)
     total, load = predict_times(
-        graph_module, assignment, device_of, topology, seconds=seconds, sent=sent, loads=loads, shared=shared
+        graph_module, assignment, device_of, topology, seconds=seconds, returned=returned, loads=loads, shared=shared
     )
     if objective == "latency":
         total = predict_makespan(
@@ -322,7 +322,7 @@ def _times(
             device_of,
             topology,
             seconds=seconds,
-            sent=sent,
+            returned=returned,
             loads=loads,
             shared=shared,
             share=None if step is None else step.backward_share,

@@ -13,6 +13,7 @@ from fxpasses.devices import Device, Topology
 from fxpasses.errors import InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_tasks import add_backward
+from fxpasses.partitioners.costs.graph_figures import no_bytes
 from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.memory import follow_memory
 from fxpasses.partitioners.costs.memory_courses import MemoryCourse
@@ -167,7 +168,16 @@ def simulate(
     taken = seconds
     shared = shared_state(graph_module)
     todo = tasks_of(
-        assignment, device_of, topology, lambda node, _: taken[node], samples, overlap, loads=loads, shared=shared
+        assignment,
+        device_of,
+        topology,
+        lambda node, _: taken[node],
+        samples,
+        overlap,
+        returned=no_bytes if step is None else step.returned,
+        in_one=False,
+        loads=loads,
+        shared=shared,
     )
     if step is not None:
         add_backward(todo, assignment.partitions, topology, taken, step.backward_share, loads)

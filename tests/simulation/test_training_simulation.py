@@ -18,6 +18,7 @@ from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.simulation import simulate
 from fxpasses.units import KiB
 
@@ -60,6 +61,9 @@ CROSSING = torch.export.export(Crossing(), (torch.randn(16, 32),)).module(check_
 THREE = Topology(
     fake_devices(3, torch_device="cpu"), [Link("device0", "device1", 1e9), Link("device1", "device2", 3e9)]
 )
+ONE_WAY_SLOWER = Topology(
+    THREE.devices, [*THREE.links, Link("device1", "device0", 1e7), Link("device2", "device1", 9e9)]
+)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -69,21 +73,24 @@ def test_wherever_operators_are_the_figures_of_a_step_agree(data: st.DataObject)
     nodes = [node for node in CROSSING.graph.nodes if node.op == "call_function"]
     names = [device.name for device in THREE.devices]
     homes = data.draw(st.lists(st.sampled_from(names), min_size=len(nodes), max_size=len(nodes)))
+    links = data.draw(st.sampled_from([THREE, ONE_WAY_SLOWER]))
     runs = runs_of(CROSSING, dict(zip(nodes, homes, strict=True)))
-    device_of = {part: THREE[name] for part, name in runs.device_of.items()}
+    device_of = {part: links[name] for part, name in runs.device_of.items()}
     step = TrainingStep.of(CROSSING, Training(2))
 
-    run = simulate(CROSSING, runs.assignment, device_of, THREE, step=step)
-    seconds, load = predict_times(CROSSING, runs.assignment, device_of, THREE, seconds=step.seconds, sent=step.sent)
+    run = simulate(CROSSING, runs.assignment, device_of, links, step=step)
+    seconds, load = predict_times(
+        CROSSING, runs.assignment, device_of, links, seconds=step.seconds, returned=step.returned
+    )
     memory = predict_training_memory(CROSSING, runs.assignment, device_of, Training(2), needs=step.needs)
 
     assert pytest.approx(seconds) == run.seconds
     assert {name: held.peak for name, held in memory.items()} == {name: run.timeline.peak(name) for name in memory}
     for overlap in ("none", "devices"):
-        timeline = simulate(CROSSING, runs.assignment, device_of, THREE, step=step, overlap=overlap).timeline
+        timeline = simulate(CROSSING, runs.assignment, device_of, links, step=step, overlap=overlap).timeline
         assert pytest.approx(load) == {name: timeline.busy(name) for name in load}
     for overlap in ("devices", "copies"):
-        together = simulate(CROSSING, runs.assignment, device_of, THREE, step=step, overlap=overlap)
+        together = simulate(CROSSING, runs.assignment, device_of, links, step=step, overlap=overlap)
         assert together.seconds <= run.seconds * (1 + 1e-9)
 
 
@@ -108,6 +115,44 @@ def test_gradients_take_the_way_back() -> None:
     assert pytest.approx(planned.plan.predicted["seconds"]) == run.seconds
     load = {row.name: row.estimated_ms / 1e3 for row in planned.summary.devices}
     assert pytest.approx(load) == {name: run.timeline.busy(name) for name in load}
+
+
+class Masked(nn.Module):
+    """A mask, which has no gradient, crosses beside what has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x > 0
+        return self.second(self.first(x)) * mask  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize(("there", "back"), [(1e9, 1e6), (1e6, 1e9)])
+def test_what_has_no_gradient_takes_only_the_way_there(objective: Objective, there: float, back: float) -> None:
+    """What is predicted is what runs, and no bound is above it, whichever way is slow."""
+    planned = place(
+        Masked(),
+        (torch.randn(64, 64),),
+        devices=fake_devices(2),
+        links=[Link("device0", "device1", there, 0.0), Link("device1", "device0", back, 0.0)],
+        pinned={"first": "device0", "/gt#0": "device0", "second": "device1"},
+        training=Training(),
+        objective=objective,
+        replicate="never",
+    )
+
+    run = planned.simulate()
+    crossing = sorted((span.track, span.seconds) for span in run.timeline.spans if "→" in span.track)
+
+    assert pytest.approx([64 * 64 / there, 4 * 64 * 64 / there, 4 * 64 * 64 / back]) == [each for _, each in crossing]
+    assert pytest.approx(planned.plan.predicted["seconds"]) == run.seconds
+    together = planned.simulate(overlap="copies").seconds
+    expected = together if objective == "latency" else max(map(run.timeline.busy, ("device0", "device1")))
+    assert pytest.approx(expected) == planned.plan.predicted["objective_value"]
+    assert planned.plan.predicted["bound"] <= expected * (1 + 1e-9)
 
 
 def test_a_backward_takes_twice_its_forward(planned: Planned) -> None:

@@ -92,7 +92,7 @@ def _gradient(task: Task, value: Node, target: str, topology: Topology) -> Task:
     """The way back of a copy, over the link in the other direction."""
     source = task.track.partition(" → ")[0]
     size = value_bytes(value)
-    taken = topology.seconds(target, source, 2 * size) - topology.seconds(target, source, size)
+    taken = size / topology.link(target, source).bandwidth
     link = f"{target} → {source}"
     uses = tuple(link if used == task.track else used for used in task.uses)
     return Task(task.name, "copy", link, uses, taken, (), 0)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Topology
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.backward_tasks import add_backward
-from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, GraphFigures, value_bytes
+from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, GraphFigures, no_bytes, value_bytes
 from fxpasses.partitioners.costs.list_scheduling import run_as_soon_as_possible
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.shared_state import SharedState, sent_state, shared_state
@@ -31,6 +31,7 @@ def predict_times(
     *,
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
+    returned: Bytes = no_bytes,
     loads: Sequence[ParameterLoad] = (),
     shared: Sequence[SharedState] | None = None,
 ) -> tuple[float, dict[str, float]]:
@@ -43,6 +44,7 @@ def predict_times(
         topology: Devices and links.
         seconds: Seconds of a node on a device; measured or counted by default.
         sent: Bytes of a node's value that go to another device.
+        returned: Bytes of its gradient that come back.
         loads: The parameters that offloaded parts load from main memory.
         shared: State that several operators use, which crosses where they are on several devices; by default that of
             the graph.
@@ -56,8 +58,8 @@ def predict_times(
     home: dict[Node, str] = {node: device_of[str(part)].name for node, part in assignment.partition_of.items()}
 
     def send(value: Node, source: str, targets: Iterable[str]) -> None:
-        size = sent(value)
-        taken = {target: topology.seconds(source, target, size) for target in targets} if size else {}
+        size, back = sent(value), returned(value)
+        taken = {target: topology.seconds(source, target, size, back) for target in targets} if size else {}
         load[source].append(max(taken.values(), default=0.0))
         for target, sending in taken.items():
             load[target].append(sending)
@@ -86,6 +88,7 @@ def predict_makespan(
     *,
     seconds: Seconds = seconds_of,
     sent: Bytes = value_bytes,
+    returned: Bytes = no_bytes,
     shared: Sequence[SharedState],
     loads: Sequence[ParameterLoad] = (),
     share: Callable[[Node], float] | None = None,
@@ -101,13 +104,25 @@ def predict_makespan(
         device_of: The device of each part.
         topology: Devices and links.
         seconds: Seconds of a node on a device, in a training step of its forward and its backward.
-        sent: Bytes of a node's value, and of its gradient, that go to another device.
+        sent: Bytes of a node's value that go to another device.
+        returned: Bytes of its gradient that come back.
         shared: State that several operators use.
         loads: The parameters that offloaded parts load from main memory.
         share: For a training step: how often the work of its forward the backward of a node is.
     """
     if share is None or not loads:
-        todo = tasks_of(assignment, device_of, topology, seconds, 1, "copies", sent=sent, loads=loads, shared=shared)
+        todo = tasks_of(
+            assignment,
+            device_of,
+            topology,
+            seconds,
+            1,
+            "copies",
+            sent=sent,
+            returned=returned,
+            loads=loads,
+            shared=shared,
+        )
     else:
         home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
         taken = {node: seconds(node, device) / (1 + share(node)) for node, device in home.items()}
@@ -132,6 +147,7 @@ def times_of(
         topology,
         seconds=figures.measured,
         sent=figures.sent,
+        returned=figures.returned,
         loads=loads,
         shared=figures.shared_state,
     )
@@ -151,6 +167,7 @@ def makespan_of(
         topology,
         seconds=figures.measured,
         sent=figures.sent,
+        returned=figures.returned,
         loads=loads,
         shared=figures.shared_state,
         share=(lambda node: FORWARD_AND_BACKWARD - 1 if node in figures.trained else 0) if figures.trained else None,

@@ -36,7 +36,7 @@ from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tens
 from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.values import record_copies_back
 
-__all__ = ["GraphFigures", "Support", "is_compute", "value_bytes"]
+__all__ = ["GraphFigures", "Support", "is_compute", "no_bytes", "value_bytes"]
 
 Support = Callable[[Device, Node], bool]
 """Whether a device can run a node."""
@@ -54,6 +54,11 @@ def is_compute(node: Node) -> bool:
 def value_bytes(node: Node) -> int:
     """Bytes of the tensors in a node's value."""
     return sum(map(tensor_bytes, tensors_in(value_of(node))))
+
+
+def no_bytes(_node: Node) -> int:
+    """Those of the gradient of a node where nothing is trained."""
+    return 0
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -287,10 +292,18 @@ class GraphFigures:
         return FORWARD_AND_BACKWARD * forward if node in self.trained else forward
 
     def sent(self, node: Node) -> int:
-        """Bytes that go over a link where the users of a node are on another device."""
+        """Bytes of a node's value, which go over a link where its users are on another device."""
         if (known := self._sent.get(node)) is None:
-            known = self._sent[node] = value_bytes(node) * (2 if node in self.trained else 1)
+            known = self._sent[node] = value_bytes(node)
         return known
+
+    def returned(self, node: Node) -> int:
+        """Bytes of its gradient, which come back over the link that leads the other way."""
+        return self.sent(node) if node in self.trained else 0
+
+    def crossing(self, node: Node) -> int:
+        """Bytes of both."""
+        return self.sent(node) + self.returned(node)
 
     def seconds(self, devices: Sequence[Device], support: Support | None = None) -> Iterator[dict[str, float]]:
         """For each node its seconds by device, without the devices that cannot run it.

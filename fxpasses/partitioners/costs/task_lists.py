@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fxpasses.devices import MAIN_MEMORY, Device, Topology
 from fxpasses.partitioners.assignment import Assignment
-from fxpasses.partitioners.costs.graph_figures import value_bytes
+from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
 from fxpasses.partitioners.costs.shared_state import SentState, SharedState, sent_state
 from fxpasses.partitioners.costs.single_loads import ParameterLoad
 
@@ -97,6 +97,8 @@ def tasks_of(
     overlap: Overlap,
     *,
     sent: Callable[[Node], int] = value_bytes,
+    returned: Callable[[Node], int] = no_bytes,
+    in_one: bool = True,
     loads: Sequence[ParameterLoad] = (),
     shared: Sequence[SharedState] = (),
 ) -> TaskList:
@@ -110,6 +112,8 @@ def tasks_of(
         samples: How many samples.
         overlap: Whether a copy keeps its ends busy, or only its link.
         sent: Bytes of a node's value that go to another device.
+        returned: Bytes of its gradient that come back.
+        in_one: Whether a copy is there and back in one; else gradients are left to :func:`.add_backward`.
         loads: The parameters that offloaded parts load: each begins when the part before its own does.
         shared: State that several operators use: what of it crosses waits for nothing.
     """
@@ -119,7 +123,7 @@ def tasks_of(
         for name in state.names
         for target in state.users
     }
-    writer = _Writer(assignment, device_of, topology, overlap, sent, crossing)
+    writer = _Writer(assignment, device_of, topology, overlap, sent, returned, in_one, crossing)
     parts = [str(part) for part in assignment.order]
     busy = {
         part: sum(seconds(node, device_of[part]) for node in assignment.partitions[name])
@@ -146,6 +150,8 @@ class _Writer:
     topology: Topology
     overlap: Overlap
     sent: Callable[[Node], int]
+    returned: Callable[[Node], int]
+    in_one: bool
     state: Mapping[tuple[Node, str], SentState]
     todo: TaskList = attrs.field(factory=TaskList)
     slowest: dict[Node, str] = attrs.field(factory=dict)
@@ -212,27 +218,27 @@ class _Writer:
     ) -> int:
         key = (sample, value, home)
         if key not in self.todo.copying:
-            link, size = f"{origin} → {home}", self.sent(value)
-            ends = (origin, home) if self._slowest(value, origin, targets, size) == home else (home,)
+            link, size, back = f"{origin} → {home}", self.sent(value), self.returned(value)
+            ends = (origin, home) if self._slowest(value, origin, targets, size, back) == home else (home,)
             self.todo.copying[key] = self.todo.add(
                 Task(
                     value.name,
                     "copy",
                     link,
                     (link,) if self.overlap == "copies" else (link, *ends),
-                    self.topology.seconds(origin, home, size),
+                    self.topology.seconds(origin, home, size, back if self.in_one else 0),
                     needs,
                     sample,
                 )
             )
         return self.todo.copying[key]
 
-    def _slowest(self, value: Node, origin: str, targets: Iterable[str], size: int) -> str:
-        """Of the devices that a value goes to, the one to which it takes longest."""
+    def _slowest(self, value: Node, origin: str, targets: Iterable[str], size: int, back: int) -> str:
+        """Of the devices that a value goes to, the one to which it takes longest, with its gradient."""
         if value not in self.slowest:
             self.slowest[value] = max(
                 (target for target in dict.fromkeys(targets) if target != origin),
-                key=lambda target: self.topology.seconds(origin, target, size),
+                key=lambda target: self.topology.seconds(origin, target, size, back),
             )
         return self.slowest[value]
 

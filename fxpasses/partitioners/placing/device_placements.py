@@ -30,7 +30,7 @@ class DevicePlacement:
     Args:
         assignment: Parts in execution order, named after their device (``left``, ``left_1`` for its second run).
         device_of: The device of each part.
-        topology: Devices and links; for training as :meth:`.Topology.there_and_back` has them.
+        topology: Devices and links.
         objective: What was made small.
         seconds: Predicted seconds of one run, one part after the other, transfers included.
         load: Predicted busy seconds of each device.

@@ -57,7 +57,8 @@ def placement_problem(
     Args:
         graph_module: Any graph whose nodes carry ``val`` (or costs that ``MeasureCosts`` wrote).
         devices: Where the operators may run.
-        links: Connections; pairs without one use the default.
+        links: Connections; pairs without one use the default. In a training step what has a gradient counts there and
+            back; where a link is faster one way, all else counts at the least of what it may take.
         objective: What counts, as :class:`~fxpasses.partitioners.PlacementProblem` takes it.
         contiguity: What a device may take.
         supports: Whether a device can run a node; by default each device answers for itself.
@@ -90,11 +91,13 @@ def placement_problem(
     """
     topology = Topology.of(devices, links)
     figures = figures or GraphFigures.of(graph_module, devices=topology.devices)
+    one_way = topology.least_one_way() if figures.trained else 1.0
+    topology = topology.there_and_back() if figures.trained else topology
     users = state_nodes(figures)
     homes = [(key, key.first_user) for key in users] if state_with_first_user else list(with_first_user(figures, users))
     if contiguity == "convex":  # parts may wait for each other: of another one, each home may tear a part
         users = {key: users[key] for key, _ in homes}
-    graph, markers = _problem_graph(figures, topology.devices, supports, live, users)
+    graph, markers = _problem_graph(figures, topology.devices, supports, live, users, one_way)
     anywhere = {} if replicable is None else dict.fromkeys(filter(replicable, figures.nodes), True)
     nx.set_node_attributes(graph, anywhere, "replicable")
     pinned = pinned or {}
@@ -133,6 +136,7 @@ def _problem_graph(
     supports: Support | None,
     live: NDArray[np.int64] | None,
     users: Mapping[StateNode, tuple[Node, ...]],
+    one_way: float,
 ) -> tuple[nx.DiGraph[Any], list[tuple[Hashable, Hashable]]]:
     """The graph with its costs, and each marker with the node it stands behind."""
     graph: nx.DiGraph[Any] = nx.DiGraph()
@@ -141,13 +145,13 @@ def _problem_graph(
     times = figures.seconds(devices, supports)
     for index, (node, seconds) in enumerate(zip(figures.nodes, times, strict=True)):
         for state in used_first.get(node, ()):
-            graph.add_node(state, seconds=0.0, output_bytes=figures.sent(state.state))
+            graph.add_node(state, seconds=0.0, output_bytes=_counted_bytes(figures, state.state, one_way))
             if state.state in figures.trained and figures.beside_state:
                 graph.nodes[state]["kept_bytes"] = int(value_bytes(state.state) * figures.beside_state)
         facts: dict[str, Any] = {"seconds": seconds}
         if alike and len(seconds) == len(devices) and len(set(seconds.values())) == 1:
             facts["seconds"] = next(iter(seconds.values()))
-        if size := figures.sent(node):
+        if size := _counted_bytes(figures, node, one_way):
             facts["output_bytes"] = size
         if shared := figures.held(index) if live is None else figures.constants[index]:
             facts["shared_bytes"] = shared
@@ -160,6 +164,11 @@ def _problem_graph(
     graph.add_edges_from((used, node) for node in figures.nodes for used in node.all_input_nodes if used in position)
     graph.add_edges_from((state, user) for state, using in users.items() for user in using)
     return graph, _order_edges(graph, figures)
+
+
+def _counted_bytes(figures: GraphFigures, node: Node, one_way: float) -> float:
+    """Bytes that are charged where a value crosses: with its gradient, or what of it counts that goes one way only."""
+    return figures.crossing(node) if figures.returned(node) else figures.sent(node) * one_way
 
 
 def _check_support(graph: nx.DiGraph[Any], pins: Mapping[Node, str]) -> None:

@@ -267,7 +267,7 @@ def test_wherever_operators_are_figures_and_simulations_agree(data: st.DataObjec
     runs = runs_of(graph, dict(zip(nodes, homes, strict=True)))
     device_of = {part: THREE[name] for part, name in runs.device_of.items()}
     step = data.draw(st.sampled_from([None, TrainingStep.of(graph, Training(2))]))
-    counted = {} if step is None else {"seconds": step.seconds, "sent": step.sent}
+    counted = {} if step is None else {"seconds": step.seconds, "returned": step.returned}
     seconds, load = predict_times(graph, runs.assignment, device_of, THREE, **counted)  # type: ignore[arg-type]  # both
 
     assert pytest.approx(seconds) == simulate(graph, runs.assignment, device_of, THREE, step=step).seconds

@@ -61,9 +61,9 @@ class TrainingStep:
         """How often the work of its forward the backward of a node is."""
         return FORWARD_AND_BACKWARD - 1 if node in self.needs.differentiable else 0
 
-    def sent(self, node: Node) -> int:
-        """Bytes of a node's value and of its gradient, which goes the other way."""
-        return value_bytes(node) * (2 if node in self.needs.differentiable else 1)
+    def returned(self, node: Node) -> int:
+        """Bytes of the gradient of a node's value, which goes the other way."""
+        return value_bytes(node) if node in self.needs.differentiable else 0
 
     def course(
         self,

@@ -180,7 +180,7 @@ def _tried(
         return None
     if check_budgets(measured, request.topology, runs, step, always=True).over:  # takes longest, so it comes last
         return None
-    saved = bytes_saved(written, names, measured.sent)
+    saved = bytes_saved(written, names, measured.crossing)
     bound = min(_bound(figures, request, found), now)
     better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
     return Replicated(better, measured, written, saved)
@@ -190,8 +190,8 @@ def _crossing(figures: GraphFigures, request: Request, runs: Runs) -> int:
     """Bytes that cross in one run: values, and buffers that several devices use."""
     device_of = runs.devices(request.topology)
     state = sent_state(figures.shared_state, runs.assignment, device_of)
-    values = crossing_bytes(runs.assignment, runs.device_of, figures.sent)
-    return sum(values.values()) + sum(len(each.users) * figures.sent(each.names[0]) for each in state)
+    values = crossing_bytes(runs.assignment, runs.device_of, figures.crossing)
+    return sum(values.values()) + sum(len(each.users) * figures.crossing(each.names[0]) for each in state)
 
 
 def _measured_again(

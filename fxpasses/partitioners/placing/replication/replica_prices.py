@@ -63,7 +63,7 @@ class Prices:
         (Dijkstra 1959); O((n + m) log n) of what is reached.
         """
         limit = sum(self.sending(node, device) for node in needed)
-        largest = max(map(self.figures.sent, needed), default=0)
+        largest = max(map(self.figures.crossing, needed), default=0)
         making: dict[Node, int] = {}
         waiting = [(0, number, node) for number, node in enumerate(needed)]
         pushed = len(waiting)
@@ -91,8 +91,9 @@ class Prices:
         value = value_of(node)
         if isinstance(value, (tuple, list)):
             return NEVER
-        size = self.figures.sent(node)
-        return self._price(self.topology.seconds(self.home[node], device.name, size), size) if size else 0
+        size, back = self.figures.sent(node), self.figures.returned(node)
+        seconds = self.topology.seconds(self.home[node], device.name, size, back) if size else 0.0
+        return self._price(seconds, size + back)
 
     def _price(self, seconds: float, size: int) -> int:
         return 1000 * size if self.how == "always" else round(min(seconds * PICOSECONDS, NEVER))

@@ -51,7 +51,7 @@ def prices_of(seed: int) -> tuple[Prices, Topology]:
 
 def cone_without_limit(prices: Prices, needed: Iterable[Node], device: Device, held: Any) -> dict[Node, int]:
     """All that leads to the needed values, whatever it takes to make."""
-    largest = max(map(prices.figures.sent, needed), default=0)
+    largest = max(map(prices.figures.crossing, needed), default=0)
     making: dict[Node, int] = {}
     waiting = list(needed)
     while waiting:
