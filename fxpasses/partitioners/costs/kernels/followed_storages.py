@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,9 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.known: dict[int, StorageWeakRef] = {}  # so that no other storage gets the address of one that goes
         self.held = self.peak = self.most = 0
+        self._watched: dict[int, weakref.KeyedRef[int, torch.UntypedStorage]] = {}
+        self._gone = gone = list[int]()  # told when it happens, so that nobody has to look through all that is there
+        self._tell: Any = lambda reference: gone.append(reference.key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.higher_order.cond:
@@ -88,14 +92,19 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
     def forget_gone(self) -> None:
         """Let go of storages that are gone; asked whenever something is made."""
-        is_expired: Any = torch.UntypedStorage._expired  # without the detours of the reference
-        gone = [key for key, (reference, _) in self.alive.items() if is_expired(reference.cdata)]
-        for key in gone:
+        while self._gone:
+            key = self._gone.pop()
+            self._watched.pop(key, None)
             self.held -= self.alive.pop(key)[1]
             self.goes(key)
 
     def follow(self, key: int, reference: StorageWeakRef, size: int) -> None:
         """Count a storage from now on."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # the one object that Python has for it
+        if storage is None:
+            self._gone.append(key)
+        else:
+            self._watched[key] = weakref.KeyedRef(storage, self._tell, key)
         self.alive[key] = (reference, size)
         self.held += size
         self.comes(key, size)
@@ -106,7 +115,8 @@ class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
     def restart(self) -> None:
         """Forget what there is: from now on only what is made later counts."""
-        self.alive.clear()
+        for each in (self.alive, self._watched, self._gone):
+            each.clear()
         self.held = self.peak = self.most = 0
 
     def held_by(self, result: Any) -> int:
