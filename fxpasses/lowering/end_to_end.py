@@ -31,8 +31,7 @@ from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.replication.device_replicas import Replicate
-from fxpasses.partitioners.placing.requests import Contiguity
+from fxpasses.partitioners.placing.requests import Contiguity, Replicate
 from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.passes.placement import PlaceOnDevices
 from fxpasses.passes.splitting import split

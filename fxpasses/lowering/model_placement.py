@@ -22,6 +22,7 @@ from fxpasses.partitioners.placing.device_reasons import NONE_FOUND, ONE_OPERATO
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.units import format_bytes
 
 __all__ = ["check_offload", "graph_paths", "module_paths", "propose"]
@@ -64,7 +65,7 @@ def propose(
         modules: The modules of the model, for the map.
         graphs: Those of them that are graphs which were captured before.
         offload: ``"cpu"`` if parameters may stay there.
-        options: Further options of :func:`~fxpasses.partitioners.by_device.place_measured`.
+        options: What else is asked for: further fields of a :class:`.Request`.
         step: For training.
 
     Raises:
@@ -82,7 +83,7 @@ def propose(
     measured = MeasuredGraph.of(graph_module, topology.devices, step)
     options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT + _HINT
     try:
-        return OffloadedPlacement(place_measured(measured, topology, objective=objective, **options), ())
+        return OffloadedPlacement(place_measured(measured, Request(topology, objective, **options)), ())
     except InfeasibleError as error:
         if error.missing_bytes is None:  # more memory would not help
             raise

@@ -22,8 +22,7 @@ from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.replication.device_replicas import Replicate
-from fxpasses.partitioners.placing.requests import Contiguity
+from fxpasses.partitioners.placing.requests import Contiguity, Replicate
 from fxpasses.plan import Plan
 from fxpasses.programs.capturing import check_containers
 

@@ -17,8 +17,7 @@ from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.replication.device_replicas import Replicate
-from fxpasses.partitioners.placing.requests import Contiguity
+from fxpasses.partitioners.placing.requests import Contiguity, Replicate
 from fxpasses.partitioners.placing.searches.time_shares import LITTLE_EFFORT
 from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.plan import stable_keys
@@ -44,7 +43,7 @@ class SearchOptions:
     training: Training | None = None
 
     def placing(self, graph_module: GraphModule) -> dict[str, Any]:
-        """What :func:`~fxpasses.partitioners.by_device.place_measured` takes beside devices and objective."""
+        """What a request for it says beside devices and objective."""
         given = {field.name: getattr(self, field.name) for field in attrs.fields(SearchOptions)}
         del given["objective"], given["training"]
         meant = _Meant(graph_module)

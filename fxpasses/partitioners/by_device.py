@@ -7,12 +7,11 @@ that is predicted, and comes back as parts that can run one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import get_args
 
+import attrs
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device, Link, Topology
-from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.contiguities import best_of, best_or_free
@@ -26,17 +25,14 @@ from fxpasses.partitioners.placing.device_reasons import refuse_impossible
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
-from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
+from fxpasses.partitioners.placing.names.selectors import Selector
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.replication.device_replicas import Replicate, add_device_replicas
-from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.replication.device_replicas import add_device_replicas
+from fxpasses.partitioners.placing.requests import Contiguity, Replicate, Request
 from fxpasses.partitioners.placing.searches.one_device import is_fastest_everywhere, on_one_device
 from fxpasses.partitioners.placing.training_budgets import refuse_too_large_to_step
-from fxpasses.partitioners.solvers.problem import as_groups
 
 __all__ = ["place_by_device", "place_measured"]
-
-_REPLICATE = ("cheaper", "always", "never")
 
 
 def place_by_device(
@@ -96,77 +92,45 @@ def place_by_device(
         InfeasibleError: an op too large for every device, or a model too large for all of them.
         MissingMetadataError: a node has neither a value nor a cost.
     """
-    topology = Topology.of(devices, links)
-    return place_measured(
-        MeasuredGraph.of(graph_module, topology.devices, training, sends_state=sends_state),
-        topology,
-        objective=objective,
-        contiguity=contiguity,
-        supports=supports,
-        pinned=pinned,
-        forbidden=forbidden,
-        colocate=colocate,
-        time_budget=time_budget,
+    request = Request(
+        Topology.of(devices, links),
+        objective,
+        supports,
+        colocate,
+        pinned,
+        forbidden,
+        time_budget,
+        seed,
         effort=effort,
-        seed=seed,
+        contiguity=contiguity,
         replicate=replicate,
+    )
+    return place_measured(
+        MeasuredGraph.of(graph_module, request.topology.devices, training, sends_state=sends_state), request
     )
 
 
-def place_measured(
-    measured: MeasuredGraph,
-    topology: Topology,
-    *,
-    objective: Objective = "latency",
-    contiguity: Contiguity | None = None,
-    supports: Callable[[Device, Node], bool] | None = None,
-    pinned: Mapping[Selector, str] | None = None,
-    forbidden: Mapping[Selector, Collection[str]] | None = None,
-    colocate: Iterable[Iterable[Selector]] = (),
-    time_budget: float = 0.5,
-    effort: float | None = None,
-    seed: int = 0,
-    replicate: Replicate = "never",
-) -> DevicePlacement:
+def place_measured(measured: MeasuredGraph, request: Request) -> DevicePlacement:
     """Place a graph that is measured already, for devices of the same names, as :func:`place_by_device` does it."""
-    _check_option("objective", objective, get_args(Objective))
-    if contiguity is not None:
-        _check_option("contiguity", contiguity, get_args(Contiguity))
-    _check_option("replicate", replicate, _REPLICATE)
+    topology, supports, contiguity = request.topology, request.supports, request.contiguity
     everywhere = refuse_impossible(measured.figures, topology, supports)
     figures, step = measured.timed, measured.step
     if step is not None:
         refuse_impossible(figures, topology, supports)
         refuse_too_large_to_step(measured.figures, topology, step)
-    request = Request(
-        topology,
-        objective,
-        supports,
-        as_groups(colocate),
-        as_pins(pinned),
-        as_bans(forbidden),
-        time_budget,
-        seed,
-        step,
-        effort,
-    )
+    request = attrs.evolve(request, training=step)
     if not figures.nodes:
         return _nothing(figures, request, contiguity or "pipeline")
     kinds: tuple[Contiguity, ...] = ("pipeline",) if everywhere else ("pipeline", "free")
-    alone = on_one_device(figures, request) if contiguity is None and objective == "latency" else None
+    alone = on_one_device(figures, request) if contiguity is None and request.objective == "latency" else None
     if alone is not None and everywhere and is_fastest_everywhere(figures, request, alone):
         return described_alone(figures, request, alone)
     if contiguity is None:
         found = best_or_free(figures, request, kinds, alone)
     else:
         found = best_of(figures, request, (contiguity,), None)
-    again = add_device_replicas(figures, request, found, replicate)
+    again = add_device_replicas(figures, request, found, request.replicate)
     return described(figures, request, found) if again is None else described_with_replicas(request, again)
-
-
-def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise PlacementError(f"There is no {name} {value!r}; there are {', '.join(known)}.")
 
 
 def _nothing(figures: GraphFigures, request: Request, contiguity: Contiguity) -> DevicePlacement:

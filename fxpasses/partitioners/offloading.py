@@ -33,6 +33,7 @@ from fxpasses.partitioners.placing.device_placements import DevicePlacement
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.units import format_bytes
 
 __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]
@@ -129,7 +130,7 @@ def _with_memory(
         for each in topology.devices
     )
     asked = {**options, "time_budget": _SECONDS}
-    placement = place_measured(measured, Topology(devices, topology.links), objective=objective, **asked)
+    placement = place_measured(measured, Request(Topology(devices, topology.links), objective, **asked))
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 

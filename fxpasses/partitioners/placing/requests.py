@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, get_args
 
 import attrs
 import numpy as np
@@ -15,13 +15,25 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.graph_problems import placement_problem
-from fxpasses.partitioners.placing.names.selectors import Selector
+from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.solvers import PlacementProblem
+from fxpasses.partitioners.solvers.problem import as_groups
 
-__all__ = ["Contiguity", "Request"]
+__all__ = ["Contiguity", "Replicate", "Request"]
 
 Contiguity = Literal["pipeline", "convex", "free"]
+
+Replicate = Literal["cheaper", "always", "never"]
+"""Whether a device computes again what it could have sent: where that takes less time, wherever it is cheap, never."""
+
+
+def _one_of(known: tuple[str, ...]) -> Any:
+    def check(_wish: Any, field: Any, value: str | None) -> None:
+        if value not in known and (value is not None or field.default is not None):
+            raise PlacementError(f"There is no {field.name} {value!r}; there are {', '.join(known)}.")
+
+    return check
 
 
 def _seconds(_wish: Any, _field: Any, budget: float) -> None:
@@ -39,15 +51,17 @@ class Request:
     """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
 
     topology: Topology
-    objective: Objective
+    objective: Objective = attrs.field(validator=_one_of(get_args(Objective)))
     supports: Support | None = None
-    colocate: Sequence[Sequence[Selector]] = ()
-    pinned: Mapping[Selector, str] = attrs.field(factory=dict)
-    forbidden: Mapping[Selector, Collection[str]] = attrs.field(factory=dict)
+    colocate: Iterable[Iterable[Selector]] = attrs.field(default=(), converter=as_groups)
+    pinned: Mapping[Selector, str] = attrs.field(default=None, converter=as_pins)
+    forbidden: Mapping[Selector, Collection[str]] = attrs.field(default=None, converter=as_bans)
     time_budget: float = attrs.field(default=0.5, validator=_seconds)
     seed: int = attrs.field(default=0, validator=_whole)
     training: TrainingStep | None = None
     effort: float | None = None
+    contiguity: Contiguity | None = attrs.field(default=None, validator=_one_of(get_args(Contiguity)))
+    replicate: Replicate = attrs.field(default="never", validator=_one_of(get_args(Replicate)))
     state_with_first_user: bool = False
     explain: str = "proven"
 

@@ -24,14 +24,14 @@ from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
-from fxpasses.partitioners.placing.replication.replica_prices import Prices, Replicate, banned_from
+from fxpasses.partitioners.placing.replication.replica_prices import Prices, banned_from
 from fxpasses.partitioners.placing.replication.replicas import bytes_saved, crossing_bytes, with_replicas
-from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.requests import Replicate, Request
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
-__all__ = ["Replicate", "Replicated", "add_device_replicas"]
+__all__ = ["Replicated", "add_device_replicas"]
 
 
 @attrs.frozen(eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import attrs
 import torch
@@ -18,13 +17,10 @@ from fxpasses.partitioners.placing.colocation import backward_partners
 from fxpasses.partitioners.placing.names.selectors import select
 from fxpasses.partitioners.placing.replication.making_or_sending import NEVER, PICOSECONDS, cheapest
 from fxpasses.partitioners.placing.replication.replicas import why_not_replicable
-from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.requests import Replicate, Request
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
-__all__ = ["Prices", "Replicate", "banned_from"]
-
-Replicate = Literal["cheaper", "always", "never"]
-"""Whether a device computes again what it could have sent: where that takes less time, wherever it is cheap, never."""
+__all__ = ["Prices", "banned_from"]
 
 FLOPS_A_BYTE = 16
 """Up to so many operations for a byte of its result a node is cheap by itself: no product, no large sum."""
