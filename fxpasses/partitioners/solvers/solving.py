@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
 from fxpasses.partitioners.solvers.convex.loads import solve_convex
 from fxpasses.partitioners.solvers.free.solving import solve_free
 from fxpasses.partitioners.solvers.latency.cycles import in_turns, without_cycles
-from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency
+from fxpasses.partitioners.solvers.latency.solving import in_turn, solve_latency, units_of_pipelines
 from fxpasses.partitioners.solvers.latency.turns import bound_of_turns
 from fxpasses.partitioners.solvers.one_thread import one_thread
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem, PlacementSolution
@@ -102,8 +102,9 @@ def solve_in_turn(problem: PlacementProblem) -> PlacementSolution:
         PlacementError: no such cut keeps every budget, or there are too many nodes or devices.
     """
     tables = tables_of(problem)
-    _check_each(problem, tables, reduce_problem(problem, tables))
-    device_of = in_turn(problem, tables)
+    units = reduce_problem(problem, tables)
+    _check_each(problem, tables, units)
+    device_of = in_turn(problem, tables, units_of_pipelines(problem, tables, units))
     if device_of is None:
         raise PlacementError("No cut of a linear order into one run a device keeps every budget.")
     used = tuple(dict.fromkeys(device_of.tolist()))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses import Device, InfeasibleError, PlacementError, lower
-from fxpasses.partitioners import PlacementProblem
+from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.latency import solving as latency_solving
-from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import tables_of
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 from fxpasses.partitioners.solvers.solving import solve_in_turn
 
 
@@ -73,7 +73,30 @@ def test_prices_of_long_graphs_that_are_not_cut_are_not_asked_for(monkeypatch: p
     monkeypatch.setattr(latency_solving, "prices_of", lambda units, *_given: asked.append(units))
     problem = PlacementProblem(chain([0.5] * 2100), [Device("a"), Device("b")], objective="latency")
 
-    found = latency_solving.in_turn(problem, tables_of(problem))
+    tables = tables_of(problem)
+
+    found = latency_solving.in_turn(problem, tables, reduce_problem(problem, tables))
 
     assert found is None
     assert not asked
+
+
+@pytest.mark.parametrize(("contiguity", "times"), [("pipeline", 0), ("free", 1)])
+def test_latencies_reduce_a_problem_for_pipelines_once(
+    monkeypatch: pytest.MonkeyPatch, contiguity: str, times: int
+) -> None:
+    """The units of a pipeline's latency are what its first pipelines need, too; it was reduced up to three times."""
+    reduced: list[str] = []
+
+    def counted(problem: PlacementProblem, tables: CostTables) -> Units:
+        reduced.append(problem.contiguity)
+        return reduce_problem(problem, tables)
+
+    monkeypatch.setattr(latency_solving, "reduce_problem", counted)
+    problem = PlacementProblem(
+        chain([0.5] * 8), [Device("a"), Device("b")], objective="latency", contiguity=contiguity, time_budget=0.0
+    )
+
+    solve_placement(problem)
+
+    assert ["pipeline"] * times == reduced

@@ -15,6 +15,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.flat_lists import flat_lists
+from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -48,17 +50,18 @@ class Joined:
 
     def tables(self, tables: CostTables) -> CostTables:
         """The costs of the groups: seconds are added; what leaves is as large as the largest value that does."""
-        size, kinds = self.size, tables.seconds.shape[1]
-        seconds = np.zeros((size, kinds))
-        np.add.at(seconds, self.node, tables.seconds)
+        size = self.size
+        first, kind = equal_columns(tables.seconds)
+        seconds = np.zeros((size, len(first)))
+        np.add.at(seconds, self.node, tables.seconds[:, first])
         ends = self.node[tables.edges]
         leaves = np.zeros(len(self.node), dtype=bool)
         leaves[tables.edges[ends[:, 0] != ends[:, 1], 0]] = True
         output, fixed = np.zeros(size), np.zeros(size)
         np.maximum.at(output, self.node[leaves], tables.output[leaves])
         np.maximum.at(fixed, self.node[leaves], tables.fixed[leaves])
-        edges = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
-        return attrs.evolve(tables, seconds=seconds, output=output, fixed=fixed, edges=edges)
+        edges = np.stack(_pairs(ends, size)[:2], axis=1)
+        return attrs.evolve(tables, seconds=seconds[:, kind], output=output, fixed=fixed, edges=edges)
 
     def homes(self, home: Ints) -> Ints:
         """The assignment of groups from one of units that agrees within each, ``(m,)``."""
@@ -145,28 +148,32 @@ def _round(
     """Each group joins at most one other."""
     size = int(group.max(initial=-1)) + 1
     load = np.bincount(group, seconds, size)
-    ends = group[edges]
-    crossing = ends[:, 0] != ends[:, 1]
-    pairs, first = np.unique(ends[crossing], axis=0, return_index=True)
-    maker = edges[crossing][first, 0]
-    single = (np.bincount(pairs[:, 0], minlength=size)[pairs[:, 0]] == 1) | (
-        np.bincount(pairs[:, 1], minlength=size)[pairs[:, 1]] == 1
-    )
-    fits = load[pairs].sum(axis=1) <= largest
-    pairs, maker = pairs[single & fits], maker[single & fits]
+    source, target, first = _pairs(group[edges], size)
+    single = (np.bincount(source, minlength=size)[source] == 1) | (np.bincount(target, minlength=size)[target] == 1)
+    together = load[source] + load[target]
+    chosen = np.flatnonzero(single & (together <= largest))
+    rating = sending[edges[first[chosen], 0]] / (together[chosen] + 1e-300)
+    chosen = chosen[np.argsort(-rating, kind="stable")]
     some = np.zeros(size, dtype=np.int64)
-    some[group] = np.arange(len(group))  # a node of each group
-    rating = sending[maker] / (load[pairs].sum(axis=1) + 1e-300)
-    partner, taken = np.arange(size), bytearray(size)
-    for one, other in pairs[np.argsort(-rating, kind="stable")].tolist():
+    some[group] = unit_of  # the unit of a node of each group
+    unit = some.tolist()
+    partner, taken = list(range(size)), bytearray(size)
+    for one, other in zip(source[chosen].tolist(), target[chosen].tolist(), strict=True):
         if taken[one] or taken[other]:
             continue
-        a, b = int(unit_of[some[one]]), int(unit_of[some[other]])
+        a, b = unit[one], unit[other]
         if not apart(a, b) and units.join(a, b):
             taken[one] = taken[other] = 1
             partner[other] = one
-    joined: Ints = np.unique(partner[group], return_inverse=True)[1].astype(np.int64)
+    joined: Ints = np.unique(np.array(partner)[group], return_inverse=True)[1].astype(np.int64)
     return joined
+
+
+def _pairs(ends: Ints, size: int) -> tuple[Ints, Ints, Ints]:
+    """Edges between different groups, each once, sorted: where from, where to, and the first that is such a one."""
+    crossing = np.flatnonzero(ends[:, 0] != ends[:, 1])
+    codes, first = np.unique(ends[crossing, 0] * size + ends[crossing, 1], return_index=True)
+    return codes // size, codes % size, crossing[first]
 
 
 def _in_order(
@@ -196,16 +203,13 @@ def _in_order(
 
 def order_of_groups(group: Ints, tables: CostTables) -> list[int]:
     """Groups of nodes in a topological order; those on a cycle are left out. Time O(nodes + edges log edges)."""
-    ends = group[tables.edges]
-    pairs = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
     size = int(group.max(initial=-1)) + 1
-    users: list[list[int]] = [[] for _ in range(size)]
-    for one, other in pairs.tolist():
-        users[one].append(other)
-    missing = np.bincount(pairs[:, 1], minlength=size).tolist()
+    source, target, _first = _pairs(group[tables.edges], size)
+    missing = np.bincount(target, minlength=size).tolist()
+    begins, users = (part.tolist() for part in flat_lists(source, target, size))
     found = [one for one in range(size) if not missing[one]]
     for one in found:
-        for other in users[one]:
+        for other in users[begins[one] : begins[one + 1]]:
             missing[other] -= 1
             if not missing[other]:
                 found.append(other)

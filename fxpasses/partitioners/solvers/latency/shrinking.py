@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fxpasses.partitioners.solvers.flat_lists import flat_lists
 from fxpasses.partitioners.solvers.latency.joining import Joined, join_until
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
@@ -48,12 +49,12 @@ def run_in_order(tables: CostTables, home: Ints, order: Ints) -> tuple[Floats, f
     end = [0.0] * len(order)
     start = np.zeros(len(order))
     free = [0.0] * len(tables.memory)
-    needs = _lists(tables.edges[:, ::-1], len(order))
+    begins, needs = _needs(tables)
     own, latency, per_byte = home.tolist(), tables.latency.tolist(), tables.per_byte.tolist()
     fixed, output, seconds = tables.fixed.tolist(), tables.output.tolist(), _seconds_at(tables, home)
     for node in order.tolist():
         device, begin = own[node], 0.0
-        for need in needs[node]:
+        for need in needs[begins[node] : begins[node + 1]]:
             there, source = end[need], own[need]
             if source != device:
                 size = output[need]
@@ -70,9 +71,9 @@ def shortest_path(tables: CostTables, topological: Ints) -> float:
     """The longest path when each node is on its fastest device and nothing is sent. Time O(nodes · devices + edges)."""
     seconds = tables.seconds.min(axis=1).tolist()
     end = [0.0] * len(seconds)
-    needs = _lists(tables.edges[:, ::-1], len(seconds))
+    begins, needs = _needs(tables)
     for node in topological.tolist():
-        end[node] = max((end[need] for need in needs[node]), default=0.0) + seconds[node]
+        end[node] = max(map(end.__getitem__, needs[begins[node] : begins[node + 1]]), default=0.0) + seconds[node]
     return max(end, default=0.0)
 
 
@@ -81,9 +82,8 @@ def _seconds_at(tables: CostTables, home: Ints) -> list[float]:
     return found
 
 
-def _lists(pairs: Ints, count: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(count)]
-    for one, other in pairs.tolist():
-        if one != other:
-            found[one].append(other)
-    return found
+def _needs(tables: CostTables) -> tuple[list[int], list[int]]:
+    """Where what each node needs begins, and what all need; many small lists would keep the garbage collector busy."""
+    need, node = tables.edges[tables.edges[:, 0] != tables.edges[:, 1]].T
+    begins, needs = flat_lists(node, need, len(tables.nodes))
+    return begins.tolist(), needs.tolist()

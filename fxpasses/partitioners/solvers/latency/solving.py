@@ -32,7 +32,7 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["in_turn", "solve_latency", "solved"]
+__all__ = ["in_turn", "solve_latency", "solved", "units_of_pipelines"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
@@ -118,10 +118,11 @@ def _starts(
     """
     found: list[Ints] = []
     error: PlacementError | None = None
-    if (cheapest := in_turn(problem, tables)) is not None:
+    reduced = units_of_pipelines(problem, tables, units)
+    if (cheapest := in_turn(problem, tables, reduced)) is not None:
         found.append(units.homes(cheapest))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
-    similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0)  # what starts needs no proof
+    similar = attrs.evolve(_as_pipeline(problem), time_budget=budget, effort=0.0)  # what starts needs no proof
     if problem.contiguity == "free":
         similar = attrs.evolve(similar, explain="never")  # a free placement may exist all the same
     for objective in ("throughput", "devices"):
@@ -129,7 +130,7 @@ def _starts(
             break
         similar = attrs.evolve(similar, objective=objective)
         try:
-            device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+            device_of, _order, _bound = solve_pipeline(similar, tables, reduced)
             found.append(units.homes(device_of))
         except PlacementError as failure:
             error = failure
@@ -146,10 +147,24 @@ def _free(problem: PlacementProblem, tables: CostTables, units: Units) -> list[I
     return [] if home is None else [home]
 
 
-def in_turn(problem: PlacementProblem, tables: CostTables) -> Ints | None:
-    """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders."""
-    similar = attrs.evolve(problem, objective="throughput", contiguity="pipeline")
-    units = reduce_problem(similar, tables)
+def units_of_pipelines(problem: PlacementProblem, tables: CostTables, units: Units) -> Units:
+    """The problem reduced for pipelines: the given units if they are that."""
+    return units if problem.contiguity == "pipeline" else reduce_problem(_as_pipeline(problem), tables)
+
+
+def _as_pipeline(problem: PlacementProblem) -> PlacementProblem:
+    return attrs.evolve(problem, objective="throughput", contiguity="pipeline")
+
+
+def in_turn(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
+    """The device of each node in the pipeline whose loads add up to the least, over the cuts of some linear orders.
+
+    Args:
+        problem: What to place, where.
+        tables: What nodes cost.
+        units: The problem, reduced for pipelines.
+    """
+    similar = _as_pipeline(problem)
     if is_long(units):
         return None
     search = Search.of(similar, tables, units, prices_of(units, tables.memory, "throughput"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
@@ -48,8 +49,10 @@ class Prices:
     def of(cls, weights: Floats, kept: Floats, memory: Floats, load: Floats, byte: Floats) -> Prices:
         """What follows from any prices that are not negative. Time O(units × devices)."""
         byte = np.where(np.isfinite(memory), byte, 0.0)
-        costs = np.where(np.isfinite(weights), weights, 0.0) * load + kept[:, None] * byte
-        weight: Floats = np.where(np.isfinite(weights), costs, np.inf).min(axis=1)
+        some, _kind = equal_columns(np.concatenate([weights, [load, byte]]))
+        allowed = np.isfinite(weights[:, some])
+        costs = np.where(allowed, weights[:, some], 0.0) * load[some] + kept[:, None] * byte[some]
+        weight: Floats = np.where(allowed, costs, np.inf).min(axis=1)
         room = float((byte * np.where(np.isfinite(memory), memory, 0.0)).sum())
         total = float(load.sum()) or 1.0
         return cls(load / total, byte / total, weight / total, (float(weight.sum()) - room) / total)
@@ -62,14 +65,15 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
     are alike, and prove what they prove in any case.
     """
     weights, kept = weights_of(units, objective), units.kept.astype(np.float64)
-    mean = np.array([column[np.isfinite(column)].mean() if np.isfinite(column).any() else 0.0 for column in weights.T])
+    first, kind = equal_columns(weights)
+    mean = np.array([_mean(weights[:, device]) for device in first.tolist()])[kind]
     by_speed = np.where(mean > 0, 1 / np.maximum(mean, max(mean.max() * LEAST_MEAN, SMALLEST)), 0.0)
     if not by_speed.any():
         by_speed = np.ones(len(memory))
     simple = Prices.of(weights, kept, memory, by_speed, np.zeros(len(memory)))
-    kinds: dict[bytes, list[int]] = {}
-    for device, column in enumerate(weights.T):
-        kinds.setdefault(column.tobytes() + memory[device].tobytes(), []).append(device)
+    kinds: dict[tuple[int, float], list[int]] = {}
+    for device, alike in enumerate(zip(kind.tolist(), memory.tolist(), strict=True)):
+        kinds.setdefault(alike, []).append(device)
     groups = list(kinds.values())
     free = len(groups) == 1 and float(kept.sum()) <= float(memory.min())
     if free or not weights[np.isfinite(weights)].any():
@@ -81,6 +85,12 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
     if duals is None:
         return simple
     return max(simple, Prices.of(weights, kept, memory, *duals), key=lambda prices: prices.bound)
+
+
+def _mean(seconds: Floats) -> float:
+    """Of the units that a device can run."""
+    allowed = seconds[np.isfinite(seconds)]
+    return float(allowed.mean()) if len(allowed) else 0.0
 
 
 def load_bound(units: Units, memory: Floats, objective: str, prices: Prices | None = None) -> float:

@@ -177,8 +177,11 @@ class LoadModel:
 def _blocks(units: Units) -> tuple[Ints, ...]:
     """The shared blocks of each unit."""
     order = np.argsort(units.shares[:, 1], kind="stable")
-    stops = np.cumsum(np.bincount(units.shares[:, 1], minlength=units.size))
-    return tuple(np.split(units.shares[order, 0], stops[:-1]))
+    holders, first = np.unique(units.shares[order, 1], return_index=True)
+    blocks = [units.shares[:0, 0]] * units.size  # most units hold none
+    for unit, own in zip(holders.tolist(), np.split(units.shares[order, 0], first[1:]), strict=False):
+        blocks[unit] = own
+    return tuple(blocks)
 
 
 def _values(units: Units, tables: CostTables) -> tuple[Ints, Ints, tuple[tuple[int, ...], ...]]:

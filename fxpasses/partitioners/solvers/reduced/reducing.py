@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reaching import convex_hulls
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -246,10 +247,14 @@ def _grouped(pairs: Ints, size: int) -> list[list[int]]:
 
 
 def _sums(unit_of: Ints, seconds: Floats) -> Floats:
+    """The seconds of each unit; what devices have in common is added up once."""
     order = np.argsort(unit_of, kind="stable")
     starts = np.flatnonzero(np.diff(unit_of[order], prepend=-1))
-    summed: Floats = np.add.reduceat(seconds[order], starts, axis=0)
-    return summed
+    if len(starts) == len(order):
+        return seconds[order]
+    first, kind = equal_columns(seconds)
+    summed: Floats = np.add.reduceat(seconds[:, first][order], starts, axis=0)
+    return summed[:, kind]
 
 
 def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,8 +20,9 @@ __all__ = ["CostTables", "Figures", "Floats", "Ints", "evaluate", "tables_of"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-PLAIN = frozenset({float, np.float64})
-"""Numbers that need no look each."""
+FLOATS = frozenset({float, np.float64})
+NUMBERS = FLOATS | {int}
+"""Types of numbers that need no look each."""
 MOST_BYTES = 2.0**53
 """Bytes up to which floats are exact."""
 
@@ -147,11 +148,14 @@ def _links(problem: PlacementProblem) -> tuple[Floats, Floats]:
 def _seconds(problem: PlacementProblem, position: Mapping[Node, int]) -> Floats:
     index = {device.name: place for place, device in enumerate(problem.devices)}
     seconds = np.empty((len(position), len(index)))
-    for row, (node, facts) in enumerate(problem.graph.nodes(data=True)):
-        given = facts.get("seconds", 0.0)
-        seconds[row] = (
-            _seconds_by_name(node, given, index) if isinstance(given, Mapping) else _checked(node, "seconds", given)
-        )
+    given = [facts.get("seconds", 0.0) for _node, facts in problem.graph.nodes(data=True)]
+    if (alike := _plain(given)) is not None:
+        seconds[:] = alike[:, None]
+    else:
+        for row, (node, own) in enumerate(zip(position, given, strict=True)):
+            seconds[row] = (
+                _seconds_by_name(node, own, index) if isinstance(own, Mapping) else _checked(node, "seconds", own)
+            )
     for node, devices in problem.forbidden.items():
         seconds[position[node], [index[device] for device in devices]] = np.inf
     for node, home in problem.pinned.items():
@@ -161,7 +165,7 @@ def _seconds(problem: PlacementProblem, position: Mapping[Node, int]) -> Floats:
 
 def _seconds_by_name(node: Node, given: Mapping[str, Any], index: Mapping[str, int]) -> list[float]:
     found: list[Any] = [given.get(name) for name in index]
-    if len(given) == len(index) and PLAIN.issuperset(map(type, found)) and min(found) >= 0 <= sum(found):
+    if len(given) == len(index) and FLOATS.issuperset(map(type, found)) and min(found) >= 0 <= sum(found):
         return found  # what nearly all are, looked at together; a sum with nan is not at least 0
     for name in given:
         if name not in index:
@@ -170,8 +174,22 @@ def _seconds_by_name(node: Node, given: Mapping[str, Any], index: Mapping[str, i
 
 
 def _numbers(problem: PlacementProblem, key: str) -> Floats:
-    found = [_number(node, key, facts[key]) if key in facts else 0 for node, facts in problem.graph.nodes(data=True)]
-    return np.array(found, dtype=np.float64)
+    given = [facts.get(key, 0) for _node, facts in problem.graph.nodes(data=True)]
+    if (found := _plain(given)) is not None and np.isfinite(found).all():
+        return found
+    looked = [_number(node, key, value) for node, value in zip(problem.graph, given, strict=True)]
+    return np.array(looked, dtype=np.float64)
+
+
+def _plain(given: Sequence[Any]) -> Floats | None:
+    """Numbers that are not negative, looked at together; None where each needs a look."""
+    if not NUMBERS.issuperset(map(type, given)):
+        return None
+    try:
+        found = np.array(given, dtype=np.float64)
+    except OverflowError:
+        return None
+    return found if (found >= 0).all() else None
 
 
 def _bytes_of(problem: PlacementProblem, key: str) -> Ints:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
@@ -19,18 +21,25 @@ def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) 
     """Group devices that are alike, links at their best. Time O(units × devices + values × kinds of links)."""
     sending = Sending(tables, units, {})
     groups: dict[tuple[object, ...], DeviceClass] = {}
-    for device in range(len(problem.devices)):
+    first, kinds = equal_columns(units.seconds)
+    columns = [_weight_of(units.seconds[:, device]) for device in first.tolist()]
+    for device, kind in enumerate(kinds.tolist()):
         others = [other for other in range(len(problem.devices)) if other != device]
         leaving = sending.best([(device, other) for other in others])
         entering = sending.best([(other, device) for other in others])
-        banned = ~np.isfinite(units.seconds[:, device])
-        weight = np.where(banned, 0.0, units.seconds[:, device])
+        weight, banned = columns[kind]
         memory = float(tables.memory[device])
-        key = (weight.tobytes(), banned.tobytes(), memory, leaving.tobytes(), entering.tobytes())
+        key = (kind, memory, id(leaving), id(entering))
         known = groups.get(key)
         devices = (device,) if known is None else (*known.devices, device)
         groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
     return tuple(groups.values())
+
+
+def _weight_of(seconds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """The seconds of units on a device, 0 where it cannot run them; and which these are."""
+    banned = ~np.isfinite(seconds)
+    return np.where(banned, 0.0, seconds), banned
 
 
 def optimistic(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
@@ -61,16 +70,18 @@ class Sending:
 
     def __init__(self, tables: CostTables, units: Units, known: dict[tuple[tuple[float, float], ...], Floats]) -> None:
         self.tables, self.known = tables, known
+        self.distinct: dict[bytes, Floats] = {}
         self.count = len(units.source)
         self.value, self.makers = units.outputs[:, 0], units.outputs[:, 1]
 
     def best(self, links: list[tuple[int, int]]) -> Floats:
-        """``(q,)``; 0 when there is no link."""
+        """``(q,)``; 0 when there is no link. The same array each time for the same seconds."""
         tables = self.tables
         kinds = tuple(sorted({(float(tables.latency[link]), float(tables.per_byte[link])) for link in links}))
         if kinds not in self.known:
             output, fixed = tables.output[self.makers], tables.fixed[self.makers]
             each = [fixed + np.where(output > 0, latency + output * per_byte, 0.0) for latency, per_byte in kinds]
             taken = np.min(each, axis=0) if each else np.zeros(len(self.makers))
-            self.known[kinds] = np.bincount(self.value, weights=taken, minlength=self.count).astype(np.float64)
+            values = np.bincount(self.value, weights=taken, minlength=self.count).astype(np.float64)
+            self.known[kinds] = self.distinct.setdefault(values.tobytes(), values)
         return self.known[kinds]

@@ -59,7 +59,8 @@ def ideals_along(units: Units, weight: Floats, parts: tuple[int, int], seed: int
 def long_orders(units: Units, seed: int) -> list[Ints]:
     """A few orders of many units: as given, by level, and depth first where that does not take long."""
     level = [0] * units.size
-    for before, after in units.before[np.argsort(units.before[:, 1], kind="stable")].tolist():
+    needs, users = units.before[np.argsort(units.before[:, 1], kind="stable")].T.tolist()
+    for before, after in zip(needs, users, strict=True):
         level[after] = max(level[after], level[before] + 1)
     given = np.arange(units.size)
     found = [given, np.lexsort((given, np.array(level, dtype=np.int64)))]
