@@ -163,10 +163,25 @@ def test_orders_are_searched_where_there_are_many(begun: list[Run], monkeypatch:
 
 @pytest.mark.parametrize(("sending", "decides"), [(0.1, True), (0.5, True), (0.6, False), (2.0, False)])
 def test_orders_decide_where_transfers_hardly_count(begun: list[Run], sending: float, decides: bool) -> None:
-    """A device of this answer takes ten seconds, and one value in and one out; nothing is below ten."""
-    _begin(each_its_own_stretch(list(range(7)), sending=sending / 2))
+    """A device takes about ten seconds, and those of one value in and one out."""
+    problem = each_its_own_stretch(list(range(7)), sending=sending / 2)
+    for _node, facts in problem.graph.nodes(data=True):
+        facts["seconds"] = {f"d{device}": 1 + device / 1e6 for device in range(7)}
+
+    _begin(problem)
 
     assert (None in [run.start for run in begun]) == decides
+
+
+def test_orders_decide_where_units_that_suit_other_devices_are_strewn(begun: list[Run]) -> None:
+    """No run has only what suits its device, so that what units take at their best says nothing."""
+    problem = each_its_own_stretch(list(range(7)), length=7)
+    for node, facts in problem.graph.nodes(data=True):
+        facts["seconds"] = {f"d{device}": 3.0 if node % 7 == device else 1.0 for device in range(7)}
+
+    _begin(problem)
+
+    assert [run.start for run in begun] == [None] * AT_ONCE
 
 
 def _with_seconds(graph: nx.DiGraph[int], first: float | None) -> nx.DiGraph[int]:

@@ -92,6 +92,15 @@ class PipelineAnnealer:
         alike = math.prod(map(math.factorial, counts))
         return 0 if any(each.banned.any() for each in self.search.classes) else math.factorial(sum(counts)) // alike
 
+    @cached_property
+    def without_transfers(self) -> float:
+        """The load of each device if units went to them as they come and could be cut anywhere, and nothing were sent.
+
+        Where every device can run every unit.
+        """
+        seconds = np.array([each.weight.sum() for each in self.search.classes for _device in each.devices])
+        return 1.0 / float((1.0 / seconds).sum()) if seconds.all() else 0.0
+
     def begun(self, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
         """Annealings that some threads are given."""
         draws = self._draw.spawn(len(runs))

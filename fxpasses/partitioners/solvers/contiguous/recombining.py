@@ -37,8 +37,8 @@ ANSWERING = 0.6e6
 STEPS_A_UNIT, LONGEST = 80_000, 3
 """Steps of each annealing, for each unit; and how many times as many where there is time for more than the most."""
 MANY_ORDERS, COMPUTE, WARM = 2000, 0.95, 0.006
-"""Orders of the devices that annealings with exchanges do not get to; how near an answer is to the bound that knows of
-no transfers where the order decides, not where transfers are; and the first temperature in each order."""
+"""Orders of the devices that annealings with exchanges do not get to; the part of an answer's load that it has without
+transfers where the order decides, not what is sent; and the first temperature in each order."""
 HELD = 0.003
 """The first temperature where devices keep their places: in every other annealing after those through orders."""
 FEWEST, MOST = 12, 100
@@ -127,8 +127,8 @@ class Recombining:
         """
         if self._has_begun or not self.has_time:
             return
-        is_compute = self._search.prices.bound > COMPUTE * start.rank[0]
-        self._goes_through_orders = is_compute and self._annealer.orders > MANY_ORDERS
+        decides = self._annealer.without_transfers > COMPUTE * start.rank[0]
+        self._goes_through_orders = decides and self._annealer.orders > MANY_ORDERS
         seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self._goes_through_orders else (FIRST, STAGES[1:])
         starts = [] if self._goes_through_orders else self._starts(start, others)
         self._round = _Round({start.rank: start}, list(stages))
