@@ -569,13 +569,16 @@ def fake_devices(
     count: int,
     *,
     memory: float | str | Sequence[float | str | None] | None = None,
-    flops: float | Sequence[float] = DEFAULT_FLOPS,
-    bandwidth: float = DEFAULT_BANDWIDTH,
+    flops: float | str | Sequence[float | str] = DEFAULT_FLOPS,
+    bandwidth: float | str | Sequence[float | str] = DEFAULT_BANDWIDTH,
+    overhead: float | str | Sequence[float | str] = DEFAULT_OVERHEAD,
+    flops_by_dtype: Mapping[str, float | str] | Sequence[Mapping[str, float | str]] | None = None,
     torch_device: str = "cpu",
 ) -> tuple[Device, ...]:
     """Make ``count`` devices for planning without hardware; a sequence gives each its own memory or speed.
 
-    They run on ``torch_device``, and stand for others: what kernels there need for themselves is not counted.
+    They run on ``torch_device``, and stand for others: what kernels there need for themselves is not counted. What each
+    argument means is told by :class:`Device`.
 
     >>> [device.name for device in fake_devices(2)]
     ['device0', 'device1']
@@ -585,21 +588,27 @@ def fake_devices(
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InputError(f"fake_devices makes 1 device or more, not {count!r}.")
-    for what, given in (("memory", memory), ("flops", flops)):
-        if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != count:
-            raise InputError(f"{what} has {len(given)} entries for {count} devices; give one for each, or one number.")
 
-    def each(value: Any, index: int) -> Any:
-        return value[index] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    def each(what: str, given: Any) -> list[Any]:
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            return [given] * count
+        if len(given) != count:
+            raise InputError(f"{what} has {len(given)} entries for {count} devices; give one for each, or one for all.")
+        return list(given)
 
+    memories, speeds = each("memory", memory), each("flops", flops)
+    bandwidths, overheads = each("bandwidth", bandwidth), each("overhead", overhead)
+    rates = each("flops_by_dtype", {} if flops_by_dtype is None else flops_by_dtype)
     return tuple(
         Device(
             f"device{index}",
-            each(memory, index),
+            memories[index],
             index,
             torch_device=torch_device,
-            flops=each(flops, index),
-            bandwidth=bandwidth,
+            flops=speeds[index],
+            bandwidth=bandwidths[index],
+            overhead=overheads[index],
+            flops_by_dtype=rates[index],
             is_fake=True,
         )
         for index in range(count)

@@ -174,7 +174,11 @@ def test_a_negative_memory_is_refused() -> None:
         (lambda: fake_devices(0), "fake_devices makes 1 device or more, not 0."),
         (
             lambda: fake_devices(2, memory=[1]),
-            "memory has 1 entries for 2 devices; give one for each, or one number.",
+            "memory has 1 entries for 2 devices; give one for each, or one for all.",
+        ),
+        (
+            lambda: fake_devices(2, flops_by_dtype=[{"bfloat16": "1T"}] * 3),
+            "flops_by_dtype has 3 entries for 2 devices; give one for each, or one for all.",
         ),
     ],
 )
@@ -369,6 +373,22 @@ def test_a_gpu_tells_its_memory_and_how_fast_it_is(
 
 def test_fake_devices_may_be_unequal() -> None:
     assert [device.available_mem_bytes for device in fake_devices(2, memory=[1, 2])] == [1, 2]
+    fast, slow = fake_devices(
+        2,
+        flops=["2T", 1e12],
+        bandwidth=["900GB/s", 1e11],
+        overhead=["1us", 1e-5],
+        flops_by_dtype=[{"bfloat16": "4T"}, {}],
+    )
+    assert (fast.flops, fast.bandwidth, fast.overhead, fast.peak_flops("bfloat16")) == (2e12, 9e11, 1e-6, 4e12)
+    assert (slow.flops, slow.bandwidth, slow.overhead, slow.peak_flops("bfloat16")) == (1e12, 1e11, 1e-5, 1e12)
+
+
+def test_fake_devices_are_alike_unless_told() -> None:
+    first, second = fake_devices(2, overhead=0.0, flops_by_dtype={"float16": 3e12})
+    assert (first.overhead, second.overhead) == (0.0, 0.0)
+    assert first.peak_flops("float16") == second.peak_flops("float16") == 3e12
+    assert Device("device0", None, 0, is_fake=True) == fake_devices(1)[0]
 
 
 def test_a_device_may_be_faster_in_one_type() -> None:
