@@ -66,17 +66,17 @@ class _Stage:
         share: The part of a round that they take.
         hot: Their first temperatures, which take turns.
         starts: From how many of the best answers they start.
-        orders: Whether they go through orders of the devices instead, where there are many.
+        orders: The part of them that goes through orders of the devices instead, where these decide.
     """
 
     share: float
     hot: tuple[float, ...]
     starts: int
-    orders: bool = False
+    orders: float = 0.0
 
 
 STAGES = (
-    _Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, orders=True),
+    _Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, orders=0.85),
     *(_Stage(0.2, (0.005,), 4),) * 3,
 )
 KEPT = 16
@@ -130,9 +130,8 @@ class Recombining:
         decides = self._annealer.without_transfers > COMPUTE * start.rank[0]
         self._goes_through_orders = decides and self._annealer.orders > MANY_ORDERS
         seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self._goes_through_orders else (FIRST, STAGES[1:])
-        starts = [] if self._goes_through_orders else self._starts(start, others)
-        self._round = _Round({start.rank: start}, list(stages))
-        self._run(self._runs(STAGES[0], starts, seconds * min(1.0, self._search.problem.time_budget)))
+        self._round, share = _Round({start.rank: start}, list(stages)), min(1.0, self._search.problem.time_budget)
+        self._run(self._runs(STAGES[0], self._starts(start, others), seconds * share))
 
     def _starts(self, start: Answer, others: Callable[[], list[Answer]]) -> list[Callable[[], Answer]]:
         """Where the first annealings start: an answer, others that are found beside, and ones with changed places."""
@@ -201,15 +200,16 @@ class Recombining:
     def _runs(self, stage: _Stage, starts: Sequence[Callable[[], Answer]], seconds: float) -> list[Run]:
         """From which answers annealings start, and how they cool, for some seconds of one core together."""
         steps, usual = seconds * STEPS_PER_SECOND, STEPS_A_UNIT * self._search.units.size
-        has_orders = self._goes_through_orders
-        if has_orders and stage.orders:
-            return [Run(None, Cooling(steps / AT_ONCE, WARM, COLD, SQUARINGS[0]))] * AT_ONCE
+        runs, holds = list[Run](), self._goes_through_orders and not stage.orders
+        if self._goes_through_orders and stage.orders:
+            runs += [Run(None, Cooling(stage.orders * steps / AT_ONCE, WARM, COLD, SQUARINGS[0]))] * AT_ONCE
+            steps *= 1 - stage.orders
         count = min(max(FEWEST, round(steps / usual)), MOST)  # short ones find more than long
-        each, runs = min(steps / count, LONGEST * usual), list[Run]()
+        each = min(steps / count, LONGEST * usual)
         for turn in range(count):
-            place = turn // 2 if has_orders else turn
+            place = turn // 2 if holds else turn
             cooling = Cooling(each, stage.hot[place % len(stage.hot)], COLD, SQUARINGS[place % len(SQUARINGS)])
-            if has_orders and turn % 2:
+            if holds and turn % 2:
                 cooling = cooling._replace(hot=HELD, exchanges=0.0)
             runs.append(Run(starts[place % len(starts)], cooling))
         return runs
