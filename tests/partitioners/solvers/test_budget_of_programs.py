@@ -102,7 +102,7 @@ def test_pipelines_from_which_a_search_starts_are_not_proven(objective: str, mon
         efforts.append(similar.program_effort)
         return solve_pipeline(similar, *arguments)
 
-    monkeypatch.setattr(latency_solving, "in_turn", lambda _problem, _tables: None)  # it would be enough
+    monkeypatch.setattr(latency_solving, "in_turn", lambda _problem, _tables, _units: None)  # it would be enough
     monkeypatch.setattr(free_solving if objective == "throughput" else latency_solving, "solve_pipeline", pipelines)
 
     solve_placement(problem(objective=objective, time_budget=0.4))
