@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import networkx as nx
@@ -13,7 +11,7 @@ import pytest
 from fuzz import examples
 from random_placements import every_placement, random_problem
 from test_moves import hard_problem
-from test_recombining import encoder_decoder
+from test_recombining import encoder_decoder, runs_that_begin
 from test_refining import search_of
 
 from fxpasses.devices import Device, Link
@@ -24,8 +22,6 @@ from fxpasses.partitioners.solvers.annealing.graphs import Cooling, state_of
 from fxpasses.partitioners.solvers.contiguous import recombining
 from fxpasses.partitioners.solvers.contiguous.annealed_pipelines import (
     AT_ONCE,
-    Annealing,
-    PipelineAnnealer,
     Run,
     answer_of,
 )
@@ -128,15 +124,7 @@ def test_alike_devices_are_not_told_apart() -> None:
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """The annealings that begin."""
-    found = list[Run]()
-    real = PipelineAnnealer.begun
-
-    def recorded(self: PipelineAnnealer, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
-        found.extend(runs)
-        return real(self, runs, threads)
-
-    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
-    return found
+    return runs_that_begin(monkeypatch)
 
 
 def _begin(problem: PlacementProblem, places: int = 7) -> None:

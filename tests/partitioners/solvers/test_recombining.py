@@ -203,6 +203,19 @@ def test_the_first_annealings_begin_once_and_only_looking_at_them_takes_steps() 
     assert idle.put_first_together(first, 0.1) is first
 
 
+def runs_that_begin(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The annealings that begin from now on."""
+    found = list[Run]()
+    real = PipelineAnnealer.begun
+
+    def recorded(self: PipelineAnnealer, runs: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
+        found.extend(runs)
+        return real(self, runs, threads)
+
+    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
+    return found
+
+
 def test_they_start_at_other_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those are found beside what else is done; where there are none, at the best answer."""
     search = search_of(encoder_decoder(4, [1.0, 1.25, 1.5, 1.75, 2.0, 2.5]))
@@ -213,14 +226,7 @@ def test_they_start_at_other_answers_too(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as limited:
         limited.setattr(searching, "OTHERS_STEPS", 1.0)
         assert not search.others(prefixes([range(search.units.size)]), 2 * first.rank[0], 3)
-    runs = list[Run]()
-    real = PipelineAnnealer.begun
-
-    def recorded(self: PipelineAnnealer, given: Sequence[Run], threads: ThreadPoolExecutor) -> list[Annealing]:
-        runs.extend(given)
-        return real(self, given, threads)
-
-    monkeypatch.setattr(PipelineAnnealer, "begun", recorded)
+    runs = runs_that_begin(monkeypatch)
     for told in (others, []):
         runs.clear()
         with Recombining(search) as rounds:
