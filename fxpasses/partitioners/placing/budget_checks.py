@@ -15,7 +15,7 @@ from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
 
-__all__ = ["Seen", "check_budgets", "training_figures"]
+__all__ = ["Seen", "check_budgets"]
 
 
 @attrs.frozen(eq=False)
@@ -39,42 +39,20 @@ class Seen:
         return max(self.peaks.values(), default=0)
 
 
-def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
-    """The same graph as a training step sees it.
-
-    At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
-    operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
-    """
-    effects, needs, training = figures.effects, step.needs, step.training
-    trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
-    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
-    grows = trained - sent
-    constants: list[dict[int, int]] = []
-    for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
-        grown = {
-            storage: int(size * (1 + training.optimizer_slots)) if storage in grows else size
-            for storage, size in held.items()
-        }
-        for owner in needs.saved.get(node, ()):
-            grown.update({key: figures.sizes[key] for key in figures.homes[owner] if key in figures.sizes})
-        if extra := needs.extra.get(node):
-            grown[~index] = extra  # a key of its own: storages are not negative
-        constants.append(grown)
-    nothing = [()] * len(figures.nodes)
-    return attrs.evolve(
-        figures,
-        constants=constants,
-        living=nothing,
-        inputs=frozenset(),
-        trained=dict.fromkeys(needs.differentiable),
-        beside_state=training.optimizer_slots,
-    )
-
-
 def check_budgets(
-    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep | None, *, always: bool = False
+    figures: GraphFigures,
+    topology: Topology,
+    runs: Runs,
+    step: TrainingStep | None,
+    *,
+    always: bool = False,
+    in_order: bool = True,
 ) -> Seen:
-    """Follow the memory of a placement; where no device has a budget only if it is asked for always."""
+    """Follow the memory of a placement; where no device has a budget only if it is asked for always.
+
+    In training the backward is traced in the order in which the parts run it, unless it is said that the graph's own
+    order will do.
+    """
     if not always and all(device.available_mem_bytes is None for device in topology.devices):
         return Seen({}, figures.needs)
     device_of = runs.devices(topology)
@@ -83,7 +61,7 @@ def check_budgets(
         peaks = {name: course.memory(name).peak for name in course.held}
         alive = _alive(figures, runs, course)
     else:
-        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory)
+        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory, in_order=in_order)
         peaks = {name: steps.memory(name).peak for name in steps.held}
         alive = _beside_constants(figures, runs, peaks)
     over = {name: peak - topology[name].memory for name, peak in peaks.items()}

@@ -12,7 +12,7 @@ from fxpasses.devices import Device
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.budget_checks import training_figures
+from fxpasses.partitioners.placing.training_figures import training_figures
 
 __all__ = ["MeasuredGraph"]
 

@@ -79,13 +79,12 @@ def _trained(figures: GraphFigures, step: TrainingStep) -> set[int]:
 
 def _needed_to_step(figures: GraphFigures, step: TrainingStep) -> Iterator[int]:
     """For each node the bytes of the parameters that none before it uses, and of all that is there for them."""
-    training, seen = step.training, set[int]()
-    made = training.step_slots if training.step_slots is not None else float(training.optimizer_slots > 0)
+    seen = set[int]()
     trained = _trained(figures, step)
     for constants in figures.constants:
         fresh = {storage: size for storage, size in constants.items() if storage not in seen}
         seen.update(fresh)
-        times = {storage: 2 + training.optimizer_slots + made if storage in trained else 1 for storage in fresh}
+        times = {storage: step.training.times_in_step if storage in trained else 1 for storage in fresh}
         yield sum(int(times[storage] * size) for storage, size in fresh.items())
 
 

@@ -82,6 +82,12 @@ class Training:
         if not isinstance(value, bool):
             raise PlacementError(f"counts_steps is true or false, not {value!r}.")
 
+    @property
+    def times_in_step(self) -> float:
+        """How many times its bytes a trained parameter has at least while the optimizer steps, its gradient and all."""
+        made = float(self.optimizer_slots > 0) if self.step_slots is None else self.step_slots
+        return 2 + self.optimizer_slots + made
+
     def step_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer makes while it steps, for parameters of these sizes."""
         return self.made_for(ParameterSizes().with_these(sizes))

@@ -71,8 +71,21 @@ class TrainingStep:
         assignment: Assignment,
         device_of: Mapping[str, Device],
         facts: MemoryFacts | None = None,
+        *,
+        in_order: bool = True,
     ) -> TrainingCourse:
-        """What is on each device over the step; the facts are those of the graph, if it is measured already."""
-        needs = needs_in_order(graph_module, assignment, self.needs, self._in_order)
+        """What is on each device over the step.
+
+        Args:
+            graph_module: The graph.
+            assignment: Which node is in which part.
+            device_of: The device of each part.
+            facts: Those of the graph, if it is measured already.
+            in_order: Whether the backward is traced where the parts run it in another order than the graph's own. It
+                takes longer than all else, and seldom makes a difference of more than some gradients.
+        """
+        needs = self.needs
+        if in_order:
+            needs = needs_in_order(graph_module, assignment, needs, self._in_order)
         facts = facts or MemoryFacts.of(graph_module)
         return follow_training(facts, assignment, device_of, self.training, needs)

@@ -19,7 +19,7 @@ from fxpasses.partitioners.costs.device_times import critical_path, times_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute
 from fxpasses.partitioners.costs.shared_state import sent_state
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
-from fxpasses.partitioners.placing.budget_checks import check_budgets, training_figures
+from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.found_placements import Found
@@ -27,6 +27,7 @@ from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.replication.replica_prices import Prices, banned_from
 from fxpasses.partitioners.placing.replication.replicas import bytes_saved, crossing_bytes, with_replicas
 from fxpasses.partitioners.placing.requests import Replicate, Request
+from fxpasses.partitioners.placing.training_figures import training_figures
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of

@@ -18,7 +18,7 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.shared_state import sent_state
-from fxpasses.partitioners.placing.budget_checks import Seen, check_budgets
+from fxpasses.partitioners.placing.budget_checks import Seen
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
@@ -26,6 +26,7 @@ from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.searches.tight_budgets import with_less, with_room_to_spare
 from fxpasses.partitioners.placing.searches.time_shares import (
@@ -183,7 +184,7 @@ class _Checked:
     def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution, effort: float) -> _Checked:
         """Follow the memory of an answer that took some effort."""
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        return cls(request, solution, runs, check_budgets(figures, request.topology, runs, request.training), effort)
+        return cls(request, solution, runs, check_until_over(figures, request, runs), effort)
 
     @property
     def fits(self) -> bool:
@@ -271,7 +272,7 @@ def _side_by_side(figures: GraphFigures, request: Request, solution: PlacementSo
         if len(runs.device_of) <= len(best.runs.device_of):
             continue
         other = Found.of(figures, request, found.contiguity, runs, found.bound)
-        if other.value < limit and not check_budgets(figures, request.topology, runs, request.training).over:
+        if other.value < limit and not check_until_over(figures, request, runs).over:
             best, limit = other, QUICKER * other.value
     return best
 

@@ -9,6 +9,7 @@ nothing was struck out that fits, that answer is the best there is; and where no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -18,20 +19,22 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.certain_bytes import certain_bytes
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
+from fxpasses.partitioners.placing.training_figures import backward_live, stepping_figures
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, Words, all_ideals, prefixes
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem, with_bytes
 from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
 
 __all__ = ["BestPipeline", "best_pipeline"]
@@ -40,6 +43,8 @@ Bools = NDArray[np.bool_]
 
 IDEALS, CELLS = 1500, 2e7
 """Ideals, and pairs of them times steps from one set of devices to the next, up to which the program runs."""
+ORDERS = 12
+"""Orders whose prefixes are looked at, at most, where there are more ideals."""
 SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
 """About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
 LEAST_ROUNDS = 20
@@ -63,26 +68,31 @@ class BestPipeline:
 
 
 def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | None:
-    """Look at all pipelines of a graph that has few ideals; None where there are too many.
+    """Look at all pipelines of a graph that has few ideals, or at those along some orders; None where these are many.
 
-    In training what a device holds depends on the others, too; then nothing is proven.
+    Nothing is proven along some orders, nor in training, where what a device holds depends on the others, too.
     """
     table = _RunTable.of(figures, request)
     if table is None:
         return None
-    rounds = table.rounds(request.time_budget)
+    rounds, best = table.rounds(request.time_budget), None
     for most in table.numbers_of_devices():
         for round_ in range(rounds):
             walked = table.smallest(most)
             if walked is None:
                 break
             steps, value = walked
-            if (runs := table.follow(steps)) is not None:
-                return table.best(Found.of(figures, request, "pipeline", runs, 0.0), value, most, rounds - round_)
+            runs, is_as_expected = table.follow(steps)
+            if runs is None:
+                continue
+            found = Found.of(figures, request, "pipeline", runs, 0.0)
+            if is_as_expected:
+                return table.best(found, value, most, rounds - round_)
+            best = found if best is None else min(best, found, key=lambda each: each.value)
         else:
-            return BestPipeline(None, 0.0)
-    missing = 0 if request.training is not None else table.least_missing(request.time_budget)
-    return BestPipeline(None, 0.0, missing_bytes=missing)
+            return BestPipeline(best, 0.0)
+    missing = table.least_missing(request.time_budget) if table.is_exact else 0
+    return BestPipeline(best, 0.0, missing_bytes=missing)
 
 
 @attrs.frozen(eq=False)
@@ -98,6 +108,7 @@ class _RunTable:
         load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
         work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
+        is_exact: Whether these are all ideals, and no run needs less.
     """
 
     figures: GraphFigures
@@ -108,17 +119,20 @@ class _RunTable:
     load: tuple[Floats, ...]
     work: tuple[Floats, ...]
     need: tuple[Floats, ...]
+    is_exact: bool
 
     @classmethod
     def of(cls, figures: GraphFigures, request: Request) -> _RunTable | None:
         problem = request.problem(figures, "pipeline", figures.needs)
         tables = tables_of(problem)
         units = reduce_problem(problem, tables)
-        words = all_ideals(units, IDEALS)
-        if words is None:
-            return None
         classes = tuple(_apart(request.topology, device_classes(problem, tables, units), links_differ(tables)))
-        if States.count(classes) * len(classes) * float(len(words)) ** 2 > CELLS:
+        most = min(IDEALS, math.isqrt(int(CELLS / States.count(classes) / len(classes))))
+        words = all_ideals(units, most)
+        is_whole = words is not None
+        if words is None:
+            words = _along_orders(units, most, request.seed)
+        if words is None:
             return None
         family = CutFamily.of(words, np.ones(units.size))
         roomy = tuple(attrs.evolve(group, memory=np.inf) for group in classes)
@@ -130,9 +144,16 @@ class _RunTable:
         if request.training is None:
             need = certain_bytes(figures, units, family, {node: unit for unit, own in enumerate(nodes) for node in own})
         else:
-            need = pair_bytes(units, family)
+            step = request.training
+            problems = (
+                request.problem(stepping_figures(figures, step), "pipeline", figures.needs),
+                request.problem(figures, "pipeline", backward_live(figures, step)),
+            )
+            held = [pair_bytes(with_bytes(units, tables_of(each)), family) for each in problems]
+            need = np.maximum(*held)
         needs = tuple(need.copy() for _ in classes)
-        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs)
+        is_exact = is_whole and request.training is None
+        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs, is_exact)
 
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""
@@ -157,8 +178,12 @@ class _RunTable:
             for load, need, own, group in zip(self.load, self.need, values, self.classes, strict=True)
         ]
 
-    def follow(self, steps: Sequence[Step]) -> Runs | None:
-        """Follow the memory of a way, and write down what each run needs; its parts, if no budget is passed."""
+    def follow(self, steps: Sequence[Step]) -> tuple[Runs | None, bool]:
+        """Follow the memory of a way, and write down what each run needs.
+
+        Returns:
+            Its parts, if no budget is passed; and whether its value is what was expected.
+        """
         names = [device.name for device in self.request.topology.devices]
         home = {
             node: names[device]
@@ -167,16 +192,14 @@ class _RunTable:
             for node in self.nodes[unit]
         }
         runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
-        seen = check_budgets(self.figures, self.request.topology, runs, self.request.training, always=True)
+        seen = check_until_over(self.figures, self.request, runs, always=True)
         changed = False
         for device, first, last in steps:
             need = self.need[self._kind(device)]
             peak = max(need[first, last], seen.peaks.get(names[device], 0))
             changed |= peak > need[first, last]
             need[first, last] = peak
-        if seen.over or (changed and self.request.objective == "memory"):
-            return None
-        return runs
+        return None if seen.over else runs, not changed or self.request.objective != "memory"
 
     def _kind(self, device: int) -> int:
         return next(kind for kind, group in enumerate(self.classes) if device in group.devices)
@@ -184,7 +207,7 @@ class _RunTable:
     def best(self, found: Found, value: float, most: int, rounds: int) -> BestPipeline:
         """The best pipeline, once one is known that keeps the budgets, and what the program thinks of it."""
         objective = self.request.objective
-        if self.request.training is not None:
+        if not self.is_exact:
             return BestPipeline(found, 0.0)
         if objective == "devices":
             return BestPipeline(found, float(most), is_best=True)
@@ -198,7 +221,8 @@ class _RunTable:
         """Look at each way that may be better, by what its runs take at least."""
         ways = every_walk(States.of(self.classes), least, best.value)
         for _round, steps in zip(range(rounds), ways, strict=False):
-            if (runs := self.follow(steps)) is not None:
+            runs, _is_as_expected = self.follow(steps)
+            if runs is not None:
                 found = Found.of(self.figures, self.request, "pipeline", runs, 0.0)
                 best = min(best, found, key=lambda each: each.value)
         is_best = next(ways, None) is None
@@ -221,6 +245,17 @@ class _RunTable:
             if before == [self.need[self._kind(device)][first, last] for device, first, last in steps]:
                 break
         return int(least)
+
+
+def _along_orders(units: Units, most: int, seed: int) -> Words | None:
+    """The prefixes of as many orders as there may be ideals; None if there may be fewer than along one."""
+    words = None
+    for count in range(1, ORDERS + 1):
+        more = prefixes(linear_orders(units, ORDERS, seed)[:count])
+        if len(more) > most:
+            break
+        words = more
+    return words
 
 
 def _apart(topology: Topology, classes: Sequence[DeviceClass], is_each: bool) -> Iterator[DeviceClass]:

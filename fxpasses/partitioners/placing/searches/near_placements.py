@@ -18,12 +18,12 @@ import numpy as np
 from torch.fx import Node
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.every_placement import best_of_all
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
@@ -249,7 +249,7 @@ class _Nearby:
         return cut(self.figures.graph_module, home, self.figures.dependencies, turns)
 
     def _over(self, runs: Runs) -> int:
-        return sum(check_budgets(self.figures, self.request.topology, runs, self.request.training).over.values())
+        return sum(check_until_over(self.figures, self.request, runs).over.values())
 
     def _value(self, runs: Runs) -> float:
         request = self.request

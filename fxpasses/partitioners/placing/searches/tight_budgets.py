@@ -9,12 +9,12 @@ import attrs
 from fxpasses.devices import Device
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.own_order import OwnOrder
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.solvers import solve_placement
 
 __all__ = ["along_own_order", "with_less", "with_room_to_spare"]
@@ -34,7 +34,7 @@ def along_own_order(figures: GraphFigures, request: Request, contiguity: Contigu
             if cut is None:
                 break
             runs = runs_of(figures.graph_module, cut.home, figures.dependencies)
-            seen = check_budgets(figures, request.topology, runs, request.training)
+            seen = check_until_over(figures, request, runs)
             if not seen.over:
                 return Found.of(figures, request, contiguity, runs, bound)
             margin.update(seen.over)
@@ -59,7 +59,7 @@ def with_room_to_spare(figures: GraphFigures, request: Request, contiguity: Cont
             margin = Counter({name: size // 2 for name, size in margin.items()})
             continue
         runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        seen = check_budgets(figures, request.topology, runs, request.training)
+        seen = check_until_over(figures, request, runs)
         if not seen.over:
             return Found.of(figures, request, contiguity, runs, bound)
         margin.update(seen.over)

@@ -21,7 +21,7 @@ from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reaching import convex_hulls
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["Units", "contract", "merge", "only_there", "reduce_problem"]
+__all__ = ["Units", "contract", "merge", "only_there", "reduce_problem", "with_bytes"]
 
 
 @attrs.frozen(eq=False)
@@ -259,23 +259,30 @@ def _sums(unit_of: Ints, seconds: Floats) -> Floats:
 
 def _units(part: Ints, tables: CostTables, is_acyclic: bool) -> Units:
     unit_of = _numbered(part, tables.precedence, is_acyclic=is_acyclic)
-    size = int(unit_of.max()) + 1
-    kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    np.add.at(kept, unit_of, tables.kept)
-    np.maximum.at(live, unit_of, tables.live)
-    shared, shares = _shares(unit_of, tables.shared, tables.shares, kept)
     crosses = ((tables.output > 0) | (tables.fixed > 0))[tables.edges[:, 0]]
     maker, user = tables.edges[crosses, 0], unit_of[tables.edges[crosses, 1]]
     return Units(
         unit_of,
         _sums(unit_of, tables.seconds),
-        kept,
-        live,
-        shared,
-        shares,
+        *_bytes(unit_of, tables),
         _between(unit_of, tables.precedence),
         *_values(unit_of, maker, user, np.stack([np.arange(len(unit_of))] * 2, axis=1)),
     )
+
+
+def _bytes(unit_of: Ints, tables: CostTables) -> tuple[Ints, Ints, Ints, Ints]:
+    """What units keep and have alive, the keys that several share, and the pairs (key, unit)."""
+    size = int(unit_of.max()) + 1
+    kept, live = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    np.add.at(kept, unit_of, tables.kept)
+    np.maximum.at(live, unit_of, tables.live)
+    return kept, live, *_shares(unit_of, tables.shared, tables.shares, kept)
+
+
+def with_bytes(units: Units, tables: CostTables) -> Units:
+    """The same units with the bytes that other tables of the same nodes have. Time O(nodes + shares)."""
+    kept, live, shared, shares = _bytes(units.unit_of, tables)
+    return attrs.evolve(units, kept=kept, live=live, shared=shared, shares=shares)
 
 
 def contract(units: Units, order: Ints, stops: Ints) -> Units:

@@ -1,0 +1,79 @@
+"""A graph as a training step sees it: what its operators keep, at the moments at which a device may be fullest.
+
+None of these moments needs more than a placement does, but for what a backward is supposed to need.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
+
+__all__ = ["backward_live", "stepping_figures", "training_figures"]
+
+
+def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
+    """The same graph as a training step sees it.
+
+    At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
+    operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
+    """
+    effects, needs, training = figures.effects, step.needs, step.training
+    trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
+    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
+    grows = trained - sent
+    constants: list[dict[int, int]] = []
+    for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
+        grown = {
+            storage: int(size * (1 + training.optimizer_slots)) if storage in grows else size
+            for storage, size in held.items()
+        }
+        for owner in needs.saved.get(node, ()):
+            grown.update({key: figures.sizes[key] for key in figures.homes[owner] if key in figures.sizes})
+        if extra := needs.extra.get(node):
+            grown[~index] = extra  # a key of its own: storages are not negative
+        constants.append(grown)
+    nothing = [()] * len(figures.nodes)
+    return attrs.evolve(
+        figures,
+        constants=constants,
+        living=nothing,
+        inputs=frozenset(),
+        trained=dict.fromkeys(needs.differentiable),
+        beside_state=training.optimizer_slots,
+    )
+
+
+def stepping_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
+    """What :func:`training_figures` says of a graph, but while the optimizer steps.
+
+    What was saved is gone then; all gradients are there, and what the optimizer makes. Where parameters are large that
+    is more than at the end of the forward, and no placement needs less.
+    """
+    effects, training = figures.effects, step.training
+    trained = {storage for node in step.needs.trained for storage in effects.storages(node)}
+    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
+    grown = training.times_in_step / (1 + training.optimizer_slots)
+    constants = [
+        {
+            storage: int(size * grown) if storage in trained else size
+            for storage, size in held.items()
+            if storage >= 0 and storage not in figures.sizes and storage not in sent
+        }
+        for held in figures.constants
+    ]
+    return attrs.evolve(figures, constants=constants, beside_state=training.times_in_step)
+
+
+def backward_live(figures: GraphFigures, step: TrainingStep) -> NDArray[np.int64]:
+    """About how many bytes come and go while the backward of each compute node runs, in graph order."""
+    needs = step.needs
+    made = {node: max(0, needs.beside.get(node, 0)) + value_bytes(node) for node in needs.differentiable}
+    for stay in needs.stays:
+        if stay.begin == "backward":
+            made[stay.made_by] = made.get(stay.made_by, 0) + stay.size
+    there = np.array([made.get(node, 0) for node in figures.nodes], dtype=np.int64)
+    return np.maximum(figures.needs, there)
