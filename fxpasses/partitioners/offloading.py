@@ -281,7 +281,7 @@ def _choices(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    stays = dict.fromkeys((low, low // 2))
+    stays = filter(fits, dict.fromkeys((low, low // 2)))  # fewer, larger ones may be too much
     kept = (
         _topped_up(uses, device, offloaded(stay), before, smallest=smallest)
         for stay in stays

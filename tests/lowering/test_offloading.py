@@ -156,6 +156,33 @@ def test_as_many_parameters_stay_as_fit() -> None:
     assert 6 * LAYER >= traffic[1]
 
 
+class Steps(nn.Module):
+    """Six layers, all of them for each of some steps, as cells of a recurrent net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            for cell in self.cells:
+                x = cell(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("layers", [4.25, 5.25])
+def test_parts_that_use_the_same_parameters_keep_no_more_than_fits(layers: float) -> None:
+    """Fewer parts that stay may be those of more parameters: every fifth of thirty uses all six layers."""
+    model, x = Steps(), torch.randn(2, 64)
+    lowered = small(model, x, budget=int(layers * LAYER))
+    (row,) = lowered.report.devices
+
+    assert row.peak_bytes <= (row.budget_bytes or 0)
+    assert (int(layers) - 1) * LAYER <= row.parameter_bytes
+    assert [] == lowered.plan.check(lowered.program)
+    assert torch.equal(model(x), lowered(x))
+
+
 def test_gradients_reach_the_parameters_themselves() -> None:
     """Nothing is trained on a copy: ``.grad`` is where it is without offloading."""
     model, x = Mlp(8), torch.randn(2, 64)
