@@ -15,10 +15,12 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import same_torch_device
 from fxpasses.errors import PlacementError
+from fxpasses.guards import GUARDS
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.checkpoint_order import checkpoint_places
 from fxpasses.lowering.current_state import tensors_of
 from fxpasses.lowering.given_inputs import GivenInputs
+from fxpasses.lowering.input_guards import InputGuards, guard_inputs
 from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
 from fxpasses.lowering.paper_devices import refuse_to_run_on_paper
 from fxpasses.lowering.structures import save_flat, with_structure
@@ -203,6 +205,12 @@ class LoweredModule(GraphModule):
             contract = self._inputs.contract.in_types(converted)
             self._inputs = attrs.evolve(self._inputs, contract=contract)
             self._forward_pre_hooks[self._checks_inputs] = self._inputs
+            self._guard_inputs()
+
+    def _guard_inputs(self) -> None:
+        """Let the graph, if it has a check of its own, ask for the same inputs as calls do."""
+        if self._modules.pop(GUARDS, None) is not None:
+            self._modules[GUARDS] = InputGuards(self._inputs.contract)  # behind the parts
 
     def train(self, mode: bool = True) -> LoweredModule:
         """Switch the mode; operators keep the one in which they were captured, and a warning says which do."""
@@ -355,13 +363,15 @@ def lowered_module(parts: Split, program: ExportedProgram, *, replay: Replay, of
         offloads: Whether parts load parameters.
     """
     placed = parts.graph_module
+    inputs = GivenInputs.of(InputContract.of(program), placed)
+    guard_inputs(placed, inputs.contract)
     lowered = (OffloadedModule if offloads else LoweredModule)(placed, placed.graph, "LoweredModule")
     lowered.meta.update(placed.meta)
     lowered.program = program
     lowered._replay = replay
     lowered.qualified_names = parts.original_names
     lowered.submodule_of = {str(part): name for part, name in parts.part_names.items()}
-    _make_callable(placed, lowered, GivenInputs.of(InputContract.of(program), placed))
+    _make_callable(placed, lowered, inputs)
     return lowered
 
 
@@ -372,6 +382,7 @@ def _make_callable(source: GraphModule, lowered: LoweredModule, inputs: GivenInp
         if isinstance(part, LazyGraphModule):
             part.take_own_class()
     lowered._inputs = inputs
+    lowered._guard_inputs()  # a copy has the module of its source
     lowered._direct = DirectRun()
     if _tell_own_names not in lowered._load_state_dict_post_hooks.values():  # a copy has those of its source
         lowered.register_load_state_dict_post_hook(_tell_own_names)  # type: ignore[no-untyped-call]  # torch does not say

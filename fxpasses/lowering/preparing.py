@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
+from fxpasses.lowering.captured_again import with_own_names
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
 from fxpasses.lowering.own_buffers import own_buffers
@@ -124,6 +125,7 @@ def prepare(
     _check_examples(model, args, kwargs)
     with clock.step("capture"):
         captured = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        with_own_names(captured, model)
     if args is not None or kwargs is not None:
         InputContract.of(captured).bind(tuple(args or ()), dict(kwargs or {}))
     with clock.step("passes"):

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.errors import CaptureError, InputError
 from fxpasses.files import path_of
+from fxpasses.programs.argument_order import in_captured_order
 from fxpasses.programs.calling_convention import give_plain_outputs
 from fxpasses.programs.lost_backwards import telling_lost_backwards
 from fxpasses.programs.replaced_buffers import writing_replaced
@@ -123,7 +124,7 @@ def capture(
             f"{type(model).__name__} needs example inputs to be captured; pass args=(...) or kwargs={{...}}."
         )
     check_containers(args, kwargs)
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    args, kwargs = in_captured_order(model, tuple(args or ()), dict(kwargs or {}))
     _refuse_symbols(model, args, kwargs)
     return _export(model, *_each_its_own(model, args, kwargs), dynamic_shapes, strict)
 

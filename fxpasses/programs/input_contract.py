@@ -24,7 +24,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fxpasses.errors import InputError, also_as
 from fxpasses.wording import counted, listed
 
-__all__ = ["InputContract"]
+__all__ = ["InputContract", "in_order"]
 
 _MISFIT = also_as(InputError, TypeError())
 """Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
@@ -245,20 +245,39 @@ class InputContract:
             raise _MISFIT(f"The input {missing[0]!r} is missing; the model takes {', '.join(self.names)}.")
         return tuple([bound[name] for name in self.names])
 
+    def check_leaves(self, given: Sequence[Any]) -> None:
+        """Check inputs that are flat already, in the order of the program's user inputs.
+
+        Raises:
+            InputError: they have other shapes or types than the captured ones, or are out of range.
+        """
+        ordered, at = [], 0
+        for spec in self.specs if self.relations else ():
+            ordered.append(pytree.tree_unflatten(given[at : at + spec.num_leaves], spec))
+            at += spec.num_leaves
+        self._check_leaves(given, ordered)
+
     def _check(self, ordered: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
         """The arguments, dicts in the captured order, and their leaves."""
         given_leaves: list[Any] = []
-        symbols: dict[str, int] = {}
-        later: list[tuple[_Leaf, int, _Derived, int]] = []
-        for place, (name, spec, leaves) in enumerate(zip(self.names, self.specs, self.leaves, strict=True)):
+        for place, (name, spec) in enumerate(zip(self.names, self.specs, strict=True)):
             flat, actual = pytree.tree_flatten(ordered[place])
             if actual != spec:
-                value = _in_order(ordered[place], spec, name)
+                value = in_order(ordered[place], spec, name)
                 ordered = (*ordered[:place], value, *ordered[place + 1 :])
                 flat = pytree.tree_leaves(value)
             given_leaves += flat
-            for leaf, given in zip(leaves, flat, strict=True):
-                self._check_leaf(leaf, given, symbols, later)
+        self._check_leaves(given_leaves, ordered)
+        return ordered, given_leaves
+
+    def _check_leaves(self, given: Sequence[Any], ordered: Sequence[Any]) -> None:
+        symbols: dict[str, int] = {}
+        later: list[tuple[_Leaf, int, _Derived, int]] = []
+        at = 0
+        for leaves in self.leaves:
+            for leaf in leaves:
+                self._check_leaf(leaf, given[at], symbols, later)
+                at += 1
         for leaf, axis, derived, size in later:
             known = [symbols[symbol] for symbol in derived.symbols if symbol in symbols]
             if len(known) == len(derived.symbols) and derived.size(*known) != size:
@@ -267,12 +286,11 @@ class InputContract:
                     f"{derived.size(*known)}."
                 )
         for relation in self.relations:
-            if not relation.holds(ordered, given_leaves):
+            if not relation.holds(ordered, given):
                 raise _OTHER(
-                    f"The model was captured for sizes with {relation.words}; {self._sizes_text(given_leaves)}. "
+                    f"The model was captured for sizes with {relation.words}; {self._sizes_text(given)}. "
                     "Capture it once more for such sizes."
                 )
-        return ordered, given_leaves
 
     def _check_leaf(
         self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, _Derived, int]]
@@ -380,11 +398,11 @@ def _name_of(match: re.Match[str], names: Sequence[str], leaves: Sequence[str]) 
     return f"{name}[{entry}]"
 
 
-def _in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
+def in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
     """A value of the captured structure, its dicts in the captured order of their keys.
 
     Raises:
-        TypeError: it has another structure.
+        InputError: it has another structure.
     """
     if type(value) is torch.Size and spec.type is tuple:  # which torch captures it as
         value = tuple(value)
@@ -392,7 +410,7 @@ def _in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
     keys = list(spec.context or ()) if spec.type is dict else []
     if type(value) is dict and spec.type is dict and value.keys() == {*keys}:
         children = zip(keys, spec.children(), strict=True)
-        return {key: _in_order(value[key], child, f"{path}[{key!r}]") for key, child in children}
+        return {key: in_order(value[key], child, f"{path}[{key!r}]") for key, child in children}
     if own.type != spec.type or own.context != spec.context or own.num_children != spec.num_children:
         raise _MISFIT(
             f"The input {path!r} has another structure than the captured one: "
@@ -402,7 +420,7 @@ def _in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:
         return value
     parts = pytree.tree_leaves(value, is_leaf=lambda each: each is not value)
     paths = [f"{path}[{place}]" for place in range(len(parts))]
-    ordered = [_in_order(*each) for each in zip(parts, spec.children(), paths, strict=True)]
+    ordered = [in_order(*each) for each in zip(parts, spec.children(), paths, strict=True)]
     return pytree.tree_unflatten(ordered, own)
 
 

@@ -7,7 +7,8 @@ The function stands for the generated code of the top level and of all its parts
 - operators are called by torch's own Python functions where these do the same (:mod:`~.bindings`);
 - parameters are read from the tables of their modules, one look-up each;
 - assertions that the recorded values prove are checked once per parameter instead of once per value;
-- a copy between two devices that are one torch device is no copy.
+- a copy between two devices that are one torch device is no copy;
+- inputs are checked by whoever calls it, and not once more.
 
 It is for calls in which nobody looks: under a mode, autocast or a hook the graph's own code runs.
 """
@@ -27,6 +28,7 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fxpasses.devices import same_torch_device
+from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import BODY_AT
 from fxpasses.passes.assertions import is_proven_assertion
@@ -166,6 +168,8 @@ class _Writer:
     def _written(self, path: str, node: Node, values: Mapping[Node, Written]) -> Written:
         if node.op == "get_attr":
             return self.state.attribute(_joined(path, str(node.target)))
+        if not path and is_guard(node):
+            return "None"
         if node.op == "call_module":
             return self._module(_joined(path, str(node.target)), node, node.args, values)
         if node.op == "call_method":
