@@ -17,6 +17,7 @@ from fxpasses.devices import Device, same_torch_device
 from fxpasses.effects import analyze_effects
 from fxpasses.effects.aliasing import storage_key
 from fxpasses.errors import PlacementError
+from fxpasses.guards import is_guard
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.placing_parts.copies import (
     COPY_OF,
@@ -38,8 +39,15 @@ from fxpasses.passes.placing_parts.own_names import keep_own_names
 from fxpasses.passes.placing_parts.recurrent_weights import compact_recurrent_weights
 from fxpasses.passes.placing_parts.state_homes import bring_state_home, follow_parts
 from fxpasses.passes.placing_parts.streams import streams_for
+from fxpasses.wording import listed
 
 __all__ = ["COPY_OF", "DEVICE", "LOAD_OF", "Copy", "PlaceOnDevices", "copies_of", "loads_of", "move_part"]
+
+
+_HOW_TO_NAME = (
+    "Of parts = split(graph, placement.assignment) these are "
+    "{name: placement.device_of[str(part)] for part, name in parts.part_names.items()}."
+)
 
 
 def _parts_and_devices(_pass: Any, _field: Any, device_of: Any) -> None:
@@ -50,7 +58,12 @@ def _parts_and_devices(_pass: Any, _field: Any, device_of: Any) -> None:
             "or let place_by_device and split make the parts. fxpasses.lower does all of it."
         )
     for name, device in device_of.items():
-        if not isinstance(name, str) or not isinstance(device, Device):
+        if not isinstance(name, str):
+            raise PlacementError(
+                f"PlaceOnDevices takes the device of each part by the name of its submodule, a text, not {name!r}; "
+                f"{example}. {_HOW_TO_NAME}"
+            )
+        if not isinstance(device, Device):
             raise PlacementError(f"PlaceOnDevices puts {name!r} on {device!r}, which is no fxpasses.Device; {example}.")
 
 
@@ -58,10 +71,31 @@ def _parts_and_devices(_pass: Any, _field: Any, device_of: Any) -> None:
 class PlaceOnDevices(PassBase):
     """Move each part to its device and copy what crosses.
 
+    A part is a submodule that the graph calls, as :func:`~fxpasses.passes.split` makes them; ``part_names`` of its
+    result has the name of each. :func:`fxpasses.lower` does all of this:
+
+    >>> import torch
+    >>> from fxpasses import Device
+    >>> from fxpasses.partitioners import place_by_device
+    >>> from fxpasses.passes import split
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    >>> graph = torch.export.export(net, (torch.ones(2, 4),)).module()
+    >>> devices = [Device("left"), Device("right")]
+    >>> placement = place_by_device(graph, devices, pinned={"0": "left", "2": "right"})
+    >>> parts = split(graph, placement.assignment)
+    >>> parts.part_names
+    {'left': 'submod_left', 'right': 'submod_right'}
+    >>> device_of = {name: placement.device_of[str(part)] for part, name in parts.part_names.items()}
+    >>> placed = PlaceOnDevices(device_of)(parts.graph_module).graph_module
+    >>> torch.equal(net(torch.ones(2, 4)), placed(torch.ones(2, 4)))
+    True
+
     Args:
-        device_of: The device of each part, by the name of its submodule.
-        offloaded: Parts that load their parameters from main memory in each run, one part ahead; these parameters must
-            be inputs of the part (``split(..., constants="pass_in")``).
+        device_of: A :class:`fxpasses.Device` for each part, by the name of its submodule (``"submod_left"``): neither
+            the partition (``"left"``) nor a path in the model (``"layers.0"``). A part that is not named stays where
+            it is, and nothing is copied to it.
+        offloaded: Names of parts that load their parameters from main memory in each run, one part ahead; these
+            parameters must be inputs of the part (``split(..., constants="pass_in")``).
         spare_bytes: What each device has left at its fullest; copies start early, beside the computation, as long as
             they fit into it. Without it all start early. Only devices with streams do so.
 
@@ -78,11 +112,13 @@ class PlaceOnDevices(PassBase):
 
     def requires(self, graph_module: GraphModule) -> None:
         """Every part is there, values that cross are known, and no state would have to be on two devices."""
-        called = {str(node.target) for node in graph_module.graph.find_nodes(op="call_module")}
+        calls = [node for node in graph_module.graph.find_nodes(op="call_module") if not is_guard(node)]
+        called = {str(node.target) for node in calls}
         for name in (*self.device_of, *self.offloaded):
             if name not in called:
                 raise PlacementError(
-                    f"The graph calls no part {name!r}; it calls {', '.join(sorted(called)) or 'none'}."
+                    f"The graph calls no part {name!r}; it calls {listed(sorted(called), 8) or 'none, so split it'}. "
+                    f"Parts go by the names of their submodules. {_HOW_TO_NAME}"
                 )
         self._refuse_torn_state(graph_module)
         require_values(graph_module, self.device_of)

@@ -21,6 +21,7 @@ from examples import bert
 from fxpasses import Device, LoweredModule, MissingMetadataError, PassManager, PlacementError, lower
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.devices import MAIN_MEMORY
+from fxpasses.partitioners import place_by_device
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.passes import MeasureCosts, split
 from fxpasses.passes.placement import COPY_OF, DEVICE, PlaceOnDevices, copies_of, move_part
@@ -337,11 +338,11 @@ def test_a_result_that_a_part_on_its_device_received_is_not_copied_again() -> No
 
 
 def test_one_device_costs_nothing_for_each_module() -> None:
-    """Complaint 28: one call, no copies, no hooks, and no loads."""
+    """Complaint 28: one call beside the check of the inputs, no copies, no hooks, and no loads."""
     model, x = nn.Sequential(*(linear() for _ in range(20))), torch.randn(2, 8)
     lowered = lower(model, (x,), devices=[Device("one")])
 
-    assert ["one"] == [str(node.target) for node in lowered.graph.find_nodes(op="call_module")]
+    assert ["_guards_fn", "one"] == [str(node.target) for node in lowered.graph.find_nodes(op="call_module")]
     assert ["call_module"] == [node.op for node in lowered.graph.nodes if node.op not in ("placeholder", "output")]
     assert not any(
         module._forward_hooks or module._forward_pre_hooks for module in lowered.get_submodule("one").modules()
@@ -531,6 +532,12 @@ def test_parts_of_one_device_may_have_other_backends() -> None:
             'PlaceOnDevices({"submod_0": Device("left")}).',
         ),
         (
+            {0: Device("left")},
+            "PlaceOnDevices takes the device of each part by the name of its submodule, a text, not 0; write "
+            'PlaceOnDevices({"submod_0": Device("left")}). Of parts = split(graph, placement.assignment) these are '
+            "{name: placement.device_of[str(part)] for part, name in parts.part_names.items()}.",
+        ),
+        (
             ["submod_0"],
             "PlaceOnDevices takes the device of each part by the name of its submodule, not ['submod_0']; write "
             'PlaceOnDevices({"submod_0": Device("left")}), or let place_by_device and split make the parts. '
@@ -543,6 +550,25 @@ def test_what_is_no_device_of_a_part_is_refused_where_it_is_written(given: Any, 
         PlaceOnDevices(given)
 
     assert sentence == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("is_split", "called"), [(True, "submod_left, submod_right"), (False, "none, so split it")], ids=["split", "whole"]
+)
+def test_names_that_are_no_submodules_are_refused_with_those_that_are(is_split: bool, called: str) -> None:
+    """A placement speaks of partitions, and its submodules have names of their own; the check of inputs is no part."""
+    graph = torch.export.export(nn.Sequential(linear(), linear()), (torch.ones(2, 8),)).module()
+    placement = place_by_device(graph, cpu_pair(), pinned={"0": "left", "1": "right"})
+    subject = split(graph, placement.assignment).graph_module if is_split else graph
+
+    with pytest.raises(PlacementError) as caught:
+        PlaceOnDevices(placement.device_of).requires(subject)
+
+    assert (
+        f"The graph calls no part 'left'; it calls {called}. Parts go by the names of their submodules. Of parts = "
+        "split(graph, placement.assignment) these are {name: placement.device_of[str(part)] for part, name in "
+        "parts.part_names.items()}."
+    ) == str(caught.value)
 
 
 def placed(model: nn.Module, x: Tensor) -> torch.fx.GraphModule:
