@@ -20,7 +20,7 @@ from fxpasses.partitioners.solvers.latency.annealing import Annealing, Found
 from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms, rooms_of
 from fxpasses.partitioners.solvers.latency.levels import Flow, Level
 from fxpasses.partitioners.solvers.latency.pushing import push, reorder
-from fxpasses.partitioners.solvers.latency.rooms import give, give_back
+from fxpasses.partitioners.solvers.latency.rooms import fits, give, give_back
 from fxpasses.partitioners.solvers.latency.running import forget, keep, move, revert, settle
 from fxpasses.partitioners.solvers.latency.scheduling import in_order
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
@@ -62,6 +62,7 @@ class Begun:
         state, rooms = self.state, self.rooms
         arrays = [state.home, state.key, state.end, state.tail, state.before, state.after]
         arrays += [rooms.home, rooms.bytes, rooms.holders, rooms.ranks, rooms.top, rooms.crossing]
+        arrays += [rooms.givers, rooms.takers, rooms.is_new]
         return [self.runs, self.makespan, *(array.tolist() for array in arrays)]
 
     def tried(self, node: int, device: int, key: float, limit: float, stays: bool) -> float:
@@ -86,6 +87,8 @@ class Begun:
         assert again.state.before.tolist() == state.before.tolist()
         assert again.state.after.tolist() == state.after.tolist()
         assert again.rooms.crossing.tolist() == self.rooms.crossing.tolist()
+        assert again.rooms.givers.tolist() == self.rooms.givers.tolist()
+        assert again.rooms.takers.tolist() == self.rooms.takers.tolist()
         if level.needs.is_bounded:
             assert level.model.needs(home[None])[0] == pytest.approx(
                 self.rooms.bytes + level.needs.sizes[self.rooms.top]
@@ -115,12 +118,25 @@ def tried(
     value = settle(network, state, limit)
     if stays and value <= limit:
         keep(network, state, value)
-        rooms.changed[0] = 0
+        rooms.changed[0], rooms.is_new[0] = 0, False
     else:
         revert(network, state)
         give_back(needs, rooms)
     forget(state)
     return value
+
+
+@numba.njit(_nrt=False)
+def given(needs: Needs, rooms: Rooms, units: np.ndarray, devices: np.ndarray) -> bool:
+    """Some units go to devices, and stay where all fits."""
+    rooms.most[0] = math.inf
+    for index in range(len(units)):
+        give(needs, rooms, units[index], devices[index])
+    if not fits(needs, rooms):
+        give_back(needs, rooms)
+        return False
+    rooms.changed[0], rooms.is_new[0] = 0, False
+    return True
 
 
 @numba.njit(_nrt=False)
@@ -205,6 +221,31 @@ def test_pushing_late_and_back_is_never_worse(seed: int) -> None:
         schedule.check()
 
     assert all(after <= before for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("seed", range(1, 2 * examples(20), 2))
+def test_a_change_of_a_pipeline_fits_where_values_still_flow_one_way(seed: int) -> None:
+    """Of one unit or two at once, from everything on one device on, as whole assignments say."""
+    problem = random_problem(seed, [(15, 5), (9, 7)], contiguity="pipeline", forbidden={})
+    level, draw, told = level_of(seed, problem), random.Random(seed), set()
+    home = np.argmin(level.model.banned, axis=1)
+    if len(set(home.tolist())) > 1:
+        return  # no device runs all nodes
+    schedule = Begun.of(level, home, np.arange(len(level.unit_of)).astype(float))
+    for _ in range(60):
+        units = np.array([draw.randrange(level.model.size) for _ in range(draw.choice((1, 1, 2)))])
+        devices = np.array([draw.randrange(level.model.devices) for _ in units])
+        there = home.copy()
+        for unit, device in zip(units.tolist(), devices.tolist(), strict=True):
+            there[unit] = there[unit] if level.model.banned[unit, device] else device
+        fine = bool(level.flow.is_acyclic(there[None])[0])
+
+        assert given(level.needs, schedule.rooms, units, devices) == fine
+        home = there if fine else home
+        told.add(fine)
+        assert schedule.rooms.home.tolist() == home.tolist()
+
+    assert told == {True, False}
 
 
 @pytest.mark.parametrize("seed", range(examples(12)))

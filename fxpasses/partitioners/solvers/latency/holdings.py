@@ -42,11 +42,15 @@ class Rooms(NamedTuple):
     ranks: Ints  # (k, sizes)
     top: Ints  # the highest rank on each device
     crossing: Ints  # (k, k): pairs of units (before, after) on two devices
+    givers: Ints  # (k,): how many devices each device needs values of
+    takers: Ints  # (k,): how many need values of it
+    is_new: NDArray[np.bool_]  # (1,): whether values flow between two devices after a change that did not before
     moved: Ints  # the units of a change, and where they were
     was: Ints
     changed: Ints  # (1,): how many these are
     most: Floats  # (1,): the shares by which a change may pass the budgets
-    is_left: NDArray[np.bool_]  # (k,): devices that are not in an order yet
+    waits: Ints  # (k,): how many of the givers are not in an order yet
+    ready: Ints  # (k,): devices in an order
 
 
 def needs_of(model: LoadModel, flow: Ints | None) -> Needs:
@@ -84,11 +88,15 @@ def rooms_of(needs: Needs, home: Ints) -> Rooms:
         ranks=_zeros(kinds, len(needs.sizes)),
         top=_zeros(kinds),
         crossing=_zeros(kinds, kinds),
+        givers=_zeros(kinds),
+        takers=_zeros(kinds),
+        is_new=np.zeros(1, dtype=np.bool_),
         moved=_zeros(units),
         was=_zeros(units),
         changed=_zeros(1),
         most=np.zeros(1),
-        is_left=np.zeros(kinds, dtype=np.bool_),
+        waits=_zeros(kinds),
+        ready=_zeros(kinds),
     )
 
 

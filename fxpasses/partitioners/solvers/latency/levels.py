@@ -65,7 +65,10 @@ class Flow:
     def ordered(self, home: Ints, devices: list[int]) -> list[int]:
         """The devices of a pipeline, none before one that it needs a value of; else as they are given."""
         place = {device: index for index, device in enumerate(devices)}
-        graph = nx.DiGraph((before, after) for before, after in home[self.pairs].tolist() if before != after)
+        pairs = np.unique(home[self.pairs] @ [self.devices, 1])
+        graph: nx.DiGraph[int] = nx.DiGraph(
+            divmod(pair, self.devices) for pair in pairs.tolist() if pair % (self.devices + 1)
+        )
         graph.add_nodes_from(devices)
         return list(nx.lexicographical_topological_sort(graph, place.__getitem__))
 

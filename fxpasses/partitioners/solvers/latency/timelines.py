@@ -110,17 +110,19 @@ class Cooling(NamedTuple):
 
 def network_of(scheduler: Scheduler, unit_of: Ints) -> Network:
     """Take the arrays of a scheduler, and the unit of each node. Time O(nodes × devices² + edges)."""
-    nodes, (count, kinds) = scheduler.topological, scheduler.seconds.shape
+    nodes, count = scheduler.topological, len(scheduler.seconds)
     place = np.empty(count + 1, dtype=np.int64)
     place[nodes], place[count] = np.arange(count), count
-    rows, table = np.unique(scheduler.send[nodes].reshape(count, -1), axis=0, return_inverse=True)
+    number: dict[bytes, int] = {}
+    table = np.array([number.setdefault(scheduler.send[node].tobytes(), len(number)) for node in nodes.tolist()])
+    first = np.unique(table, return_index=True)[1]
     users = place[scheduler.after[nodes]]
     owner, column = np.nonzero(users < count)
     user = users[owner, column]
     return Network(
         np.ascontiguousarray(scheduler.seconds[nodes]),
-        np.ascontiguousarray(rows.reshape(-1, kinds, kinds)),
-        table.ravel().astype(np.int64),
+        scheduler.send[nodes[first]],
+        table.astype(np.int64),
         *flat_lists(user, owner, count),
         *flat_lists(owner, user, count),
         _least(scheduler.seconds[nodes].min(axis=1), owner, user),

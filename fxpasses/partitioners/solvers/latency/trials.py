@@ -90,7 +90,7 @@ def anneal(
         makespan = settle(network, state, limit)
         if makespan <= limit:
             keep(network, state, makespan)
-            rooms.changed[0], passed = 0, passes
+            rooms.changed[0], rooms.is_new[0], passed = 0, False, passes
             if passed == 0.0 and makespan < best:
                 best = _write(state, rooms, best_home, best_key)
         else:
