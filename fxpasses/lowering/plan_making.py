@@ -22,6 +22,8 @@ from fxpasses.partitioners.placing.names.device_maps import DeviceMap
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan import Plan
 from fxpasses.plan.checking import missing_devices
+from fxpasses.plan.contents import contents_of
+from fxpasses.plan.keys import stable_keys
 from fxpasses.report.facts import summarize, with_figures
 
 __all__ = ["followed_plan", "found_plan"]
@@ -115,7 +117,8 @@ def _planned(
         passes=prepared.passes,
         step=step,
     )
-    written = with_figures(plan, summary, objective_value=value, bound=bound)
+    contents = contents_of(plan.parts, stable_keys(prepared.graph_module))
+    written = with_figures(attrs.evolve(plan, contents=contents), summary, objective_value=value, bound=bound)
     return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, options, step)
 
 

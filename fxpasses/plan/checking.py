@@ -19,6 +19,7 @@ from fxpasses.partitioners.grouping.keep_together import runs_anywhere
 from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan.applying import assignment_of
+from fxpasses.plan.contents import contents_of, differences
 from fxpasses.plan.explaining import hints, misfit, waiting
 from fxpasses.plan.faults import not_replicable, torn_apart
 from fxpasses.plan.fitting import Fit, fit
@@ -41,8 +42,9 @@ class Violation:
     """One thing that keeps a plan from running a model.
 
     Args:
-        kind: ``another model``, ``no part``, ``not there``, ``two parts``, ``order``, ``cycle``, ``torn apart``,
-            ``no device``, ``no torch device``, ``no backend``, ``unsupported``, ``again`` or ``budget``.
+        kind: ``another model``, ``no part``, ``not there``, ``two parts``, ``changed``, ``order``, ``cycle``,
+            ``torn apart``, ``no device``, ``no torch device``, ``no backend``, ``unsupported``, ``again`` or
+            ``budget``.
         message: What, where and what to do.
         device: The device it is about.
         op: The operator it is about, by its key, or the entry of the plan.
@@ -80,7 +82,8 @@ def check_plan(
         on_this_machine: Also ask whether each torch device that the plan uses is here.
 
     Returns:
-        What was found; nothing if the plan can be replayed and keeps all budgets.
+        What was found; nothing if the plan can be replayed, its lines for whole modules stand for what they stood for
+        when it was written, and all budgets are kept.
 
     Raises:
         MissingMetadataError: a node has no value to count bytes on.
@@ -92,6 +95,7 @@ def check_plan(
     found += _misfits(plan, given)
     if not given.is_complete:
         return found
+    found += _changed(plan, keys)
     found += _unsupported(plan, graph_module, given, now)
     found += _torn(plan, graph_module, given)
     if refused := _refused(plan, graph_module, given):
@@ -177,6 +181,18 @@ def _misfits(plan: Plan, given: Fit) -> list[Violation]:
         at = next((at for at, violation in enumerate(found) if violation.op == about), 0)
         found[at] = attrs.evolve(found[at], message=f"{found[at].message[:-1]} ({tip}).")
     return found
+
+
+def _changed(plan: Plan, keys: Mapping[Node, str]) -> Iterator[Violation]:
+    """Lines for whole modules that have other operators than those that the plan was made for."""
+    for difference in differences(plan.contents, contents_of(plan.parts, keys)):
+        stands = "stands" if len(difference.lines) == 1 else "stand"
+        yield Violation(
+            "changed",
+            f"{listed(difference.lines)} {stands} for other operators than when the plan was written: {difference}; "
+            "place again, or follow the plan as it is and write it anew (place --plan FILE --out FILE).",
+            op=difference.lines[0],
+        )
 
 
 def _homeless_by_module(given: Fit) -> dict[str, list[str]]:

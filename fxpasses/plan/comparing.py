@@ -12,6 +12,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners.placing.names.device_maps import holders
 from fxpasses.partitioners.placing.objective_values import objective_text
 from fxpasses.plan.condensing import condensed, module_homes
+from fxpasses.plan.contents import differences
 from fxpasses.plan.keys import covering_entries, path_in, stable_keys
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.writing import device_facts
@@ -74,6 +75,7 @@ class PlanDiff:
         copies: Values that cross in only one of the two, or with other sizes.
         predicted: Predicted seconds and bytes that differ.
         again: What is computed again on a device in only one of the two.
+        contents: Lines for whole modules that stand for other operators: how many of which kind.
     """
 
     moves: tuple[Move, ...] = ()
@@ -82,9 +84,11 @@ class PlanDiff:
     copies: tuple[Change, ...] = ()
     predicted: tuple[Change, ...] = ()
     again: tuple[Change, ...] = ()
+    contents: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.moves, self.settings, self.devices, self.copies, self.predicted, self.again))
+        groups = (self.moves, self.settings, self.devices, self.contents, self.copies, self.predicted, self.again)
+        return any(groups)
 
     def to_json(self) -> dict[str, Any]:
         """The differences as plain data."""
@@ -100,7 +104,7 @@ class PlanDiff:
                 yield f"{listed(ops, 8)}: {where}"
             else:
                 yield f"{before} → {after}: {listed(ops, 8)}"
-        for change in (*self.again, *self.copies, *self.predicted):
+        for change in (*self.contents, *self.again, *self.copies, *self.predicted):
             yield change.sentence()
 
     def _grouped(self) -> dict[tuple[str | None, str | None], list[str]]:
@@ -134,6 +138,7 @@ def diff(first: Plan, second: Plan, graph_module: GraphModule | None = None) -> 
         tuple(_changed_copies(first, second)),
         tuple(_changed_figures(first, second)),
         tuple(_changed_replicas(first, second)),
+        tuple(_changed_contents(first, second)),
     )
 
 
@@ -217,6 +222,12 @@ def _changed_objects(
         for key, value in before[name].items():
             if value != after[name][key]:
                 yield Change(name, key, value, after[name][key])
+
+
+def _changed_contents(first: Plan, second: Plan) -> Iterator[Change]:
+    for difference in differences(first.contents, second.contents):
+        for name, (before, after) in difference.counts.items():
+            yield Change(f"operators of {listed(difference.lines)}", name, before, after)
 
 
 def _changed_replicas(first: Plan, second: Plan) -> Iterator[Change]:

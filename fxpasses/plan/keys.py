@@ -14,7 +14,7 @@ from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF
 from fxpasses.partitioners.support import module_paths
 from fxpasses.plan.size_operators import handles_sizes
 
-__all__ = ["covering_entries", "module_path", "names_region", "names_size", "path_in", "stable_keys"]
+__all__ = ["covering_entries", "module_path", "names_region", "names_size", "op_name", "path_in", "stable_keys"]
 
 
 def module_path(node: Node) -> str:
@@ -36,7 +36,7 @@ def _inside(region: Node, index: Any) -> Node:
     return found if isinstance(found, Node) and is_compute(found) else region
 
 
-def _op_name(node: Node) -> str:
+def op_name(node: Node) -> str:
     """The name of what is called; what computes sizes has one of its own, so that it counts with no other operator."""
     target = node.target
     if isinstance(target, str):
@@ -56,7 +56,7 @@ def stable_keys(graph: Graph | GraphModule) -> dict[Node, str]:
     keys: dict[Node, str] = {}
     for node in graph.nodes:
         if is_compute(node) and not REPLICA_OF.has(node):
-            stem = f"{module_path(node)}/{_op_name(node)}"
+            stem = f"{module_path(node)}/{op_name(node)}"
             seen[stem] = seen.get(stem, -1) + 1
             keys[node] = f"{stem}#{seen[stem]}"
     by_name = {node.name: key for node, key in keys.items()}

@@ -25,12 +25,14 @@ from fxpasses.partitioners.placing.names.device_maps import map_of_operators
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
 from fxpasses.plan.applying import apply_parts
 from fxpasses.plan.condensing import parts_of
+from fxpasses.plan.contents import Contents
 from fxpasses.plan.json_files import read_json
 from fxpasses.plan.module_devices import devices_by_module
 from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.program_graphs import graph_of
 from fxpasses.plan.reading import (
+    read_contents,
     read_copies,
     read_devices,
     read_links,
@@ -41,7 +43,7 @@ from fxpasses.plan.reading import (
     read_wishes,
     text,
 )
-from fxpasses.plan.renaming import rename
+from fxpasses.plan.renaming import rename, renamed_lines
 from fxpasses.plan.writing import plan_facts
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class Plan:
         pipeline: The clean-up passes that ran before, as text; a plan fits the graph that they leave.
         contiguity: Of what shape the parts of a device are, as the search was asked.
         training: For which training the budgets are kept; None for running the model only.
+        contents: How many operators of each kind the lines for whole modules stood for; a line that is not there
+            stands for whatever the module has.
     """
 
     model: str
@@ -81,6 +85,7 @@ class Plan:
     pipeline: str | None = attrs.field(default=None, kw_only=True)
     contiguity: str | None = attrs.field(default=None, kw_only=True)
     training: Training | None = attrs.field(default=None, kw_only=True)
+    contents: Contents = attrs.field(factory=dict, kw_only=True)
 
     @classmethod
     def of(
@@ -171,7 +176,10 @@ class Plan:
             raise PlanError(f"Renames are a dict like {{'layers': 'blocks'}}, not {renames!r}.")
         if no_path := [path for pair in renames.items() for path in pair if not isinstance(path, str)]:
             raise PlanError(f"Renames are from a path of a module to another one, and {no_path[0]!r} is none.")
-        return attrs.evolve(self, parts=tuple(rename(self.parts, renames)))
+        parts = tuple(rename(self.parts, renames))
+        called = renamed_lines(self.parts, parts)
+        contents = {called.get(line, line): counts for line, counts in self.contents.items()}
+        return attrs.evolve(self, parts=parts, contents=contents)
 
     def check(
         self,
@@ -277,6 +285,7 @@ class Plan:
             pipeline=pipeline,
             contiguity=contiguity,
             training=read_training(data),
+            contents=read_contents(data),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

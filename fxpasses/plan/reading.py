@@ -12,6 +12,7 @@ import attrs
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InputError, PlacementError, PlanError
 from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.plan.contents import parse_contents
 from fxpasses.plan.parts import PartPlan
 from fxpasses.units import parse_bytes
 from fxpasses.wording import did_you_mean
@@ -19,6 +20,7 @@ from fxpasses.wording import did_you_mean
 __all__ = [
     "OLDEST",
     "VERSION",
+    "read_contents",
     "read_copies",
     "read_devices",
     "read_links",
@@ -39,7 +41,7 @@ _ADVICE = "write one with fxpasses place --out"
 
 _ENTRIES = (
     *("version", "model", "objective", "contiguity", "pipeline", "training"),
-    *("devices", "links", "parts", "copies", "predicted"),
+    *("devices", "links", "parts", "contents", "copies", "predicted"),
 )
 
 
@@ -201,6 +203,29 @@ def _operators(value: Any, where: str) -> tuple[str, ...]:
                 f"for {'a whole module' if module else 'the whole model'} write {module + '/*'!r}."
             )
     return tuple(value)
+
+
+def read_contents(data: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Read ``contents``, which may be missing, as may any line of it.
+
+    Raises:
+        PlanError: it is no object, or a line of it does not say how many operators of which kind there were.
+    """
+    entries = data.get("contents", {})
+    if not isinstance(entries, Mapping):
+        raise PlanError(
+            f"In this plan contents is {_shown(entries)}; write an object, or take it out, it is written again."
+        )
+    contents = {}
+    for line, entry in entries.items():
+        counts = parse_contents(entry) if isinstance(entry, str) else None
+        if counts is None:
+            raise PlanError(
+                f"In this plan contents[{line!r}] is {repr(entry) if isinstance(entry, str) else _shown(entry)}; write "
+                "it like '1 gelu, 2 linear', or take it out: the line then stands for what there is."
+            )
+        contents[line] = counts
+    return contents
 
 
 def read_copies(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -14,7 +14,7 @@ from fxpasses.plan.keys import path_in
 from fxpasses.plan.parts import PartPlan
 from fxpasses.wording import did_you_mean
 
-__all__ = ["guess_renames", "rename"]
+__all__ = ["guess_renames", "rename", "renamed_lines"]
 
 MOST_RENAMES = 8
 MOST_UNEXPLAINED = 0.2
@@ -30,6 +30,12 @@ def rename(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPl
     after = _renamed(parts, _all_at_once(parts, renames))
     _refuse_twice(parts, after)
     return after
+
+
+def renamed_lines(before: Sequence[PartPlan], after: Sequence[PartPlan]) -> dict[str, str]:
+    """What the lines of parts are called after these were renamed."""
+    pairs = zip(before, after, strict=True)
+    return {was: now for old, new in pairs for was, now in zip(old.ops, new.ops, strict=True)}
 
 
 def _renamed(parts: Sequence[PartPlan], renames: Mapping[str, str]) -> list[PartPlan]:

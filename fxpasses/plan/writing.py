@@ -10,6 +10,7 @@ import attrs
 
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.plan.contents import Contents, contents_text
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.reading import VERSION
 
@@ -31,6 +32,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "devices": [device_facts(device) for device in plan.devices],
         "links": [_link_facts(link) for link in plan.links],
         "parts": [_part_facts(part) for part in plan.parts],
+        **({"contents": _contents_facts(plan.contents)} if plan.contents else {}),
         "copies": [dict(each) for each in plan.copies],
         "predicted": dict(plan.predicted),
     }
@@ -58,6 +60,10 @@ def _without_infinity(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _training_facts(training: Training) -> dict[str, Any]:
     """What is not as it is by default, and the slots in any case."""
     return attrs.asdict(training, filter=lambda field, value: field.name == "optimizer_slots" or value != field.default)
+
+
+def _contents_facts(contents: Contents) -> dict[str, str]:
+    return {line: contents_text(counts) for line, counts in contents.items()}
 
 
 def _part_facts(part: PartPlan) -> dict[str, Any]:

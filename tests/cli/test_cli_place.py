@@ -41,6 +41,16 @@ def longer():
 def renamed():
     return build(4, name="blocks")
 
+class Activated(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+def activated():
+    model, args = build(4)
+    for index in range(4):
+        model.layers[index] = Activated(64, 64)
+    return model.eval(), args
+
 def masked():
     class Net(torch.nn.Module):
         def __init__(self):
@@ -145,7 +155,8 @@ def test_json_is_for_machines(source: str, plan_file: Path) -> None:
 
     facts = json.loads(result.stdout)
     assert {"devices", "copies", "path", "bound", "gap", "advice", "plan", "diff", "files"} <= facts.keys()
-    assert {"moves": [], "settings": [], "devices": [], "copies": [], "predicted": [], "again": []} == facts["diff"]
+    groups = ("moves", "settings", "devices", "copies", "predicted", "again", "contents")
+    assert {group: [] for group in groups} == facts["diff"]
     assert all({"text", "before", "after", "how"} <= advice.keys() for advice in facts["advice"])
     assert {"state_bytes", "peak_copy_bytes", "idle_ms", "peak_op"} <= facts["devices"][0].keys()
 
@@ -277,6 +288,24 @@ def test_a_plan_that_no_longer_fits_fails_the_check(
     assert result.stdout.startswith("plan.json does not fit:\n")
     for line in lines:
         assert line in result.stdout
+
+
+def test_operators_that_came_to_whole_modules_fail_the_check_until_the_plan_is_written_anew(
+    source: str, plan_file: Path, tmp_path: Path
+) -> None:
+    """As the message advises: the plan stays as it is."""
+    model, anew = f"{source}:activated", str(tmp_path / "anew.json")
+
+    told = run(model, "--check", str(plan_file))
+    followed = run(model, "--plan", str(plan_file), "--no-advice", "--out", anew)
+
+    assert (1, 0) == (told.exit_code, followed.exit_code)
+    assert (
+        "\n  changed: layers.0/*, layers.1/*, layers.2/* and 1 more stand for other operators than when " in told.stdout
+    )
+    assert "was written: 1 x relu (0 before); place again, or follow the plan as it is and write it" in told.stdout
+    assert 0 == run(model, "--check", anew).exit_code
+    assert json.loads(plan_file.read_text())["parts"] == json.loads(Path(anew).read_text())["parts"]
 
 
 def test_a_check_is_json_for_machines(source: str, plan_file: Path) -> None:

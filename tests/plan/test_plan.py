@@ -312,7 +312,21 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
         (
             edited(link=[]),
             "This plan has an entry 'link'; there are version, model, objective, contiguity, pipeline, training, "
-            "devices, links, parts, copies, predicted; did you mean 'links'?",
+            "devices, links, parts, contents, copies, predicted; did you mean 'links'?",
+        ),
+        (
+            edited(contents=["layers.0/*"]),
+            "In this plan contents is a list; write an object, or take it out, it is written again.",
+        ),
+        (
+            edited(contents={"layers.0/*": "linear"}),
+            "In this plan contents['layers.0/*'] is 'linear'; write it like '1 gelu, 2 linear', or take it out: the "
+            "line then stands for what there is.",
+        ),
+        (
+            edited(contents={"layers.0/*": 2}),
+            "In this plan contents['layers.0/*'] is a number; write it like '1 gelu, 2 linear', or take it out: the "
+            "line then stands for what there is.",
         ),
         (edited(copies=[{"value": "x"}]), "In this plan copies[0].source is missing."),
         (copied(size="2"), "In this plan copies[0].size is a text; write a number of bytes."),

@@ -12,7 +12,7 @@ from lowering_models import KeyValueCache, Mlp
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses import Device, Plan, PlanError, lower
+from fxpasses import Device, Plan, PlanError, lower, place
 from fxpasses.plan import PartPlan, Violation, stable_keys
 from fxpasses.units import KiB
 
@@ -495,3 +495,121 @@ def test_what_is_no_table_and_no_plan_is_refused(plan: Plan) -> None:
         plan.rename_modules("a")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"^A plan is compared with a Plan, not 'x\.json'; of a file write Plan\.load"):
         plan.diff("x.json")  # type: ignore[arg-type]
+
+
+class Layers(nn.Module):
+    """Layers with an activation that a test can choose, a dropout, views, and a size."""
+
+    def __init__(self, activation: type[nn.Module] = nn.ReLU, layers: int = 4) -> None:
+        super().__init__()
+        views = nn.Unflatten(1, (2, 16)), nn.Flatten()
+        inner = (nn.Sequential(nn.Linear(32, 32), activation(), nn.Dropout(0.1), *views) for _ in range(layers))
+        self.layers = nn.ModuleList(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x) / x.shape[0]
+        return x
+
+
+class Branch(nn.Module):
+    """A branch in a module."""
+
+    def __init__(self, activation: Any = torch.relu) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.cond(x.sum() > 0, self.activation, torch.cos, (x,))
+        return result
+
+
+X = torch.randn(4, 32)
+"""Inputs of the models above."""
+
+
+def prepared(model: nn.Module, **options: Any) -> GraphModule:
+    return place(model, (X,), devices=[Device("here")], **options).prepared.graph_module
+
+
+@pytest.fixture(scope="module")
+def layers_plan() -> Plan:
+    halves = {f"layers.{index}": ("left", "right")[index // 2] for index in range(4)}
+    return place(Layers().eval(), (X,), devices=[Device("left"), Device("right")], device_map=halves).plan
+
+
+def test_a_plan_says_what_its_lines_for_modules_stand_for(layers_plan: Plan) -> None:
+    """The same for sizes that may change: views and sizes are left out."""
+    batch = {0: torch.export.Dim("batch", max=8)}
+
+    facts = layers_plan.to_json()
+    again = prepared(Layers().eval(), dynamic_shapes=[batch])
+    whole = place(Layers().eval(), (X,), devices=[Device("left")]).plan
+
+    assert dict.fromkeys((f"layers.{i}/*" for i in range(4)), "1 linear, 1 relu") == facts["contents"]
+    assert layers_plan == Plan.from_json(facts)
+    assert {"/*": {"add": 4, "div": 4, "linear": 4, "relu": 4}} == whole.contents
+    assert any("/sym_size" in key for key in stable_keys(again).values())
+    assert [] == [*layers_plan.check(again), *whole.check(again)]
+
+
+def test_operators_that_were_swapped_under_a_line_for_a_module_are_told(layers_plan: Plan) -> None:
+    """Once for all lines that changed alike; the plan is followed all the same, and then says what there is now."""
+    model = Layers(nn.GELU).eval()
+
+    (violation,) = layers_plan.check(prepared(model))
+    lowered = lower(model, (X,), plan=layers_plan)
+
+    assert ("changed", "layers.0/*") == (violation.kind, violation.op)
+    assert str(violation) == (
+        "layers.0/*, layers.1/*, layers.2/* and 1 more stand for other operators than when the plan was written: 1 x "
+        "gelu (0 before), 0 x relu (1 before); place again, or follow the plan as it is and write it anew (place "
+        "--plan FILE --out FILE)."
+    )
+    assert torch.equal(model(X), lowered(X))
+    assert {"gelu": 1, "linear": 1} == lowered.plan.contents["layers.0/*"]
+    assert [] == lowered.plan.check(lowered.program)
+
+
+def test_one_module_that_changed_is_told_alone(layers_plan: Plan) -> None:
+    model = Layers().eval()
+    model.layers[2].train()  # its dropout is there in training only
+
+    (violation,) = layers_plan.check(prepared(model))
+
+    assert str(violation).startswith(
+        "layers.2/* stands for other operators than when the plan was written: 1 x dropout (0 before); place again"
+    )
+
+
+def test_edits_by_hand_need_not_care_what_lines_stand_for(layers_plan: Plan) -> None:
+    """A line may be cut into finer ones, or be left for what these leave of it, or several be put together."""
+    left, right = layers_plan.parts
+    cut = ("layers.0.0/*", "layers.0.1/gelu#0", "layers.0.3/*", "layers.0.4/*", "/div#0", "/add#0")
+    together = (attrs.evolve(left, ops=cut), attrs.evolve(right, ops=("layers/*", "/*")))
+    first = attrs.evolve(left, ops=(*left.ops, "layers.2.0/linear#0"))
+    swapped = prepared(Layers(nn.GELU).eval())
+
+    assert [] == attrs.evolve(layers_plan, parts=together).check(swapped)
+    assert [] == attrs.evolve(layers_plan, contents={}).check(swapped)
+    assert [] == attrs.evolve(layers_plan, parts=(first, right)).check(prepared(Layers().eval()))
+
+
+def test_lines_with_other_names_stand_for_what_they_stood_for(layers_plan: Plan) -> None:
+    renamed = layers_plan.rename_modules({"": "model"})
+
+    (violation,) = renamed.check(prepared(Wrapped(Layers(nn.GELU)).eval()))
+
+    assert [] == renamed.check(prepared(Wrapped(Layers()).eval()))
+    assert str(violation).startswith("model.layers.0/*, model.layers.1/*, model.layers.2/* and 1 more stand for other")
+
+
+@pytest.mark.parametrize(("activation", "difference"), [(torch.relu, []), (torch.sin, ["1 x sin", "0 x relu"])])
+def test_what_branches_are_made_of_counts(activation: Any, difference: list[str]) -> None:
+    plan = place(Wrapped(Branch()).eval(), (X,), devices=[Device("left")]).plan
+
+    found = plan.check(prepared(Wrapped(Branch(activation)).eval()))
+
+    assert {"cond": 1, "cos": 1, "gt": 1, "relu": 1, "sum": 1} == plan.contents["/*"]
+    assert bool(difference) == bool(found)
+    assert all(each in str(found[0]) for each in difference)

@@ -21,14 +21,24 @@ def plan(**parts: list[str]) -> Plan:
     return Plan("m", "latency", DEVICES, (), tuple(PartPlan(name, name, tuple(ops)) for name, ops in parts.items()))
 
 
+def test_what_lines_for_modules_stand_for_is_compared() -> None:
+    one = plan(left=["layers.0/*", "layers.1/*", "head/*"])
+    first = attrs.evolve(one, contents={"layers.0/*": {"relu": 1}, "layers.1/*": {"relu": 1}, "head/*": {"linear": 1}})
+    second = attrs.evolve(one, contents={"layers.0/*": {"gelu": 1}, "layers.1/*": {"gelu": 1}, "head/*": {"linear": 1}})
+
+    lines = ["operators of layers.0/*, layers.1/*: gelu 0 → 1", "operators of layers.0/*, layers.1/*: relu 1 → 0"]
+
+    assert lines == list(first.diff(second).lines())
+    assert not first.diff(one)
+
+
 def test_equal_plans_do_not_differ() -> None:
     one = plan(left=["layers.0/*"], right=["layers.1/*"])
 
     assert not diff(one, one)
     assert "The plans are the same." == str(one.diff(one))
-    assert {"moves": (), "settings": (), "devices": (), "copies": (), "predicted": (), "again": ()} == diff(
-        one, one
-    ).to_json()
+    groups = ("moves", "settings", "devices", "copies", "predicted", "again", "contents")
+    assert dict.fromkeys(groups, ()) == diff(one, one).to_json()
 
 
 @pytest.mark.parametrize(
