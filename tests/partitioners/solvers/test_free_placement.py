@@ -15,11 +15,16 @@ from fuzz import examples
 from hash_seeds import printed_under_two_hash_seeds
 from placement_cases import every_placement, is_legal, loads, needs, random_problem
 
+from benchmarks.placement_problems import transformer
+from benchmarks.placement_workloads import mixed
 from fxpasses.devices import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.contiguous import solving as contiguous
+from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND
 from fxpasses.partitioners.solvers.free import searching as free
 from fxpasses.partitioners.solvers.free.coarsening import agreed, chopped, clustered
+from fxpasses.partitioners.solvers.free.solving import FIRST
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
@@ -55,6 +60,33 @@ def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> No
     assert pytest.approx(cost(problem, solution.device_of)) == solution.objective_value
     assert pytest.approx(best) == solution.objective_value
     assert solution.is_optimal
+
+
+@pytest.mark.parametrize("memory", [1.02, 1.3])
+def test_the_first_pipeline_takes_the_steps_that_the_budget_allows(
+    memory: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is looked at around it, round after round, and where no cut of a few orders keeps the budgets."""
+    spent, told = list[float](), contiguous.smallest
+
+    def smallest(search, *given):
+        spent.append(search.account.spent)
+        return told(search, *given)
+
+    monkeypatch.setattr(contiguous, "smallest", smallest)
+    speeds = (1, 0.95, 0.85, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4)
+    problem = mixed(transformer(20), speeds, memory=memory, contiguity="free", time_budget=0.1)
+
+    def taken(problem: PlacementProblem) -> float:
+        spent.clear()
+        assert is_legal(problem, solve_placement(problem).device_of)
+        return spent[0] / STEPS_A_SECOND
+
+    little, more = taken(problem), taken(attrs.evolve(problem, time_budget=0.2))
+
+    assert 0.1 * FIRST < little < 0.1 * FIRST * 1.25  # a question that has begun is asked to its end
+    assert 0.2 * FIRST < more < 0.2 * FIRST * 1.25
+    assert taken(attrs.evolve(problem, contiguity="pipeline")) > more
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 3))

@@ -36,13 +36,17 @@ def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bo
         The best answer, and whether the last question had an answer within the steps.
     """
     share, finished = FIRST_SHARE, True
+    account = search.account
     while steps > 0:
         words = _near_cuts(search, best, FAR)
         outcome = search.decide(words, best.pipeline.value * (1 - share) * BETTER, steps)
         steps -= outcome.steps + CALL
         finished = outcome.finished
         if outcome.pipeline is not None:
-            found = improved(search, Answer.of(search, outcome.pipeline))
+            before = account.spent
+            more = steps if account.is_limited else STEPS_A_SECOND
+            found = improved(search, Answer.of(search, outcome.pipeline), more)
+            steps -= account.spent - before if account.is_limited else 0.0
             if found.by_value() >= best.by_value():
                 break
             best = found

@@ -69,6 +69,17 @@ class Account:
     """
 
     spent: float = 0.0
+    first: float = math.inf
+    """What may be spent on the first answer and on what lies around its cuts, all together; else each takes its own."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the first answer counts."""
+        return self.first < math.inf
+
+    def within(self, steps: float) -> float:
+        """So many steps, or what is left for the first answer; that may be negative."""
+        return min(steps, self.first - self.spent)
 
     def limits(self, budget: float) -> tuple[float, int]:
         """How many steps are left, half of the budget at least, and how many ideals there may be."""

@@ -74,8 +74,17 @@ LESS = 0.99
 """How much less the load has to become for cuts to be moved once more by as much."""
 
 
-def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+def solve_pipeline(
+    problem: PlacementProblem, tables: CostTables, units: Units, seconds: float = math.inf
+) -> tuple[Ints, tuple[int, ...], float]:
     """Place a reduced problem whose units each fit some device.
+
+    Args:
+        problem: What to place, where.
+        tables: What nodes cost.
+        units: The problem, reduced.
+        seconds: About how long the first answer and what lies around it may take, where the graph is not a long one;
+            the budget is for what comes after that.
 
     Returns:
         The position of each node's device; the devices in execution order; a bound on every pipeline.
@@ -88,15 +97,19 @@ def solve_pipeline(problem: PlacementProblem, tables: CostTables, units: Units) 
     fitted = where_they_fit(units, tables.memory)
     if fitted is not None:
         try:
-            return _solved(problem, tables, fold_leaves(problem, tables, fitted))
+            return _solved(problem, tables, fold_leaves(problem, tables, fitted), seconds)
         except PlacementError:
             pass  # what is missing is told about the problem as it was put
-    return _solved(problem, tables, units)
+    return _solved(problem, tables, units, seconds)
 
 
-def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+def _solved(
+    problem: PlacementProblem, tables: CostTables, units: Units, seconds: float
+) -> tuple[Ints, tuple[int, ...], float]:
     """The answer for units that are left when all that can be joined is joined."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
+    if not is_long(units):
+        search.account.first = STEPS_A_SECOND * seconds
     bound = load_bound(units, tables.memory, problem.objective, search.prices)
     is_linked = problem.objective == "throughput" and links_differ(tables)
     if problem.objective == "throughput" and not is_long(units):
@@ -108,7 +121,7 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
         with Recombining(search) as beside:
             first = _first_answer(ordered, bound, beside)
             if first is not None and ordered.order is not None and not is_long(units):
-                first, _finished = improved_far(ordered, first, STEPS_A_SECOND)
+                first, _finished = improved_far(ordered, first, search.account.within(STEPS_A_SECOND))
             if first is not None and first.rank[0] <= bound:
                 return first.device_of, first.order, bound
             budget = problem.time_budget * (LINKED if is_linked else 1.0)
@@ -124,35 +137,45 @@ def _solved(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
 
 
 def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer | None:
-    """The best over prefixes of linear orders; the threshold that prunes grows until something is found."""
+    """The best over prefixes of linear orders; the threshold that prunes grows until something is found.
+
+    Where nothing fits along a few orders, and steps count, it is asked at once whether anything does along all of them.
+    """
     if is_long(search.units):
         best = _long_answer(search, bound) or tight_answer(search)
         search.account.spent = 0.0
         return best
-    best, steps, orders = None, FIRST_STEPS, _many_orders(search)
-    for count in SHORT_LADDER if search.has_many_states else LADDER:
+    best, account, orders = None, search.account, _many_orders(search)
+    steps, ladder = account.within(FIRST_STEPS), SHORT_LADDER if search.has_many_states else LADDER
+    for count in ladder:
+        at_once = best is None and account.is_limited and count > ladder[0]
+        if at_once and count < ladder[-1]:
+            continue
         words = prefixes(orders[:count])
         if best is None:
-            best = next(_answers(search, words, bound), None)
+            best = next(_answers(search, words, 0.0 if at_once else bound), None)
         elif best.rank[0] > bound and steps > 0:
             if search.has_many_states:
-                best = improved(search, best, steps, NEAREST)  # a lower threshold saves more than that takes
+                most = account.within(steps)
+                best = improved(search, best, most, NEAREST)  # a lower threshold saves more than that takes
                 if search.can_refine:
                     beside.begin(best, partial(search.others, words, best.rank[0] * NOT_MUCH_WORSE, OTHERS))
-            best, taken = _better(search, best, words, steps)
+            best, taken = _better(search, best, words, account.within(steps))
             steps -= taken
     if best is None:
         return tight_answer(search)
     if best.rank[0] <= bound:
         return best
-    return _crossed(search, best) if search.has_many_states else improved(search, best)
+    return _crossed(search, best) if search.has_many_states else improved(search, best, account.within(STEPS_A_SECOND))
 
 
 def _crossed(search: Search, best: Answer) -> Answer:
     """Cut what two orders make together, then look around the cuts."""
+    if (steps := search.account.within(CROSSED_STEPS)) <= 0:
+        return best
     words = ideals_along(search.units, search.prices.weight, CROSSED, search.problem.seed)
-    best, taken = _better(search, best, words, CROSSED_STEPS)
-    return improved(search, best, CROSSED_STEPS - taken, NEAREST)
+    best, taken = _better(search, best, words, steps)
+    return improved(search, best, steps - taken, NEAREST)
 
 
 def _better(search: Search, best: Answer, words: Words, steps: float) -> tuple[Answer, float]:

@@ -28,6 +28,9 @@ __all__ = ["refuse", "solve_free"]
 
 MAX_SENDING = 30_000_000
 """Entries of the table of sending times up to which there is a search at all; beyond, the pipeline is the answer."""
+FIRST = 3.0
+"""How many times the seconds of the budget, counted in steps, the first pipeline may take and what lies around it: as
+long as by itself by default, and less where there is less time."""
 SMALL = 2000
 """Variables up to which a packing program is asked."""
 SUBSETS = 300
@@ -84,7 +87,7 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> It
     budget = min(problem.time_budget, 2.0)
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0, explain="never")
     try:
-        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables))
+        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), FIRST * budget)
     except PlacementError:
         return  # a free placement may exist all the same
     yield units.homes(device_of)

@@ -10,7 +10,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.cutting import stops_of
 from fxpasses.partitioners.solvers.contiguous.ideals.orders import long_orders
 from fxpasses.partitioners.solvers.contiguous.improving import improved
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
-from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
+from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lacks, never, none_fits, not_found
 from fxpasses.partitioners.solvers.contiguous.tight_memory.filling import Filling, Runs
@@ -48,7 +48,8 @@ def tight_answer(search: Search) -> Answer | None:
     used = [device for device, _members in runs]
     rest = [device for device in range(len(search.tables.memory)) if device not in used]
     in_order = attrs.evolve(search, order=(*used, *rest))
-    return improved(in_order, Answer.of(in_order, Pipeline(runs, np.inf)))
+    steps = search.account.within(STEPS_A_SECOND)
+    return improved(in_order, Answer.of(in_order, Pipeline(runs, np.inf)), steps)
 
 
 def _short(search: Search) -> Search:
