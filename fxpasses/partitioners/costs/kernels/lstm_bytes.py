@@ -8,48 +8,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.partitioners.costs.kernels.processor_blocks import may_use_tiles, round_up, vector_size
+from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes
+
 __all__ = ["lstm_backward_scratch_bytes", "lstm_scratch_bytes", "lstm_workspace_bytes"]
 
-_PAGE, _LINE, _BYTES = 4096, 16, 4  # floats in a cache line
-_TABLES = 26_000
+_PAGE, _LINE, _TABLES = 4096, 64, 26_000
+_FLOAT, _GATES = torch.float32.itemsize, 4
+_OF_ALL, _OF_THREAD = 704, 160
+"""Bytes of tables, and of those of each thread."""
 _FLOATS, _MOST_FLOATS = 2560, 1_150_000
-_GATES, _BLOCK = 4, 32  # the weights of each gate are laid out in whole blocks
 
 
 def lstm_workspace_bytes(given: Tensor, *, hidden: int) -> int:
-    """At least what oneDNN keeps of one layer of an LSTM in one direction: gates, states and their gradients.
+    """What oneDNN keeps of one layer of an LSTM in one direction: gates, states and their gradients, which are floats.
 
-    The input is ``(steps, batch, width)`` whatever the module is given, as torch turns it before.
-
-    It is exact for most layers, and 1.1 times as much for narrow ones; in half the precision 1.5 times.
+    The input is ``(steps, batch, width)`` whatever the module is given, as torch turns it before. It is exact.
 
     Source: oneDNN, ``src/cpu/rnn/rnn_utils.hpp``: ``set_workspace_sizes`` and ``get_good_ld``.
     """
-    steps, batch, _ = given.shape
+    steps, batch, width = map(concrete_size, given.shape)
+    element, widest = given.element_size(), max(width, hidden)
     states = 2 * (steps + 1) * batch
-    wide, narrow = _row(max(given.shape[2], hidden)), _row(hidden)
-    sizes = (steps * batch * _row(4 * hidden), *3 * [states * wide], *2 * [states * narrow], steps * batch * narrow)
-    return sum(-(-size // _PAGE) * _PAGE for size in sizes)
+    gradients = 2 * _pages(states * _row(widest, _FLOAT)) + _pages(states * hidden * _FLOAT)
+    outputs = _pages(steps * batch * _row(hidden, element))
+    gates = _pages(steps * batch * _row(_GATES * hidden, element))
+    return gates + _states_bytes(given, hidden) + outputs + gradients
+
+
+def _states_bytes(given: Tensor, hidden: int) -> int:
+    """What goes into each step from before it, and from the layer below."""
+    steps, batch, width = map(concrete_size, given.shape)
+    element, states = given.element_size(), 2 * (steps + 1) * batch
+    return _pages(states * _row(max(width, hidden), element)) + _pages(states * hidden * element)
 
 
 def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
-    """About what oneDNN needs to run one layer of an LSTM in one direction, without a backward.
+    """What oneDNN needs to run one layer of an LSTM in one direction, without a backward.
 
-    Both weights in its own layout, the gates of all steps, rows of states (of all steps, where the input is wider), and
-    the input with its steps first. The layout is exact; rows and pages are fitted to what was allocated, with a margin:
-    docs/lowering.md says how near that is for models which were not looked at.
+    Both weights in its own layout, the sum of the biases, states, and as floats the gates of one step; of all steps,
+    where they are multiplied at once: those of one sample, and with tiles, of which the sizes are not known so well.
     """
     given, weight, hidden = args[0], args[1], args[10]
     if torch.is_grad_enabled():  # as large as what is kept for the backward, and counted there
         return 0
-    steps, batch, width = given.shape
-    weights = _GATES * -(-hidden // _BLOCK) * _BLOCK * (width + hidden) * weight.element_size()
-    gates = steps * batch * _row(_GATES * hidden) * (2 if 1 in (steps, batch) else 1)
-    rows, pages = (2.2 - hidden / width) * (steps + 1) if width > hidden else 13, 8 if width > hidden else 5
-    states = rows * batch * _row(max(width, hidden)) + pages * _PAGE
+    steps, batch, width = map(concrete_size, given.shape)
+    element = given.element_size()
+    at_once = steps if batch == 1 or (is_half(given) and may_use_tiles()) else 1
+    gates = _pages(at_once * batch * _row(_GATES * hidden, _FLOAT)) + _pages(batch * _row(hidden, element))
+    tables = _PAGE + _OF_ALL + torch.get_num_threads() * _OF_THREAD
     if given.dtype is torch.float16:  # each thread has some weights as floats
-        states += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
-    return int(weights + gates + states + (0 if given.is_contiguous() else given.nbytes))
+        tables += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
+    weights = _in_blocks(width, hidden, weight) + _in_blocks(hidden, hidden, weight)
+    biases = _GATES * hidden * element
+    dense = 0 if given.is_contiguous() else tensor_bytes(given)
+    return weights + biases + _states_bytes(given, hidden) + gates + tables + dense
+
+
+def _in_blocks(width: int, hidden: int, weight: Tensor) -> int:
+    """The weights of each gate in whole blocks of two vectors; in half precision in pairs."""
+    pairs = round_up(width, 2) if is_half(weight) else width
+    return _GATES * round_up(hidden, 2 * vector_size()) * pairs * weight.element_size()
 
 
 def lstm_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
@@ -61,17 +80,22 @@ def lstm_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     given, hidden = args[0], args[2].shape[1]
     steps, batch, width = given.shape
     gates = _GATES * hidden
-    weights = sum(each * _row(gates) + _laid_out(each, gates) for each in (width, hidden))
-    few = 3 * batch * hidden * _BYTES + 3 * gates * _BYTES + _TABLES
-    return int(weights + steps * batch * (_row(gates) + hidden * _BYTES) + few)
+    weights = sum(each * _row(gates, _FLOAT) + _laid_out(each, gates) for each in (width, hidden))
+    few = 3 * batch * hidden * _FLOAT + 3 * gates * _FLOAT + _TABLES
+    return int(weights + steps * batch * (_row(gates, _FLOAT) + hidden * _FLOAT) + few)
 
 
 def _laid_out(width: int, rows: int) -> int:
     """Bytes of a copy with rows as oneDNN likes them; none where they are so."""
-    return 0 if _row(width) == width * _BYTES else rows * _row(width)
+    row = _row(width, _FLOAT)
+    return 0 if row == width * _FLOAT else rows * row
 
 
-def _row(width: int) -> int:
+def _row(width: int, element: int) -> int:
     """Bytes of a row: whole cache lines, and no multiple of 256 elements, which would share places in the cache."""
-    padded = -(-width // _LINE) * _LINE
-    return _BYTES * (padded + _LINE if padded % 256 == 0 else padded)
+    padded = round_up(width * element, _LINE)
+    return padded + _LINE if padded % (256 * element) == 0 else padded
+
+
+def _pages(size: int) -> int:
+    return round_up(size, _PAGE)

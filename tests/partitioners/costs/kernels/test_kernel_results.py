@@ -27,22 +27,30 @@ class _Workspaces(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("steps", "batch", "width", "hidden"),
-    [(5, 2, 24, 12), (1, 1, 4, 4), (20, 8, 32, 64), (50, 4, 256, 256), (3, 7, 100, 33), (10, 3, 300, 64)],
+    [
+        (5, 2, 24, 12),
+        (1, 1, 4, 4),
+        (20, 8, 32, 64),
+        (50, 4, 256, 256),
+        (3, 7, 100, 33),
+        (10, 3, 300, 64),
+        (9, 32, 100, 8),
+    ],
 )
-def test_the_workspace_of_an_lstm_is_what_the_kernel_allocates_or_a_little_more(
-    steps: int, batch: int, width: int, hidden: int
+def test_the_workspace_of_an_lstm_is_what_the_kernel_allocates(
+    steps: int, batch: int, width: int, hidden: int, dtype: torch.dtype
 ) -> None:
-    x = torch.randn(steps, batch, width)
+    """Up to a tenth too much was predicted for narrow ones, and a half in half the precision."""
+    x = torch.randn(steps, batch, width).to(dtype)
     with _Workspaces() as workspaces:
-        nn.LSTM(width, hidden)(x)
+        nn.LSTM(width, hidden, dtype=dtype)(x)
     if not workspaces.sizes:
         pytest.skip("this build of torch computes an LSTM without oneDNN")
 
-    predicted = lstm_workspace_bytes(x, hidden=hidden)
-
-    assert workspaces.sizes[0] <= predicted <= 1.1 * workspaces.sizes[0]
+    assert workspaces.sizes[0] == lstm_workspace_bytes(x, hidden=hidden)
 
 
 def test_bags_and_recurrent_layers_make_on_tensors_without_data_what_they_really_make() -> None:

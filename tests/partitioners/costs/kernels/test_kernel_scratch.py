@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
+from fxpasses.partitioners.costs.kernels.processor_blocks import has_tiles
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
 aten = torch.ops.aten
@@ -248,6 +249,26 @@ def test_attention_has_a_block_for_each_thread(queries: int, keys: int, dtype: t
     result = func(query, key, key)
 
     assert beside_its_result(lambda: func(query, key, key)) == scratch_bytes(func, (query, key, key), result)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steps", [1, 6, 21])
+@pytest.mark.parametrize("batch", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("width", "hidden"), [(8, 100), (32, 16), (64, 64), (33, 256), (300, 64), (256, 256), (10, 33)]
+)
+def test_an_lstm_lays_out_its_weights_and_keeps_all_states(
+    width: int, hidden: int, batch: int, steps: int, dtype: torch.dtype
+) -> None:
+    """It was 0.4 % too low with narrow inputs, up to a third too high, and in half precision up to twice too high."""
+    given, states = torch.randn(steps, batch, width, dtype=dtype), torch.zeros(2, batch, hidden, dtype=dtype)
+    weights = [torch.randn(4 * hidden, *more, dtype=dtype) for more in ((width,), (hidden,), (), ())]
+    settings = (False, [], 2, hidden, 1, True, False, False, False)
+    args = (given, *weights, *states, *settings)
+
+    with torch.no_grad():
+        assert_near(aten.mkldnn_rnn_layer.default, args, more=2.0 if has_tiles(dtype) else 1.02, short=0)
 
 
 @pytest.mark.usefixtures("_threads")
