@@ -101,13 +101,19 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     describe = _described_as_trained if is_cached or not _may_view(node.target) else described
     operands = tuple(_with_levels(leaf, describe(leaf)) for leaf in leaves)
     try:
-        return _ran(node.target, structure, operands, autocast, torch.get_num_threads())
+        ran = _ran(node.target, structure, operands, autocast, torch.get_num_threads())
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
+    return _as_recorded(node) if ran is None and _reads_sparse(node) else ran
+
+
+def _reads_sparse(node: Node) -> bool:
+    """Whether an operand is sparse, so that no dense one without data stands in for it."""
+    return any(each.layout is torch.sparse_coo for each in tensors_in(list(map(value_of, node.all_input_nodes))))
 
 
 def _as_recorded(node: Node) -> DryRun:
-    """What an operator needs whose data say how much it makes: as much as was recorded."""
+    """What an operator needs whose data say how much it makes, or that is sparse: as much as was recorded."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         args, result = pytree.tree_map(lambda leaf: without_data(described(leaf)), (node.args, value_of(node)))
         return DryRun(scratch=scratch_bytes(node.target, args, result))

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
-from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensors_in
+from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
 __all__ = ["all_places_bytes", "as_real", "elements_spanned", "elements_together", "result_bytes"]
@@ -52,6 +52,10 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
         found = {place: least + result[0].element_size() for place, least in found.items()}
     if found and node.target in _TO_SPARSE and isinstance(given := value_of(node.all_input_nodes[0]), Tensor):
         found = dict.fromkeys(found, all_places_bytes(given))
+    if found and node.target is aten._sparse_sum.dim and result[0].layout is torch.sparse_coo:
+        found = dict.fromkeys(found, all_places_bytes(value_of(node.all_input_nodes[0]), result[0].dim()))
+    if found and node.target in _BAGS:
+        found |= _noted_of_bags(_values_of(node.args), places)
     rows = rows_of(node)
     return found if rows == 1 else {place: rows * size for place, size in found.items()}
 
@@ -64,6 +68,16 @@ def _made(node: Node) -> list[Tensor]:
     operands = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)]
     dtype = value_of(operands[place]).dtype
     return [result[0].new_empty(result[0].shape, dtype=dtype, device="meta")]
+
+
+def _noted_of_bags(args: Sequence[Any], places: Sequence[int]) -> dict[int, int]:
+    """The size of each bag, and of what ends them; nothing where it is said to which bag each belongs, but is not."""
+    sizes = {places[2]: tensor_bytes(args[2])}
+    return {places[1]: 0, **sizes} if _adds_up_bags(args) else sizes
+
+
+def _values_of(args: Sequence[Any]) -> list[Any]:
+    return [value_of(each) if isinstance(each, Node) else each for each in args]
 
 
 def _is_periodic(node: Node) -> bool:
@@ -153,9 +167,10 @@ def _with_gaps(args: tuple[Any, ...], result: Any) -> Any:
     return result.new_empty(span).as_strided(result.shape, result.stride())
 
 
-def all_places_bytes(given: Tensor) -> int:
-    """All elements of a tensor, each with its place: a sparse one may have so many."""
-    return concrete_size(given.numel()) * (given.element_size() + torch.int64.itemsize * given.dim())
+def all_places_bytes(given: Tensor, places: int | None = None) -> int:
+    """All elements of a tensor, each with its place, or with so many numbers of it: a sparse one may have so many."""
+    numbers = given.dim() if places is None else places
+    return concrete_size(given.numel()) * (given.element_size() + torch.int64.itemsize * numbers)
 
 
 def elements_spanned(given: Tensor) -> int:
@@ -242,11 +257,23 @@ def _padding_backward(args: tuple[Any, ...], result: Any) -> Any:
 
 def _embedding_bag(args: tuple[Any, ...], result: Any) -> Any:
     """To which bag each index belongs: one more than there are indices; the size of each bag, and of what ends them."""
-    bag_of = result[1].new_empty(args[1].shape[0] + 1) if result[1].numel() else result[1]
+    count = args[1].shape[0] + 1 if result[1].numel() and not _adds_up_bags(args) else 0
+    bag_of = result[1].new_empty(count)
     sizes = result[2].new_empty(args[2].shape[0])[: result[2].shape[0]]
     return (result[0], bag_of, sizes, *result[3:])
 
 
+def _adds_up_bags(args: Sequence[Any]) -> bool:
+    """Whether sums are made without noting to which bag each index belongs; of bfloat16 the opposite is said."""
+    given = dict(enumerate(args))
+    weight, scale, padding = given[0], given.get(_SCALE), given.get(_LEFT_OUT)
+    is_dense = weight.stride(1) == 1 and (scale is None or scale.stride(0) == 1)
+    is_float = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return given.get(_MODE, 0) == 0 and is_dense and is_float and (padding is None or padding < 0)
+
+
+_MODE, _SCALE, _LEFT_OUT = 4, 6, 8
+"""Which operands of bags say what is made of one, how much each counts, and which index counts nothing."""
 _WITH_DIMENSIONS = 3
 """Operands of ``roll`` where some are given."""
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -278,6 +305,12 @@ _TO_SPARSE = (aten.to_sparse.default, aten._to_sparse.default)
 
 _WINDOWS = (aten.hann_window, aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window)
 """Kernels that make one element more of a periodic window, and leave it out."""
+
+_BAGS = (
+    *(aten.embedding_bag.default, aten.embedding_bag.padding_idx),
+    *(aten._embedding_bag.default, aten._embedding_bag_forward_only.default),
+)
+"""Kernels of bags, the second result of which says to which bag each index belongs."""
 
 _OF_TWO = (
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode),

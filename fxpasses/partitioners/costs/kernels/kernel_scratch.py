@@ -56,10 +56,12 @@ __all__ = ["may_need_scratch", "scratch_bytes"]
 _NUMBER = 8
 _MATRIX = 2
 _TABLES = 512
-_AGAIN, _WEIGHTS, _LARGEST = 2, 10, 2
-"""Which operands say that what is drawn may be drawn again, and weights of a bag; and which mode takes maxima."""
+_AGAIN, _SCALE, _WEIGHTS, _LARGEST = 2, 6, 10, 2
+"""Which operands say that what is drawn may be drawn again, and weights of bags, also backward; the mode of maxima."""
 _FEW_POINTS, _NEVER_BY_PRODUCT = 25, 2
 """Up to so many points distances are computed one by one, or always, if the caller says so."""
+_SORTED_PLACE = 3
+"""Numbers of each element of a sparse tensor while one that tells its place is sorted; it is made of several first."""
 aten = torch.ops.aten
 
 
@@ -182,9 +184,12 @@ def _segments_bytes(args: Sequence[Any], result: Tensor) -> int:
 
 
 def _shortened_bytes(args: Sequence[Any], _result: Any) -> int:
-    """How long each is; half precision as floats."""
+    """How long each is, by the largest of complex numbers with how large all are; half precision as floats."""
     given: Tensor = args[0]
     lengths = 2 * concrete_size(given.shape[args[2]]) * max(_NUMBER, given.element_size())
+    if given.is_complex() and math.isinf(args[1]):
+        one_each = concrete_size(given.shape[args[2]]) * given.element_size() // 2
+        return max(lengths, tensor_bytes(given) + tensor_bytes(given) // 2 + one_each)
     return lengths + (bytes_as(given, torch.float32) if is_half(given) else 0)
 
 
@@ -317,11 +322,15 @@ def _wider(points: Tensor) -> Tensor:
 def _bag_bytes(args: Sequence[Any], result: Any) -> int:
     """How many there are in each bag, counted once more, and as floats, where it is said to which bag each belongs.
 
-    Before, that is added up from where bags begin. Half precision is added up as floats, of rows that are not dense.
+    Before, that is added up from where bags begin. Half precision is added up as floats, of rows that are not dense;
+    of those that are, how much each counts is converted.
     """
     bags, bag_of, size_of = result[:3]
-    if _is_elsewhere(bag_of) or not concrete_size(bag_of.numel()):
+    if _is_elsewhere(bag_of):
         return 0
+    if not concrete_size(bag_of.numel()):
+        scale = args[_SCALE] if len(args) > _SCALE else None
+        return bytes_as(scale, torch.float32) if isinstance(scale, Tensor) and is_half(args[0]) else 0
     is_in_floats = is_half(args[0]) and concrete_size(args[0].stride(1)) != 1
     summing = bytes_as(bags, torch.float32) + bytes_as(bags[:1], torch.float32) if is_in_floats else 0
     return max(bytes_as(size_of, torch.int64) * 3 // 2, bytes_as(bag_of, torch.int64), summing)
@@ -336,6 +345,33 @@ def _bag_of_each_bytes(args: Sequence[Any], _result: Any) -> int:
 def _sparse_bytes(args: Sequence[Any], _result: Any) -> int:
     """Elements and their places, before they are put in order."""
     return all_places_bytes(args[0])
+
+
+def _sparse_sum_bytes(args: Sequence[Any], _result: Any) -> int:
+    """Elements with the places that are kept, before they are put in order, by one number for each, which is sorted.
+
+    Where no place is kept they are added up as they are. How many there are is not known, so all count.
+    """
+    given: Tensor = args[0]
+    kept = given.dim() - len({along % given.dim() for along in args[1]})
+    numbers = 0 if kept == 0 else _SORTED_PLACE if kept == 1 else _SORTED_PLACE + 1
+    return all_places_bytes(given, kept + numbers)
+
+
+def _chunked_bytes(args: Sequence[Any], _result: Any) -> int:
+    """All that do not come out even are filled up first."""
+    tensors, along, count = args
+    filled = 0
+    for each in tensors:
+        size = concrete_size(each.shape[along])
+        chunk = -(-size // count)
+        filled += tensor_bytes(each) // size * chunk * count if size and chunk * count != size else 0
+    return filled
+
+
+def _viewed_copy_bytes(args: Sequence[Any], _result: Any) -> int:
+    """The tile of a matrix by its columns."""
+    return tile_bytes(args[0])
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
@@ -373,6 +409,7 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
             vector_scratch_bytes,
         ),
         **dict.fromkeys((aten.clone.default, aten.copy_.default, aten.copy.default), _copied_by_tiles),
+        aten.view_copy.default: _viewed_copy_bytes,
         **dict.fromkeys((aten.t_copy.default, aten.transpose_copy.int, aten.permute_copy.default), _exchanged_by_tiles),
         **{func: partial(_copied_ahead, asks=asks) for func, asks in SCATTERED.items()},
         **PICKED,
@@ -386,6 +423,8 @@ _SCRATCH: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
         **dict.fromkeys(_WITH_BINS[:2], _counted_bins_bytes),
         aten._histogramdd_from_bin_cts.default: _counted_boxes_bytes,
         **dict.fromkeys((aten.to_sparse.default, aten._to_sparse.default), _sparse_bytes),
+        aten._sparse_sum.dim: _sparse_sum_bytes,
+        aten._chunk_cat.default: _chunked_bytes,
         aten._embedding_bag_per_sample_weights_backward.default: _bag_of_each_bytes,
         **dict.fromkeys((aten.normal.Tensor_float, aten.normal_functional.default), _drawn_around_bytes),
         aten.mvlgamma.default: _gammas_bytes,

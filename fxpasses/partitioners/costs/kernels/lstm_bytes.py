@@ -62,7 +62,7 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     weights = _in_blocks(width, hidden, weight) + _in_blocks(hidden, hidden, weight)
     biases = _GATES * hidden * element
     dense = 0 if given.is_contiguous() else tensor_bytes(given)
-    return weights + biases + _states_bytes(given, hidden) + gates + tables + dense
+    return int(weights + biases + _states_bytes(given, hidden) + gates + tables + dense)
 
 
 def _in_blocks(width: int, hidden: int, weight: Tensor) -> int:
