@@ -52,7 +52,7 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
     Returns:
         Bytes; 0 on other devices than the CPU, of whose kernels nothing is known.
     """
-    given, weight, _bias, *settings = args
+    given, weight, bias, *settings = args
     if given.device.type != "cpu" or 0 in result.shape:
         return 0
     chosen, shapes = _chosen(given, weight, settings), Convolution.of(given, weight, settings, result)
@@ -60,11 +60,11 @@ def convolution_scratch_bytes(args: Sequence[Any], result: Tensor) -> int:
         return _unfolding_copies(chosen, given, weight) + _unfolded(chosen, shapes, given, is_transposed=settings[3])
     if not _is_in_onednn(chosen, settings):
         return 0
-    copies = _copies(given, weight, given, weight)
+    copies, has_bias = _copies(given, weight, given, weight), bias is not None
     if _has_channels_last(given, weight):
-        return copies + (data_in_order(shapes, has_bias=True) if settings[3] else forward_in_order(shapes))
+        return copies + (data_in_order(shapes, has_bias=has_bias) if settings[3] else forward_in_order(shapes))
     if settings[3]:
-        return copies + data_in_blocks(shapes, has_bias=True) - shapes.source_bytes
+        return copies + data_in_blocks(shapes, has_bias=has_bias) - shapes.source_bytes
     return copies + forward_in_blocks(shapes) - shapes.result_bytes
 
 

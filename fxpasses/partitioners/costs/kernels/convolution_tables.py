@@ -10,7 +10,7 @@ from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_sample, spread_samples, tile_tables
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, lanes, round_up
 
-__all__ = ["from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "table_bytes"]
+__all__ = ["few_table_bytes", "from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "table_bytes"]
 
 _PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
@@ -133,12 +133,17 @@ def sample_in_floats(shapes: Convolution) -> int:
     if not (shapes.is_pointwise and shapes.is_half):
         return 0
     sample = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:]) * FLOAT
-    return torch.get_num_threads() * sample + ALIGNMENT
+    return torch.get_num_threads() * (sample + 2 * ALIGNMENT) + 2 * ALIGNMENT
 
 
 def more_table_bytes(shapes: Convolution) -> int:
     """What kernels have beside in half precision, and over volumes."""
     return (_HALVES if shapes.is_half else 0) + (_PAGE if shapes.is_volumes and shapes.fills(shapes.channels) else 0)
+
+
+def few_table_bytes(shapes: Convolution) -> int:
+    """Tables of a kernel that computes in half vectors."""
+    return torch.get_num_threads() * (_noted_products(shapes) + 2 * _PAGE) + ALIGNMENT
 
 
 def from_one(shapes: Convolution) -> int:

@@ -54,8 +54,9 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
         return 0
     steps, batch, width = map(concrete_size, given.shape)
     element = given.element_size()
-    at_once = steps if batch == 1 or (is_half(given) and may_use_tiles()) else 1
-    gates = _pages(at_once * batch * _row(_GATES * hidden, _FLOAT)) + _pages(batch * _row(hidden, element))
+    gates = _pages(_steps_at_once(given) * batch * _row(_GATES * hidden, _FLOAT)) + _pages(
+        batch * _row(hidden, element)
+    )
     tables = _PAGE + _OF_ALL + torch.get_num_threads() * _OF_THREAD
     if given.dtype is torch.float16:  # each thread has some weights as floats
         tables += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
@@ -80,9 +81,30 @@ def lstm_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     given, hidden = args[0], args[2].shape[1]
     steps, batch, width = given.shape
     gates = _GATES * hidden
+    if is_half(given):
+        return _half_backward_bytes(given, hidden)
     weights = sum(each * _row(gates, _FLOAT) + _laid_out(each, gates) for each in (width, hidden))
     few = 3 * batch * hidden * _FLOAT + 3 * gates * _FLOAT + _TABLES
     return int(weights + steps * batch * (_row(gates, _FLOAT) + hidden * _FLOAT) + few)
+
+
+def _half_backward_bytes(given: Tensor, hidden: int) -> int:
+    """The same in half precision: all gradients come as floats, too, but the gates only those of one step."""
+    steps, batch, width = map(concrete_size, given.shape)
+    element, gates = given.element_size(), _GATES * hidden
+    both = element + _FLOAT
+    weights = sum(
+        gates * round_up(each, 2 * vector_size()) * element + each * _row(gates, _FLOAT) for each in (width, hidden)
+    )
+    at_once = steps if may_use_tiles() else 1
+    one_step = _pages(at_once * batch * _row(gates, _FLOAT)) + _TABLES
+    return weights + (steps + 2) * batch * hidden * both + gates * (both + _FLOAT) + one_step
+
+
+def _steps_at_once(given: Tensor) -> int:
+    """Gates of all steps are computed at once for one sample, and with tiles, of which less is known."""
+    steps, batch, _ = map(concrete_size, given.shape)
+    return steps if batch == 1 or (is_half(given) and may_use_tiles()) else 1
 
 
 def _laid_out(width: int, rows: int) -> int:

@@ -25,6 +25,7 @@ from fxpasses.partitioners.costs.kernels.convolution_kernels import (
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.convolution_sums import sums_in_floats, sums_of_threads
 from fxpasses.partitioners.costs.kernels.convolution_tables import (
+    few_table_bytes,
     more_table_bytes,
     picked_bytes,
     sample_in_floats,
@@ -36,7 +37,7 @@ from fxpasses.partitioners.costs.kernels.convolution_tiles import (
     sums_in_tiles,
     weight_in_tiles,
 )
-from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, LARGEST_VECTOR
+from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, LARGEST_VECTOR, round_up
 
 __all__ = [
     "data_in_blocks",
@@ -115,7 +116,8 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
         return max(spread + more + added + shapes.result_bytes + weight + own, in_blocks, 3 * own)
     if not (block := shapes.block):
         is_wide = shapes.is_half or shapes.made > shapes.vector // 2
-        spread = max(_spread_groups(shapes, own), 3 * own) if shapes.is_strided and is_wide else 0
+        added = _added(shapes, has_bias=has_bias and shapes.is_uneven)
+        spread = max(_spread_groups(shapes, own) + added, 3 * own) if shapes.is_strided and is_wide else 0
         return max(spread, in_columns(shapes, own, before_bias=before_bias))
     result, source = shapes.in_blocks(shapes.result, block), shapes.in_blocks(shapes.source, block)
     before_bias = source + ALIGNMENT if has_bias else 0
@@ -261,7 +263,15 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     is_small = shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise
     if (shapes.is_half or is_small) and not has_tables:
         spread = table_bytes(shapes) + more_table_bytes(shapes)
-    return max(unfolded, weight + spread + before_bias)
+    return max(unfolded, weight + spread + before_bias, _in_half_vectors(shapes))
+
+
+def _in_half_vectors(shapes: Convolution) -> int:
+    """The weight and tables of a kernel in floats for groups of few channels, which fill half a vector."""
+    if shapes.is_half or shapes.is_depthwise or shapes.vector != LARGEST_VECTOR:
+        return 0
+    channels = round_up(shapes.channels, shapes.vector // 2)
+    return shapes.groups * channels * shapes.made * shapes.kernel_bytes + few_table_bytes(shapes)
 
 
 def _weight_in_order(shapes: Convolution, along: int, other: int) -> int:

@@ -272,11 +272,16 @@ def test_an_lstm_lays_out_its_weights_and_keeps_all_states(
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("steps", "batch", "width", "hidden"), [(20, 4, 32, 64), (50, 4, 256, 256), (60, 2, 28, 28), (5, 16, 128, 64)]
+    ("steps", "batch", "width", "hidden"),
+    [(20, 4, 32, 64), (50, 4, 256, 256), (60, 2, 28, 28), (5, 16, 128, 64), (20, 1, 64, 64)],
 )
-def test_the_backward_of_an_lstm_lays_out_its_weights(steps: int, batch: int, width: int, hidden: int) -> None:
-    layer, given = nn.LSTM(width, hidden), torch.randn(steps, batch, width, requires_grad=True)
+def test_the_backward_of_an_lstm_lays_out_its_weights(
+    steps: int, batch: int, width: int, hidden: int, dtype: torch.dtype
+) -> None:
+    layer = nn.LSTM(width, hidden, dtype=dtype)
+    given = torch.randn(steps, batch, width, dtype=dtype, requires_grad=True)
     func = aten.mkldnn_rnn_layer_backward.default
     seen: list[tuple[Any, ...]] = []
 
@@ -295,7 +300,7 @@ def test_the_backward_of_an_lstm_lays_out_its_weights(steps: int, batch: int, wi
 
     made = sum(tensor.nbytes for tensor in tensors_in(result))
     real = allocated_peak(lambda: func(*args)) - made
-    assert real <= scratch_bytes(func, args, result) <= 1.1 * real + 26_000
+    assert real <= scratch_bytes(func, args, result) <= (2 if has_tiles(dtype) else 1.1) * real + 26_000
 
 
 x, half, whole = torch.randn(64, 64), torch.randn(64, 64).bfloat16(), torch.randint(1, 9, (64, 64))
