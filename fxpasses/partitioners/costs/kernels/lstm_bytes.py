@@ -52,7 +52,7 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     given, weight, hidden = args[0], args[1], args[10]
     if torch.is_grad_enabled():  # as large as what is kept for the backward, and counted there
         return 0
-    steps, batch, width = map(concrete_size, given.shape)
+    _, batch, width = map(concrete_size, given.shape)
     element = given.element_size()
     gates = _pages(_steps_at_once(given) * batch * _row(_GATES * hidden, _FLOAT)) + _pages(
         batch * _row(hidden, element)
