@@ -59,13 +59,15 @@ def check_budgets(
     if step is None:
         course = follow_placed(figures.memory, runs.assignment, device_of)
         peaks = {name: course.memory(name).peak for name in course.held}
-        alive = _alive(figures, runs, course)
-    else:
-        steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory, in_order=in_order)
-        peaks = {name: steps.memory(name).peak for name in steps.held}
-        alive = _beside_constants(figures, runs, peaks)
+        return Seen(_over(topology, peaks), _alive(figures, runs, course), peaks)
+    steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory, in_order=in_order)
+    peaks = {name: steps.memory(name).peak for name in steps.held}
+    return Seen(_over(topology, peaks), _beside_constants(figures, runs, peaks), peaks)
+
+
+def _over(topology: Topology, peaks: Mapping[str, int]) -> dict[str, int]:
     over = {name: peak - topology[name].memory for name, peak in peaks.items()}
-    return Seen({name: int(size) for name, size in over.items() if size > 0}, alive, peaks)
+    return {name: int(size) for name, size in over.items() if size > 0}
 
 
 def _alive(figures: GraphFigures, runs: Runs, course: MemoryCourse) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
-"""A graph as a training step sees it: what its operators keep, at the moments at which a device may be fullest.
+"""A graph as a training step sees it: what its operators keep at moments at which a device may be fullest.
 
-None of these moments needs more than a placement does, but for what a backward is supposed to need.
+Each moment is a sum over the operators of a device, so that solvers can count it, and no placement needs less.
 """
 
 from __future__ import annotations

@@ -210,12 +210,17 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
     def trained(self) -> dict[Node, Node]:
         """For each parameter the node whose backward made the gradient that it has in the end.
 
-        Where what came was somebody else's, too, that is a copy: made like a sum, by autograd itself.
+        Where what came was somebody else's, too, that is a copy: made like a sum, by autograd itself. A sparse one, as
+        of an embedding, counts as if all of it were there: nobody knows what optimizers make of it.
         """
-        found = {}
+        found, place = {}, {node: at for at, node in enumerate(self.forward.graph.nodes)}
         for node in self.forward.differentiable:
             gradient = self.forward.env[node].grad if node.op == "get_attr" else None
-            if gradient is not None and (stay := self._staying.get(storage_key(gradient))) is not None:
+            if gradient is not None and gradient.layout is not torch.strided:
+                users = dict.fromkeys(user for user in node.users if user in self.forward.differentiable)
+                found[node] = min(users, key=place.__getitem__)
+                self.stays.append(Stay(value_bytes(node), found[node], readers=users, gradient_of={node: None}))
+            elif gradient is not None and (stay := self._staying.get(storage_key(gradient))) is not None:
                 found[node] = stay.made_by
                 if node not in stay.gradient_of:
                     stay.gradient_of[node], stay.is_sum = None, True

@@ -4,13 +4,11 @@ A problem for the solvers knows memory only roughly: what is alive depends on wh
 counts only what must be on a device in any case: its bound holds for every placement, and if it has no answer there is
 none. An answer is checked against :func:`~fxpasses.partitioners.costs.memory.predict_memory`; where it passes a
 budget, the next problem counts what was seen to be alive beside each operator, or has a budget that is smaller by what
-was over. Along the graph's own order bytes are known for all runs, and the best cut of it is an answer, too.
+was over. Along the graph's own order bytes are known for all runs, and the best cut of it is an answer, too. In
+training the moment at which the optimizer steps is a problem of its own, whose bound holds for every placement, too.
 """
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -18,35 +16,39 @@ import numpy as np
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.shared_state import sent_state
-from fxpasses.partitioners.placing.budget_checks import Seen
-from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_in_turns, runs_of
+from fxpasses.partitioners.placing.device_runs import runs_by_schedule, runs_in_turns
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.graph_problems import homes_of
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.searches.asked_again import (
+    solved_again,
+    with_smaller_budgets,
+    with_what_is_alive,
+)
+from fxpasses.partitioners.placing.searches.checked_answers import Checked, Solver, answer_if_any, answer_to
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
-from fxpasses.partitioners.placing.searches.tight_budgets import with_less, with_room_to_spare
+from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
 from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
     SHORT,
     begun_anew,
     seconds_of_leaps,
-    shares_of_questions,
 )
 from fxpasses.partitioners.placing.state_nodes import StateNode
-from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
+from fxpasses.partitioners.placing.training_figures import stepping_figures
+from fxpasses.partitioners.solvers import PlacementSolution, solve_placement
 
 __all__ = ["search"]
 
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
-Solver = Callable[[PlacementProblem], PlacementSolution]
-Again = Callable[[Request, Seen], PlacementSolution | None]
-"""The answer to another problem after a placement that passed budgets, if there is one."""
+STEPPING = 0.5
+"""What the question about the moment at which the optimizer steps gets of the seconds of the first."""
 
 
 def search(
@@ -104,8 +106,8 @@ def _has_room(cuts: KnownCuts, request: Request, solve: Solver) -> bool:
     short = attrs.evolve(request, time_budget=0.0, effort=0.0, explain="never").problem(
         cuts.figures, "free", cuts.figures.needs
     )
-    solution = _if_any(short, solve)
-    return solution is not None and _Checked.of(cuts.figures, request, solution, 0.0).fits
+    solution = answer_if_any(short, solve)
+    return solution is not None and Checked.of(cuts.figures, request, solution, 0.0).fits
 
 
 @attrs.frozen(eq=False)
@@ -121,16 +123,22 @@ def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: 
     figures = cuts.figures
     first = request.problem(figures, contiguity, figures.needs)
     try:
-        solution = _answer(first, solve)
+        solution = answer_to(first, solve)
     except InfeasibleError as error:
         raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
-    checked = None if solution is None else _Checked.of(figures, request, solution, first.program_effort)
+    checked = None if solution is None else Checked.of(figures, request, solution, first.program_effort)
+    answers = list[Found]()
     if checked is not None and checked.fits and request.objective != "memory":
-        answers = [_finished(figures, checked, contiguity, bound, solve)]
+        answers.append(_finished(figures, checked, contiguity, bound, solve))
         if (request.objective, contiguity) == ("latency", "free") and not answers[0].is_best:
             answers += near_placements(figures, request, first, [answers[0].runs], bound)  # as parts run, not operators
         return _Several(answers, bound)
+    if request.training is not None and (stepped := _while_stepping(figures, request, contiguity, solve)) is not None:
+        bound = max(bound, stepped.solution.bound)
+        answers += [_finished(figures, stepped, contiguity, bound, solve)] if stepped.fits else []
+        if any(found.is_best for found in answers):
+            return _Several(answers, bound)
     known = cuts.best
     if known is not None and contiguity == "pipeline":
         if known.missing_bytes:
@@ -138,7 +146,7 @@ def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: 
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
             return _Several([known.found.as_kind(contiguity, bound)], bound)
-    answers = _answers(cuts, contiguity, bound, checked, solve)
+    answers += _answers(cuts, contiguity, bound, checked, solve)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
@@ -148,8 +156,25 @@ def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: 
     return _Several(answers, bound)
 
 
+def _while_stepping(figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver) -> Checked | None:
+    """The answer to what is there while the optimizer steps: where parameters are large, that is the worst moment.
+
+    Raises:
+        InfeasibleError: proven that no placement of this kind keeps the budgets then.
+    """
+    assert request.training is not None
+    shorter = attrs.evolve(request, time_budget=STEPPING * request.time_budget)
+    stepping = stepping_figures(figures, request.training)
+    problem = shorter.problem(stepping, contiguity, np.zeros_like(figures.needs))
+    try:
+        solution = answer_to(problem, solve)
+    except InfeasibleError as error:
+        raise told_more(figures, request, contiguity, error) from None
+    return None if solution is None else Checked.of(figures, request, solution, problem.program_effort)
+
+
 def _answers(
-    cuts: KnownCuts, contiguity: Contiguity, bound: float, checked: _Checked | None, solve: Solver
+    cuts: KnownCuts, contiguity: Contiguity, bound: float, checked: Checked | None, solve: Solver
 ) -> list[Found]:
     """What is found where the first answer passes a budget, or where the solvers do not see what is made small.
 
@@ -162,98 +187,15 @@ def _answers(
         refuse_if_proven(figures, cuts.request, contiguity)
     answers = [checked]
     if checked is not None and not fits:
-        first = _solved_again(figures, checked, _with_what_is_alive(figures, contiguity, solve))
-        answers = [first]
-        if first is None or contiguity == "free":
-            answers.append(_solved_again(figures, checked, _with_smaller_budgets(figures, contiguity, solve)))
+        again = solved_again(figures, checked, with_what_is_alive(figures, contiguity, solve))
+        answers = [again]
+        if again is None or contiguity == "free":
+            answers.append(solved_again(figures, checked, with_smaller_budgets(figures, contiguity, solve)))
     found = [_finished(figures, each, contiguity, bound, solve) for each in answers if each is not None]
     return found if along is None else [*found, along.as_kind(contiguity, bound)]
 
 
-@attrs.frozen(eq=False)
-class _Checked:
-    """What the solvers answered to a request, and what was seen when its memory was followed."""
-
-    request: Request
-    solution: PlacementSolution
-    runs: Runs
-    seen: Seen
-    effort: float
-
-    @classmethod
-    def of(cls, figures: GraphFigures, request: Request, solution: PlacementSolution, effort: float) -> _Checked:
-        """Follow the memory of an answer that took some effort."""
-        runs = runs_of(figures.graph_module, homes_of(solution), figures.dependencies, solution.schedule)
-        return cls(request, solution, runs, check_until_over(figures, request, runs), effort)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every budget holds."""
-        return not self.seen.over
-
-
-def _answer(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
-    """The answer to a problem, or None where none was found and none is proven not to exist."""
-    try:
-        return solve(problem)
-    except InfeasibleError:
-        raise
-    except PlacementError:
-        return None
-
-
-def _solved_again(figures: GraphFigures, checked: _Checked, again: Again) -> _Checked | None:
-    """The first answer that keeps the budgets to other problems, each in less time; or None."""
-    effort = 0.0 if checked.request.objective == "latency" else LITTLE_EFFORT * checked.effort
-    first = checked.request.time_budget
-    for share in shares_of_questions(first):
-        request = attrs.evolve(checked.request, time_budget=share * first, effort=effort, explain="never")
-        solution = again(request, checked.seen)
-        if solution is None:
-            return None
-        checked = _Checked.of(figures, request, solution, effort)
-        if checked.fits:
-            return checked
-    return None
-
-
-def _with_what_is_alive(figures: GraphFigures, contiguity: Contiguity, solve: Solver) -> Again:
-    """Problems that count what was seen to be alive beside each operator."""
-    live = figures.needs
-
-    def again(request: Request, seen: Seen) -> PlacementSolution | None:
-        nonlocal live
-        live = np.maximum(seen.alive, (live + figures.needs) // 2)
-        solution = _if_any(request.problem(figures, contiguity, live), solve)
-        if solution is None:  # that proves nothing: what is alive beside an operator may be less elsewhere
-            live = (live + figures.needs) // 2
-            solution = _if_any(request.problem(figures, contiguity, live), solve)
-        return solution
-
-    return again
-
-
-def _with_smaller_budgets(figures: GraphFigures, contiguity: Contiguity, solve: Solver) -> Again:
-    """Problems whose budgets are smaller by what was over."""
-    margin = Counter[str]()
-
-    def again(request: Request, seen: Seen) -> PlacementSolution | None:
-        margin.update(seen.over)
-        problem = request.problem(figures, contiguity, figures.needs)
-        smaller = [with_less(device, margin[device.name]) for device in problem.devices]
-        return _if_any(attrs.evolve(problem, devices=smaller), solve)
-
-    return again
-
-
-def _if_any(problem: PlacementProblem, solve: Solver) -> PlacementSolution | None:
-    try:
-        return solve(problem)
-    except PlacementError:
-        return None
-
-
-def _finished(figures: GraphFigures, checked: _Checked, contiguity: Contiguity, bound: float, solve: Solver) -> Found:
+def _finished(figures: GraphFigures, checked: Checked, contiguity: Contiguity, bound: float, solve: Solver) -> Found:
     """An answer that keeps the budgets, made better by what the solvers do not know."""
     request, solution = checked.request, checked.solution
     found = Found.of(figures, request, contiguity, checked.runs, bound)

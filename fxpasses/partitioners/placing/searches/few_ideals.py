@@ -5,6 +5,9 @@ more can be known: what a device holds that runs from one ideal to another depen
 program over ideals runs with the bytes that are needed in any case, the memory of its answer is followed, and what a
 run turned out to need is written down for it; then the program runs again, until its answer keeps the budgets. As
 nothing was struck out that fits, that answer is the best there is; and where no way is left, no pipeline fits.
+
+Where ideals are many the same is done with some of them, and in training with what a run is expected to need. Then the
+answer is a good one, and nothing is proven.
 """
 
 from __future__ import annotations
@@ -146,7 +149,7 @@ class _RunTable:
         else:
             step = request.training
             problems = (
-                request.problem(stepping_figures(figures, step), "pipeline", figures.needs),
+                request.problem(stepping_figures(figures, step), "pipeline", np.zeros_like(figures.needs)),
                 request.problem(figures, "pipeline", backward_live(figures, step)),
             )
             held = [pair_bytes(with_bytes(units, tables_of(each)), family) for each in problems]
@@ -195,10 +198,10 @@ class _RunTable:
         seen = check_until_over(self.figures, self.request, runs, always=True)
         changed = False
         for device, first, last in steps:
-            need = self.need[self._kind(device)]
-            peak = max(need[first, last], seen.peaks.get(names[device], 0))
-            changed |= peak > need[first, last]
-            need[first, last] = peak
+            need, peak = self.need[self._kind(device)], seen.peaks.get(names[device], 0)
+            known = peak if self.request.training is not None else max(need[first, last], peak)
+            changed |= known != need[first, last]
+            need[first, last] = known
         return None if seen.over else runs, not changed or self.request.objective != "memory"
 
     def _kind(self, device: int) -> int:

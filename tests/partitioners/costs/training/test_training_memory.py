@@ -308,6 +308,24 @@ def test_the_predicted_peak_of_a_training_step_is_what_is_allocated(name: str, i
     assert real - tables <= memory.peak <= more * real + tables
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_counts_as_if_all_of_it_were_there(kind: type[nn.Embedding] | type[nn.EmbeddingBag]) -> None:
+    """torch said of a model with such a gradient that a SparseTensorImpl has no storage."""
+    torch.manual_seed(0)
+    places = (torch.randint(0, 50, (4, 8)),)
+    module = captured(nn.Sequential(kind(50, 64, sparse=True), nn.Linear(64, 64)), places)
+    (memory,) = predicted(module, Training(0)).values()
+
+    def step() -> None:
+        module(*places).sum().backward()
+        for parameter in module.parameters():
+            parameter.grad = None
+
+    held = sum(tensor.nbytes for tensor in (*places, *used_state(module)))
+    assert memory.gradients == sum(parameter.nbytes for parameter in module.parameters())
+    assert allocated_peak(step) + held <= memory.peak
+
+
 WEIGHTS = torch.rand(64)
 ONE_ZERO = torch.ones(4, 64, 64).index_put((torch.tensor(1),) * 3, torch.tensor(0.0))
 ON_CPU = {
