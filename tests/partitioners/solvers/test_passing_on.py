@@ -127,7 +127,7 @@ def test_the_relaxed_problem_alone_finds_the_answer(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(pipelines, "MANY_VIEWS", 1)
     monkeypatch.setattr(pipelines, "LADDER", (1,))
-    monkeypatch.setattr(pipelines, "improved", lambda _search, best: best)
+    monkeypatch.setattr(pipelines, "improved", lambda _search, best, *_steps: best)
     monkeypatch.setattr(pipelines, "smallest", only_relaxed)
     solution = solve_placement(problem)
 

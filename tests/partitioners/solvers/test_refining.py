@@ -96,7 +96,7 @@ def test_answers_found_by_refining_are_those_of_brute_force(seed: int, monkeypat
     monkeypatch.setattr(refining, "FIRST", 2)
     monkeypatch.setattr(certifying, "FEW", 0)
     monkeypatch.setattr(pipelines, "LADDER", (1,))
-    monkeypatch.setattr(pipelines, "improved", lambda _search, best: best)
+    monkeypatch.setattr(pipelines, "improved", lambda _search, best, *_steps: best)
     problem = sending_problem(seed)
 
     assert_solved_as_by_brute_force(problem)

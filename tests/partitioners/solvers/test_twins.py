@@ -55,7 +55,7 @@ def test_the_best_pipeline_is_that_of_brute_force(seed: int, is_refined: bool, m
         monkeypatch.setattr(refining, "FIRST", 2)
         monkeypatch.setattr(certifying, "FEW", 0)
     monkeypatch.setattr(pipelines, "LADDER", (1,))
-    monkeypatch.setattr(pipelines, "improved", lambda _search, best: best)
+    monkeypatch.setattr(pipelines, "improved", lambda _search, best, *_steps: best)
     draw = random.Random(seed)
     problem = attention(draw, memory=draw.choice([12, 14, 100]))
 

@@ -44,8 +44,8 @@ __all__ = ["BestPipeline", "best_pipeline"]
 
 Bools = NDArray[np.bool_]
 
-IDEALS, CELLS = 1500, 2e7
-"""Ideals, and pairs of them times steps from one set of devices to the next, up to which the program runs."""
+IDEALS, MOST_IDEALS, CELLS = 1500, 2000, 2e7
+"""Ideals in a second, and at most, and pairs of them times steps from one set of devices to the next in a second."""
 ORDERS = 12
 """Orders whose prefixes are looked at, at most, where there are more ideals."""
 SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
@@ -73,11 +73,23 @@ class BestPipeline:
 def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | None:
     """Look at all pipelines of a graph that has few ideals, or at those along some orders; None where these are many.
 
-    Nothing is proven along some orders, nor in training, where what a device holds depends on the others, too.
+    Nothing is proven along some orders, nor in training, where what a device holds depends on the others, too. With
+    more ideals more answers pass budgets before one keeps them, so it is asked with fewer first.
     """
-    table = _RunTable.of(figures, request)
-    if table is None:
-        return None
+    known: BestPipeline | None = None
+    for seconds in dict.fromkeys((1.0, max(1.0, request.time_budget))):
+        table = _RunTable.of(figures, request, seconds)
+        if table is None:
+            break
+        known = _better(_looked_at(table), known)
+        if table.is_whole:
+            break
+    return known
+
+
+def _looked_at(table: _RunTable) -> BestPipeline:
+    """What is known once the runs of a table are, as far as there is time for that."""
+    figures, request = table.figures, table.request
     rounds, best = table.rounds(request.time_budget), None
     for most in table.numbers_of_devices():
         for round_ in range(rounds):
@@ -98,6 +110,15 @@ def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | Non
     return BestPipeline(best, 0.0, missing_bytes=missing)
 
 
+def _better(known: BestPipeline, before: BestPipeline | None) -> BestPipeline:
+    """What is known with what was found before, which proves nothing."""
+    if before is None or before.found is None:
+        return known
+    if known.found is None:
+        return before
+    return min(known, before, key=lambda each: math.inf if each.found is None else each.found.value)
+
+
 @attrs.frozen(eq=False)
 class _RunTable:
     """What a device takes and needs that runs from one ideal to another.
@@ -111,7 +132,7 @@ class _RunTable:
         load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
         work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
-        is_exact: Whether these are all ideals, and no run needs less.
+        is_whole: Whether these are all ideals.
     """
 
     figures: GraphFigures
@@ -122,15 +143,15 @@ class _RunTable:
     load: tuple[Floats, ...]
     work: tuple[Floats, ...]
     need: tuple[Floats, ...]
-    is_exact: bool
+    is_whole: bool
 
     @classmethod
-    def of(cls, figures: GraphFigures, request: Request) -> _RunTable | None:
+    def of(cls, figures: GraphFigures, request: Request, seconds: float) -> _RunTable | None:
         problem = request.problem(figures, "pipeline", figures.needs)
         tables = tables_of(problem)
         units = reduce_problem(problem, tables)
         classes = tuple(_apart(request.topology, device_classes(problem, tables, units), links_differ(tables)))
-        most = min(IDEALS, math.isqrt(int(CELLS / States.count(classes) / len(classes))))
+        most = _most_ideals(States.count(classes) * len(classes), seconds)
         words = all_ideals(units, most)
         is_whole = words is not None
         if words is None:
@@ -155,8 +176,12 @@ class _RunTable:
             held = [pair_bytes(with_bytes(units, tables_of(each)), family) for each in problems]
             need = np.maximum(*held)
         needs = tuple(need.copy() for _ in classes)
-        is_exact = is_whole and request.training is None
-        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs, is_exact)
+        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs, is_whole)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no pipeline is left out, and no run needs less than is known."""
+        return self.is_whole and self.request.training is None
 
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""
@@ -248,6 +273,11 @@ class _RunTable:
             if before == [self.need[self._kind(device)][first, last] for device, first, last in steps]:
                 break
         return int(least)
+
+
+def _most_ideals(steps: int, seconds: float) -> int:
+    """How many there may be, with so many steps between sets of devices, if that may take some seconds."""
+    return math.isqrt(int(min(min(IDEALS**2 * seconds, MOST_IDEALS**2), CELLS * seconds / steps)))
 
 
 def _along_orders(units: Units, most: int, seed: int) -> Words | None:

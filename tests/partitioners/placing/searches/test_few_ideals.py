@@ -66,9 +66,27 @@ def test_along_some_orders_where_cuts_are_too_many(monkeypatch: pytest.MonkeyPat
     assert found.gap < 0.01
     memory = predict_memory(graph, found.assignment, found.device_of)
     assert all(memory[device.name].peak <= device.memory for device in devices if device.name in memory)
+    more = place_by_device(graph, devices, objective="throughput", contiguity="pipeline", time_budget=4)
+    assert more.objective_value <= found.objective_value
     monkeypatch.setattr(few_ideals, "_along_orders", lambda *_args: None)
     without = place_by_device(graph, devices, objective="throughput", contiguity="pipeline")
     assert without.gap > 0.03
+
+
+def test_with_more_time_fewer_ideals_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more of them the first answers pass budgets more often, and none may be left when time is over."""
+    graph = exported(Residual(), torch.randn(2, 8, 8, 8))
+    devices = fake_devices(3, memory=[144_527, 72_263, 72_263], flops=[1e9, 5e8, 5e8])
+    sizes = []
+    along = few_ideals._along_orders
+    monkeypatch.setattr(few_ideals, "IDEALS", 60)
+    monkeypatch.setattr(
+        few_ideals, "_along_orders", lambda units, most, seed: (sizes.append(most), along(units, most, seed))[1]
+    )
+
+    place_by_device(graph, devices, objective="throughput", contiguity="pipeline", time_budget=4)
+
+    assert sizes == [60, 120]
 
 
 def test_what_a_step_needs_is_expected_before_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
