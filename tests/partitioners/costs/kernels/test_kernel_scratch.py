@@ -83,14 +83,14 @@ def test_products_of_groups_need_what_the_largest_can_need(name: str) -> None:
     """Experts: which rows belong to which is in the data, so the worst counts."""
     left, right = (each.bfloat16() for each in GROUPED[name]())
 
-    def product(ends: list[int]) -> Tensor:
-        offsets = None if name == "alike" else torch.tensor(ends, dtype=torch.int32)
-        return torch._grouped_mm(left, right, offs=offsets)
+    groups = [torch.tensor(ends, dtype=torch.int32) for ends in ENDS]  # made here, as their bytes are no scratch
 
-    worst = max(beside_its_result(lambda: product(ends)) for ends in ENDS)  # noqa: B023 - it is called at once
+    def product(offsets: Tensor) -> Tensor:
+        return torch._grouped_mm(left, right, offs=None if name == "alike" else offsets)
 
-    offsets = torch.tensor(ENDS[0], dtype=torch.int32)
-    told = scratch_bytes(aten._grouped_mm.default, (left, right, offsets), product(ENDS[0]))
+    worst = max(beside_its_result(lambda: product(each)) for each in groups)  # noqa: B023 - it is called at once
+
+    told = scratch_bytes(aten._grouped_mm.default, (left, right, groups[0]), product(groups[0]))
     assert worst <= told <= 1.5 * worst + 2**12
 
 
