@@ -14,6 +14,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_reasons import ONE_OPERATOR, TOO_LARGE_TOGETHER
 from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.partitioners.placing.training_figures import storages_of
 from fxpasses.units import format_bytes
 
 __all__ = ["lacking_in_training", "refuse_too_large_to_step"]
@@ -54,7 +55,7 @@ def refuse_too_large_to_step(figures: GraphFigures, topology: Topology, step: Tr
 
 def _refuse_operators(figures: GraphFigures, topology: Topology, step: TrainingStep) -> None:
     """What only one operator uses is where it runs, with all that is there for it while the optimizer steps."""
-    training, trained = step.training, _trained(figures, step)
+    training, trained = step.training, storages_of(figures, step.needs.trained)
     largest = max(device.memory for device in topology.devices)
     users = Counter(storage for constants in figures.constants for storage in constants)
     for node, constants in zip(figures.nodes, figures.constants, strict=True):
@@ -72,15 +73,10 @@ def _refuse_operators(figures: GraphFigures, topology: Topology, step: TrainingS
             )
 
 
-def _trained(figures: GraphFigures, step: TrainingStep) -> set[int]:
-    """The storages of what is trained."""
-    return {storage for node in step.needs.trained for storage in figures.effects.storages(node)}
-
-
 def _needed_to_step(figures: GraphFigures, step: TrainingStep) -> Iterator[int]:
     """For each node the bytes of the parameters that none before it uses, and of all that is there for them."""
     seen = set[int]()
-    trained = _trained(figures, step)
+    trained = storages_of(figures, step.needs.trained)
     for constants in figures.constants:
         fresh = {storage: size for storage, size in constants.items() if storage not in seen}
         seen.update(fresh)

@@ -5,14 +5,27 @@ Each moment is a sum over the operators of a device, so that solvers can count i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from torch.fx import Node
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 
-__all__ = ["backward_live", "stepping_figures", "training_figures"]
+__all__ = ["backward_live", "stepping_figures", "storages_of", "training_figures"]
+
+
+def storages_of(figures: GraphFigures, state: Iterable[Node]) -> set[int]:
+    """The storages of some parameters and buffers."""
+    return {storage for node in state for storage in figures.effects.storages(node)}
+
+
+def _sent(figures: GraphFigures) -> set[int]:
+    """Those of what one device sends to others that use it, too: a node of its own counts what is kept for it."""
+    return storages_of(figures, (state.names[0] for state in figures.shared_state))
 
 
 def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
@@ -21,10 +34,8 @@ def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     At the end of the forward a device holds its parameters, what the optimizer keeps for them, and all that its
     operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
     """
-    effects, needs, training = figures.effects, step.needs, step.training
-    trained = {storage for node in needs.differentiable if node.op == "get_attr" for storage in effects.storages(node)}
-    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
-    grows = trained - sent
+    needs, training = step.needs, step.training
+    grows = storages_of(figures, (node for node in needs.differentiable if node.op == "get_attr")) - _sent(figures)
     constants: list[dict[int, int]] = []
     for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
         grown = {
@@ -53,9 +64,7 @@ def stepping_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     What was saved is gone then; all gradients are there, and what the optimizer makes. Where parameters are large that
     is more than at the end of the forward, and no placement needs less.
     """
-    effects, training = figures.effects, step.training
-    trained = {storage for node in step.needs.trained for storage in effects.storages(node)}
-    sent = {storage for state in figures.shared_state for storage in effects.storages(state.names[0])}
+    training, trained, sent = step.training, storages_of(figures, step.needs.trained), _sent(figures)
     grown = training.times_in_step / (1 + training.optimizer_slots)
     constants = [
         {

@@ -282,9 +282,9 @@ def _most_ideals(steps: int, seconds: float) -> int:
 
 def _along_orders(units: Units, most: int, seed: int) -> Words | None:
     """The prefixes of as many orders as there may be ideals; None if there may be fewer than along one."""
-    words = None
+    words, orders = None, linear_orders(units, ORDERS, seed)
     for count in range(1, ORDERS + 1):
-        more = prefixes(linear_orders(units, ORDERS, seed)[:count])
+        more = prefixes(orders[:count])
         if len(more) > most:
             break
         words = more
