@@ -75,7 +75,7 @@ class Residence:
             entered, left = self.spans[self.part_of[user]]
             is_inside = node in self.position and self.part_of[user] == self.part_of[node]
             stop = self.position[user] if is_inside else left
-            begin = start if device == own else self.position[user] if own is None else entered
+            begin = start if device == own else entered
             first[device] = min(first.get(device, begin), begin)
             last[device] = max(last.get(device, stop), stop)
             if own is not None and device != own:

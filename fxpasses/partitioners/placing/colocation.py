@@ -3,11 +3,12 @@
 What must: a tuple and what takes it apart; what touches a storage up to its last write; all users of state that the
 model writes; what runs between switches of torch's state that parts cannot set again. What loses nothing: views that
 are all that is used of a value, and together no larger, go where that value is made, and a view of a constant goes
-where its one user is.
+where its one user is. And what only counts, as a batch norm does its batches, goes where its module is.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
@@ -15,7 +16,7 @@ from networkx.utils import UnionFind
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.metadata import value_of
+from fxpasses.metadata import module_stack, value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, is_compute, value_bytes
 from fxpasses.partitioners.grouping.keep_together import region_groups
 from fxpasses.partitioners.placing.joint_graphs import backward_by_number, backward_by_order
@@ -40,8 +41,8 @@ def kept_together(
         pins: The device of each pinned node; what would lose nothing by sharing a device is not kept from its pin.
     """
     hard = must_share(figures)
-    views = [group for group in _views(figures) if alone.isdisjoint(group)]
-    return [group for group in (*hard, *_following_pins(views, hard, pins or {})) if len(group) > 1]
+    soft = [group for group in (*_views(figures), *_counters(figures, hard)) if alone.isdisjoint(group)]
+    return [group for group in (*hard, *_following_pins(soft, hard, pins or {})) if len(group) > 1]
 
 
 def _following_pins(
@@ -129,6 +130,39 @@ def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
     for base, found in views.items():
         if len(found) == len(base.users) and sum(map(value_bytes, found)) <= value_bytes(base):
             yield from ((base, view) for view in found)
+
+
+def _counters(figures: GraphFigures, hard: Iterable[tuple[Node, ...]]) -> Iterator[tuple[Node, Node]]:
+    """What only updates state, from nothing but state, with the next operator of its module, or the last one before.
+
+    Nothing ties the counter of a batch norm to it but that both are of one module, whose state is in one place then.
+    """
+    if not figures.effects.written_storages:
+        return
+    joined: UnionFind[Node] = UnionFind(figures.nodes)
+    for node in figures.nodes:
+        joined.union(node, *(user for user in node.users if is_compute(user)))
+    for group in hard:
+        joined.union(*group)
+    tied = {joined[node] for node in figures.nodes if any(not is_compute(user) for user in node.users)}
+    for given in figures.graph_module.graph.find_nodes(op="placeholder"):
+        tied.update(joined[user] for user in given.users if user in figures.position)
+    counting = [node for node in figures.nodes if joined[node] not in tied]
+    mates: dict[object, list[Node]] = {}
+    for node in figures.nodes:
+        if joined[node] in tied:
+            mates.setdefault(_module_of(node), []).append(node)
+    for node in counting:
+        own = mates.get(_module_of(node), [])
+        place = bisect_left(own, figures.position[node], key=figures.position.__getitem__)
+        if own and _module_of(node):
+            yield node, own[min(place, len(own) - 1)]
+
+
+def _module_of(node: Node) -> str:
+    """The path of the module that a node is of; empty where that is not known."""
+    entry = next(reversed(module_stack(node).values()), "")
+    return str(entry[0] if isinstance(entry, tuple) else entry)
 
 
 def _base_of(figures: GraphFigures, node: Node) -> Node | None:

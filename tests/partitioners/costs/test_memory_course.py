@@ -76,6 +76,21 @@ def memory(model: nn.Module, args: tuple[Tensor, ...], **parts: str) -> dict[str
     return predict_memory(graph, assignment, {part: devices[part[0]] for part in parts})
 
 
+def test_an_input_from_elsewhere_is_there_while_its_part_runs_however_late_it_is_used() -> None:
+    class LateInput(nn.Module):
+        def forward(self, x: Tensor, late: Tensor) -> Tensor:
+            return x.relu().sin().cos().sum() + late
+
+    graph = torch.export.export(LateInput(), (torch.randn(64, 64), torch.randn(64, 64))).module(check_guards=False)
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assignment = Assignment.of(graph, {node: "a" if node.name == "relu" else "b" for node in nodes})
+    devices = {"a": Device("a"), "b": Device("b", torch_device="meta")}
+
+    peak = predict_memory(graph, assignment, devices)["b"].peak
+
+    assert peak >= 4 * LARGE  # relu's copy and the late input, beside what two operators make
+
+
 def test_a_copy_is_there_while_its_part_runs_however_late_it_is_used() -> None:
     x = torch.randn(64, 64)
 

@@ -2,9 +2,10 @@
 
 A problem for the solvers counts only the bytes that operators need in any case. Where few ideals lead through a graph,
 more can be known: what a device holds that runs from one ideal to another depends on nothing else. So the dynamic
-program over ideals runs with the bytes that are needed in any case, the memory of its answer is followed, and what a
-run turned out to need is written down for it; then the program runs again, until its answer keeps the budgets. As
-nothing was struck out that fits, that answer is the best there is; and where no way is left, no pipeline fits.
+program over ideals runs with the bytes that are needed in any case; what the runs of its answer need, and the runs that
+could take their place, is counted and written down; then the program runs again, until the memory of its answer, which
+is followed, keeps the budgets. As nothing was struck out that fits, that answer is the best there is; and where no way
+is left, no pipeline fits. Where time runs out before, what the program still hoped for is a bound.
 
 Where ideals are many the same is done with some of them, and in training with what a run is expected to need. Then the
 answer is a good one, and nothing is proven.
@@ -25,8 +26,8 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.certain_bytes import certain_bytes
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
+from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
 from fxpasses.partitioners.placing.training_figures import backward_live, stepping_figures
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
@@ -51,6 +52,10 @@ ORDERS = 12
 SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
 """About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
 LEAST_ROUNDS = 20
+AHEAD, COUNTED, AT_ONCE = 1.2, 6e7, 2e7
+"""How much more than the answer runs may take that are counted with it; and how many of their operators are, in a
+second, and at once."""
+LEAST_SECONDS = 0.5
 
 
 @attrs.frozen(eq=False)
@@ -90,13 +95,17 @@ def best_pipeline(figures: GraphFigures, request: Request) -> BestPipeline | Non
 def _looked_at(table: _RunTable) -> BestPipeline:
     """What is known once the runs of a table are, as far as there is time for that."""
     figures, request = table.figures, table.request
-    rounds, best = table.rounds(request.time_budget), None
+    rounds, best, bound = table.rounds(request.time_budget), None, 0.0
     for most in table.numbers_of_devices():
         for round_ in range(rounds):
-            walked = table.smallest(most)
+            values = table.values()
+            walked = smallest_walk(States.of(table.classes, most), values, in_turn=request.objective == "latency")
             if walked is None:
                 break
             steps, value = walked
+            bound = table.bound(value, most)
+            if table.count(steps, values, value):
+                continue
             runs, is_as_expected = table.follow(steps)
             if runs is None:
                 continue
@@ -105,7 +114,7 @@ def _looked_at(table: _RunTable) -> BestPipeline:
                 return table.best(found, value, most, rounds - round_)
             best = found if best is None else min(best, found, key=lambda each: each.value)
         else:
-            return BestPipeline(best, 0.0)
+            return BestPipeline(best, bound if best is None else min(bound, best.value))
     missing = table.least_missing(request.time_budget) if table.is_exact else 0
     return BestPipeline(best, 0.0, missing_bytes=missing)
 
@@ -132,6 +141,8 @@ class _RunTable:
         load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
         work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
+        counted: The runs whose bytes are counted already, ``(f, f)``.
+        bytes_of: What counts them; None in training, where a run tells too little.
         is_whole: Whether these are all ideals.
     """
 
@@ -143,6 +154,8 @@ class _RunTable:
     load: tuple[Floats, ...]
     work: tuple[Floats, ...]
     need: tuple[Floats, ...]
+    counted: Bools
+    bytes_of: RunBytes | None
     is_whole: bool
 
     @classmethod
@@ -165,8 +178,11 @@ class _RunTable:
         load = spans.loads(everything, everything, np.inf)
         work = tuple(weight[None, :] - weight[:, None] for weight in spans.weight)
         nodes = tuple(tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
+        bytes_of = None
         if request.training is None:
-            need = certain_bytes(figures, units, family, {node: unit for unit, own in enumerate(nodes) for node in own})
+            unit_of = {node: unit for unit, own in enumerate(nodes) for node in own}
+            bytes_of = RunBytes.of(figures, units, family, unit_of)
+            need = bytes_of.least
         else:
             step = request.training
             problems = (
@@ -175,8 +191,10 @@ class _RunTable:
             )
             held = [pair_bytes(with_bytes(units, tables_of(each)), family) for each in problems]
             need = np.maximum(*held)
-        needs = tuple(need.copy() for _ in classes)
-        return cls(figures, request, nodes, family.inside, classes, tuple(load), work, needs, is_whole)
+        needs, counted = tuple(need.copy() for _ in classes), np.zeros(need.shape, dtype=bool)
+        return cls(
+            figures, request, nodes, family.inside, classes, tuple(load), work, needs, counted, bytes_of, is_whole
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -194,10 +212,38 @@ class _RunTable:
         seconds = SECONDS_A_CELL * cells + SECONDS_A_NODE * len(self.figures.nodes)
         return max(LEAST_ROUNDS, int(budget / seconds))
 
-    def smallest(self, most: int) -> tuple[list[Step], float] | None:
-        """The way of the smallest value over runs that are not known to need too much."""
-        values = self._where_it_fits(self.need if self.request.objective == "memory" else self.load)
-        return smallest_walk(States.of(self.classes, most), values, in_turn=self.request.objective == "latency")
+    def values(self) -> list[Floats]:
+        """What is made small, for each run; ``inf`` where it is known to need too much."""
+        return self._where_it_fits(self.need if self.request.objective == "memory" else self.load)
+
+    def bound(self, value: float, most: int) -> float:
+        """What no pipeline is below if the smallest way has a value and no fewer devices will do."""
+        if not self.is_exact or self.request.objective == "latency":  # its parts may run side by side
+            return 0.0
+        return float(most) if self.request.objective == "devices" else value
+
+    def count(self, steps: Sequence[Step], values: Sequence[Floats], value: float) -> bool:
+        """Count the bytes of runs that may be part of an answer as good as a way.
+
+        Returns:
+            Whether one of its own was new; not where there is no time for more.
+        """
+        left = COUNTED * max(LEAST_SECONDS, self.request.time_budget) / len(self.figures.nodes) - self.counted.sum()
+        own = tuple(np.array([step[1:] for step in steps]).T)
+        if self.bytes_of is None or left <= 0 or self.counted[own].all():
+            return False
+        least = np.where(self.counted, np.inf, np.minimum.reduce(list(values)))
+        least[own] = value  # first of all
+        first, last = np.nonzero(least <= value * AHEAD)
+        most = int(min(left, AT_ONCE / len(self.figures.nodes)))
+        if len(first) > most:  # those that take long are likely to be in an answer, and to need much
+            heaviest = np.argpartition(-least[first, last], most)[:most]
+            first, last = np.concatenate([own[0], first[heaviest]]), np.concatenate([own[1], last[heaviest]])
+        counted = self.bytes_of.of_runs(first, last)
+        for need in self.need:
+            need[first, last] = np.maximum(need[first, last], counted)
+        self.counted[first, last] = True
+        return True
 
     def _where_it_fits(self, values: Sequence[Floats]) -> list[Floats]:
         """What each run takes, ``inf`` where it cannot be or is known to need too much."""
@@ -260,7 +306,7 @@ class _RunTable:
         """The fewest bytes that every pipeline lacks on some device, as far as that is known."""
         least = 0.0
         for _round in range(self.rounds(budget)):
-            missing = [
+            missing: list[Floats] = [
                 np.subtract(need, group.memory, out=np.full(need.shape, np.inf), where=np.isfinite(load)).clip(min=0.0)
                 for load, need, group in zip(self.load, self.need, self.classes, strict=True)
             ]
@@ -268,6 +314,8 @@ class _RunTable:
             if walked is None:
                 return 0
             steps, least = walked
+            if self.count(steps, missing, least):
+                continue
             before = [self.need[self._kind(device)][first, last] for device, first, last in steps]
             self.follow(steps)
             if before == [self.need[self._kind(device)][first, last] for device, first, last in steps]:
