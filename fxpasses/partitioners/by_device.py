@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device, Link, Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_course import Training
-from fxpasses.partitioners.placing.contiguities import best_of, best_or_free
+from fxpasses.partitioners.placing.contiguities import best_of_one, best_or_free
 from fxpasses.partitioners.placing.device_placements import (
     DevicePlacement,
     described,
@@ -128,7 +128,7 @@ def place_measured(measured: MeasuredGraph, request: Request) -> DevicePlacement
     if contiguity is None:
         found = best_or_free(figures, request, kinds, alone)
     else:
-        found = best_of(figures, request, (contiguity,), None)
+        found = best_of_one(figures, request, contiguity)
     again = add_device_replicas(figures, request, found, request.replicate)
     return described(figures, request, found) if again is None else described_with_replicas(request, again)
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.effects import analyze_effects
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.colocation import must_share
+from fxpasses.partitioners.placing.colocation import must_share, why_shared
 from fxpasses.partitioners.placing.replication.replicas import why_not_replicable
 from fxpasses.plan.fitting import Fit
 from fxpasses.plan.parts import PartPlan
@@ -44,17 +44,8 @@ def torn_apart(graph_module: GraphModule, home: Mapping[Node, str]) -> list[Torn
     for first, *others in must_share(figures):
         second = next((node for node in others if home[node] != home[first]), None)
         if second is not None:
-            torn.append(Torn(first, second, _why_together((first, *others), second, figures)))
+            torn.append(Torn(first, second, why_shared((first, *others), first, second, figures)))
     return torn
-
-
-def _why_together(group: Sequence[Node], second: Node, figures: GraphFigures) -> str:
-    if isinstance(group[0].meta.get("val"), (tuple, list)):
-        return f"{second.name} takes an element of the results of {group[0].name}"
-    writer = next((node for node in reversed(group) if figures.effects.of(node).writes), None)
-    if writer is not None:
-        return f"both use what {writer.name} writes to"
-    return "both run under one switch of torch's state"
 
 
 @attrs.frozen(eq=False)

@@ -210,6 +210,10 @@ def test_memory_that_no_cut_can_keep_says_what_to_do() -> None:
 
     with pytest.raises(InfeasibleError, match=r"but no cut into runs of consecutive operators keeps every budget"):
         place_by_device(graph_module, devices)
+    with pytest.raises(InfeasibleError, match=r" Nor does a free placement, in which a device has several turns\.$"):
+        place_by_device(graph_module, devices)
+    with pytest.raises(InfeasibleError, match=r"but no placement keeps every budget;.*[^\"]\.$"):
+        place_by_device(graph_module, devices, contiguity="free")
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput", "memory", "devices"])
@@ -224,8 +228,9 @@ def test_where_no_pipeline_fits_and_nothing_else_is_asked_a_device_has_several_t
     assert ("free", 3) == (found.contiguity, len(found.device_of))
     for name, held in predict_memory(graph, found.assignment, found.device_of).items():
         assert held.peak <= 4600, name
-    with pytest.raises(InfeasibleError, match="no cut into runs of consecutive operators keeps every budget"):
+    with pytest.raises(InfeasibleError, match="no cut into runs of consecutive operators keeps every budget") as caught:
         place_by_device(graph, devices, objective=objective, contiguity="pipeline")  # type: ignore[arg-type]
+    assert str(caught.value).endswith('in which a device has several turns, may: contiguity="free".')
     with pytest.raises(InfeasibleError, match="no cut into runs of consecutive operators keeps every budget"):
         place_by_device(graph, devices, objective=objective, pinned={"0": "a", "1": "a"})  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ where its one user is. And what only counts, as a batch norm does its batches, g
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from networkx.utils import UnionFind
@@ -27,6 +27,7 @@ __all__ = [
     "kept_together",
     "must_share",
     "uncuttable",
+    "why_shared",
 ]
 
 
@@ -68,6 +69,19 @@ def must_share(figures: GraphFigures) -> list[tuple[Node, ...]]:
     """The groups of these that no placement may cut, whatever it costs."""
     groups = (*_containers(figures), *_written(figures), *_switched(figures))
     return [group for group in groups if len(group) > 1]
+
+
+def why_shared(group: Sequence[Node], first: Node, second: Node, figures: GraphFigures) -> str:
+    """Why two members of a group that no placement may cut share a device, in words; the first comes earlier."""
+    made = group[0]
+    if isinstance(value_of(made), (tuple, list)):
+        if first is made:
+            return f"{second.name} takes an element of the results of {made.name}"
+        return f"both take an element of the results of {made.name}"
+    writer = next((node for node in reversed(group) if figures.effects.of(node).writes), None)
+    if writer is not None:
+        return f"both use what {writer.name} writes to"
+    return "both run under one switch of torch's state"
 
 
 def uncuttable(figures: GraphFigures) -> NDArray[np.bool_]:

@@ -19,10 +19,13 @@ from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 
-__all__ = ["best_of", "best_or_free"]
+__all__ = ["best_of", "best_of_one", "best_or_free"]
 
 ENOUGH = 0.005
 """A pipeline that is proven to take at most this share more than the best is not searched further."""
+
+NOR_FREE = "Nor does a free placement, in which a device has several turns."
+MAYBE_FREE = 'A free placement, in which a device has several turns, may: contiguity="free".'
 
 
 def best_of(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
@@ -42,6 +45,16 @@ def best_of(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ..
     return min(answers, key=lambda found: found.value)
 
 
+def best_of_one(figures: GraphFigures, request: Request, kind: Contiguity) -> Found:
+    """The best answer of the kind that was asked for; where memory keeps it from existing, another kind is named."""
+    try:
+        return best_of(figures, request, (kind,), None)
+    except InfeasibleError as error:
+        if kind != "free" and error.missing_bytes is not None and error.reason != TOO_LARGE_TOGETHER:
+            error.message += f" {MAYBE_FREE}"
+        raise
+
+
 def best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
     """Where no pipeline keeps the budgets, a free placement may; if none does, what the pipelines lack is told.
 
@@ -55,8 +68,11 @@ def best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguit
         try:
             return best_of(figures, request, ("free",), None)
         except InfeasibleError:
-            if isinstance(error, InfeasibleError) and error.missing_bytes is None:
+            if not isinstance(error, InfeasibleError):
+                raise error from None
+            if error.missing_bytes is None:
                 raise
+            error.message += f" {NOR_FREE}"
             raise error from None
 
 

@@ -20,7 +20,7 @@ from fxpasses.devices import Device, Link, Topology
 from fxpasses.errors import InfeasibleError, InputError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support, value_bytes
-from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
+from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share, why_shared
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.names.module_origins import in_words
 from fxpasses.partitioners.placing.names.selectors import Selector, check_device, pins_of, select
@@ -104,8 +104,10 @@ def placement_problem(
     for name in pinned.values():
         check_device(topology, name, "pinned")
     together = [[node for key in group for node in select(figures, key, "colocate")] for group in as_groups(colocate)]
-    pins = pins_of(figures, pinned, [*must_share(figures), *together])
+    hard = must_share(figures)
+    pins = pins_of(figures, pinned, [*hard, *together])
     _check_support(graph, pins)
+    _check_not_torn(figures, hard, pins)
     kept = kept_together(figures, anywhere.keys(), pins)
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
@@ -181,6 +183,20 @@ def _check_support(graph: nx.DiGraph[Any], pins: Mapping[Node, str]) -> None:
                 f"{device} support it.",
                 node=node,
             )
+
+
+def _check_not_torn(figures: GraphFigures, hard: Iterable[tuple[Node, ...]], pins: Mapping[Node, str]) -> None:
+    """Refuse pins that take apart what no placement may; a solver would not know why these are together."""
+    for group in hard:
+        held = sorted((node for node in group if node in pins), key=figures.position.__getitem__)
+        torn = next((node for node in held if pins[node] != pins[held[0]]), None)
+        if torn is None:
+            continue
+        raise InfeasibleError(
+            f"{in_words(held[0])} is pinned to {pins[held[0]]} and {torn.name} to {pins[torn]}, but they share a "
+            f"device: {why_shared(group, held[0], torn, figures)}. Pin both to one device, or only one of them.",
+            node=torn,
+        )
 
 
 def _check_bans(

@@ -227,9 +227,14 @@ def _why_nowhere(problem: PlacementProblem, tables: CostTables, members: tuple[i
         bound = tables.nodes[members[0]] in problem.pinned or problem.forbidden.get(tables.nodes[members[0]])
         return f"{why}: give it {'a device' if bound else 'seconds on a device that can run it'}."
     names = _names(tables, members)
+    if problem.contiguity == "free":
+        return (
+            f"{names} have to share a device, by groups, and none may run all: {why}. Let go of a pin, of a forbidden "
+            "device or of a group."
+        )
     return (
         f"{names} have to share a device, by groups or because values may not flow back, and none may run all: {why}. "
-        "Let go of a pin, of a forbidden device or of a group."
+        'Let go of a pin, of a forbidden device or of a group, or let values flow back: contiguity="free".'
     )
 
 

@@ -264,6 +264,47 @@ def test_the_model_itself_can_be_pinned_like_in_a_device_map() -> None:
         place_by_device(graph_module, fake_devices(2), pinned={"": "nowhere"})
 
 
+class Torn(nn.Module):
+    """A tuple is taken apart, and a buffer is written to and read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, bottom = x.chunk(2)
+        self.seen.add_(top.sum())
+        return bottom.max(0).values + top.min(0).values * self.seen
+
+
+@pytest.mark.parametrize("contiguity", ["pipeline", "free"])
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("chunk", "getitem_1", "getitem_1 takes an element of the results of chunk"),
+        ("getitem", "getitem_1", "both take an element of the results of chunk"),
+        ("add_", "mul", "both use what add_ writes to"),
+    ],
+)
+def test_pins_that_take_apart_what_belongs_together_are_refused_with_the_reason(
+    first: str, second: str, why: str, contiguity: str
+) -> None:
+    graph_module = exported(Torn(), torch.randn(4, 4))
+    named = {node.name: node for node in graph_module.graph.nodes}
+    pins = {named[first]: "device0", named[second]: "device1"}
+
+    with pytest.raises(InfeasibleError) as caught:
+        placement_problem(graph_module, fake_devices(2), pinned=pins, contiguity=contiguity)
+
+    assert str(caught.value).startswith(f"{first} (")
+    assert str(caught.value).endswith(
+        f") is pinned to device0 and {second} to device1, but they share a device: {why}. Pin both to one device, or "
+        "only one of them."
+    )
+    assert caught.value.node is named[second]
+    assert placement_problem(graph_module, fake_devices(2), pinned=dict.fromkeys(pins, "device1")).pinned
+
+
 def test_an_input_cannot_be_pinned() -> None:
     graph_module = exported(Mlp(1), X)
     (x,) = graph_module.graph.find_nodes(op="placeholder")

@@ -230,7 +230,8 @@ def test_a_graph_without_nodes_is_placed() -> None:
             None,
             "'n0', 'n1', 'n2' have to share a device, by groups or because values may not flow back, and none may run "
             "all: 'n0' may run on d0 only (pinned to d0), 'n1' may run on d1 only (pinned to d1), 'n2' may run on d0 "
-            "only (pinned to d0). Let go of a pin, of a forbidden device or of a group.",
+            "only (pinned to d0). Let go of a pin, of a forbidden device or of a group, or let values flow back: "
+            'contiguity="free".',
         ),
         (
             {"forbidden": {"n0": ["d1"], "n1": ["d0"], "n2": ["d1"]}},
@@ -238,7 +239,8 @@ def test_a_graph_without_nodes_is_placed() -> None:
             None,
             "'n0', 'n1', 'n2' have to share a device, by groups or because values may not flow back, and none may run "
             "all: 'n0' may run on d0 only (forbidden on d1), 'n1' may run on d1 only (forbidden on d0), 'n2' may run "
-            "on d0 only (forbidden on d1). Let go of a pin, of a forbidden device or of a group.",
+            "on d0 only (forbidden on d1). Let go of a pin, of a forbidden device or of a group, or let values flow "
+            'back: contiguity="free".',
         ),
     ],
 )
