@@ -27,6 +27,7 @@ __all__ = [
     "Device",
     "Link",
     "Topology",
+    "as_given",
     "check_torch_devices",
     "detect",
     "fake_devices",
@@ -253,12 +254,25 @@ class Link:
     )
 
     def __attrs_post_init__(self) -> None:
+        for end in (self.first, self.second):
+            if not isinstance(end, str):
+                told = f"write {end.name!r} for it" if isinstance(end, Device) else f"{end!r} is no name"
+                raise InputError(f"A link joins two devices by their names; {told}.")
         if self.first == self.second:
             raise InputError(f"A link joins two devices, and this one {self.first!r} with itself; leave it out.")
 
     def seconds(self, size: float) -> float:
         """The time that ``size`` bytes take."""
         return self.latency + size / self.bandwidth
+
+
+def as_given(place: object) -> str:
+    """What was given where the name of a device is wanted, for a sentence.
+
+    >>> as_given("gpu"), as_given(Device("gpu"))
+    ("'gpu'", "'gpu' as a Device, write its name")
+    """
+    return f"{place.name!r} as a Device, write its name" if isinstance(place, Device) else repr(place)
 
 
 @attrs.frozen

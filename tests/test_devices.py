@@ -102,6 +102,16 @@ def test_a_link_to_an_unknown_device_is_refused() -> None:
         Topology((Device("a"), Device("b")), (Link("a", "z"),))
 
 
+@pytest.mark.parametrize(
+    ("end", "told"), [(Device("b"), "write 'b' for it"), (None, "None is no name"), (1, "1 is no name")]
+)
+def test_a_link_between_other_things_than_names_is_refused(end: Any, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Link("a", end)
+
+    assert f"A link joins two devices by their names; {told}." == str(caught.value)
+
+
 def test_a_negative_memory_is_refused() -> None:
     with pytest.raises(InputError, match=r"^A device's memory is a number of bytes, not -1; leave it out"):
         Device("a", -1)

@@ -130,6 +130,8 @@ def topology_of(devices: Sequence[str], links: Sequence[str], model: str | None,
     given = [parse_device(text) for text in devices]
     if not given and model is None:
         given = [Device("left", 20 * MiB), Device("right", 20 * MiB)]
+    if not given:
+        raise InputError("There is no device to place the model on; give at least one, such as --device left=cpu.")
     join = Topology.routed if routed else Topology.of
     return join(given, [parse_link(text) for text in links])
 

@@ -136,9 +136,7 @@ def check_containers(args: Any, kwargs: Any) -> None:
         InputError: they are something else, as devices that were given by position.
     """
     if args is not None and not isinstance(args, (tuple, list)):
-        raise InputError(
-            f"args is a tuple of example inputs, not {type(args).__name__}; write ({type(args).__name__},)."
-        )
+        raise InputError(f"args is a tuple of example inputs, not {type(args).__name__}; of one input x, write (x,).")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(
             f"kwargs is a dict of example inputs by name, not {type(kwargs).__name__}; options, as devices=, go by "

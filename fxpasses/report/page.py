@@ -20,7 +20,7 @@ _WORDS = {
     "optimizer": "what the optimizer keeps and makes",
     "saved": "saved for the backward",
     "activations": "activations",
-    "copies": "received copies",
+    "received": "received: inputs and copies",
     "loaded": "loaded parameters",
 }
 """The kinds of memory for those who see them for the first time."""

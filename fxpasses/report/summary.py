@@ -48,7 +48,7 @@ class DeviceRow:
         parameter_bytes: Parameters, buffers and constants on it.
         activation_bytes: Most bytes of activations and received copies at one time; in training those at the moment at
             which most is held, saved ones included.
-        copy_bytes: Most bytes of received copies at one time.
+        copy_bytes: Most bytes at one time of what it received: copies, and inputs of the model.
         peak_bytes: What has to fit the budget.
         budget_bytes: The budget; None for no limit.
         estimated_ms: Its load: predicted milliseconds of one run for its operators, for each value that enters it, each
@@ -58,7 +58,7 @@ class DeviceRow:
         traffic_bytes: Bytes of parameters that it loads in one run; in a training step those that it loads again for
             the backward, and gradients that it sends back, count as well.
         state_bytes: Of the parameters, those that are buffers and constants.
-        peak_copy_bytes: Received copies at the moment at which most is held.
+        peak_copy_bytes: What it received at the moment at which most is held.
         peak_op: The operator at which most is held.
         loading_ms: Of its load, the milliseconds that this traffic takes.
         peak_when: In training, in what of the step that is.

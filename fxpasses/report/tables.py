@@ -142,7 +142,7 @@ def memory_split(row: DeviceRow) -> list[tuple[str, int]]:
         ("optimizer", row.optimizer_bytes),
         ("saved", row.saved_bytes),
         ("activations", row.own_bytes),
-        ("copies", row.peak_copy_bytes),
+        ("received", row.peak_copy_bytes),
         ("loaded", max(0, row.peak_bytes - whole)),
     ]
 

@@ -157,7 +157,7 @@ def test_a_pipeline_is_text(source: str) -> None:
         (["SOURCE:undecided", *TWO], "in forward: return x + 1 if x.sum() > 0 else x - 1"),
         (
             ["SOURCE:model"],
-            "error: There is no device to place the model on; give at least one, such as Device('cpu').",
+            "error: There is no device to place the model on; give at least one, such as --device left=cpu.",
         ),
         (
             ["SOURCE:model", "--device", "a=cpu", "--device", "a=cpu"],

@@ -338,7 +338,7 @@ def test_a_tighter_budget_in_the_plan_itself_fails_the_check(source: str, plan_f
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "error: There is no device to place the model on; give at least one, such as Device('cpu')."),
+        ([], "error: There is no device to place the model on; give at least one, such as --device left=cpu."),
         (["--device", "a=cpu", "--device", "a=cpu"], "error: Two devices are called 'a'; give each its own name."),
         (["--device", "a=cpu,memory=lots"], "error: --device 'a=cpu,memory=lots': 'lots' is not a size in bytes; "),
         (["--device", "a=cpu,memory=-4MiB"], "error: --device 'a=cpu,memory=-4MiB': '-4MiB' is not a size in"),

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import networkx as nx
 
-from fxpasses.devices import Device, Link, Topology
+from fxpasses.devices import Device, Link, Topology, as_given
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.gaps import gap_above
 from fxpasses.units import plain_number
@@ -186,7 +186,9 @@ class PlacementProblem:
     def _check_device(self, field: str, node: Node, device: str) -> None:
         if all(device != known.name for known in self.devices):
             names = ", ".join(known.name for known in self.devices)
-            raise PlacementError(f"`{field}` puts {node!r} together with the device {device!r}; there are {names}.")
+            raise PlacementError(
+                f"`{field}` puts {node!r} together with the device {as_given(device)}; there are {names}."
+            )
 
 
 def _is_number(value: Any, kind: type) -> bool:

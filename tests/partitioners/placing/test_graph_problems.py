@@ -262,6 +262,9 @@ def test_the_model_itself_can_be_pinned_like_in_a_device_map() -> None:
     assert ("device0", "device1") == (where["linear"], where["chunk"])  # though a view loses nothing with its base
     with pytest.raises(PlacementError, match="`pinned` names the device 'nowhere'"):
         place_by_device(graph_module, fake_devices(2), pinned={"": "nowhere"})
+    devices = fake_devices(2)
+    with pytest.raises(PlacementError, match="names the device 'device1' as a Device, write its name; there are dev"):
+        place_by_device(graph_module, devices, pinned={"": devices[1]})  # type: ignore[dict-item]
 
 
 class Torn(nn.Module):

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from networkx.utils import UnionFind
 from torch.fx import Node
 
-from fxpasses.devices import Topology
+from fxpasses.devices import Topology, as_given
 from fxpasses.errors import PlacementError
 from fxpasses.guards import is_guard
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
@@ -97,7 +97,7 @@ def check_device(topology: Topology, device: object, option: str) -> None:
     """
     names = [known.name for known in topology.devices]
     if device not in names:
-        raise PlacementError(f"`{option}` names the device {device!r}; there are {', '.join(names)}.")
+        raise PlacementError(f"`{option}` names the device {as_given(device)}; there are {', '.join(names)}.")
 
 
 def pins_of(
