@@ -231,6 +231,12 @@ class Device:
             ) from error
 
 
+def _end_of_link(_instance: object, _attribute: attrs.Attribute[Any], end: Any) -> None:
+    if not isinstance(end, str):
+        told = f"write {end.name!r} for it" if isinstance(end, Device) else f"{end!r} is no name"
+        raise InputError(f"A link joins two devices by their names; {told}.")
+
+
 @attrs.frozen
 class Link:
     """A connection between two devices, the same in both directions unless another link leads the other way.
@@ -243,8 +249,8 @@ class Link:
         via: The devices by way of which it leads, of a route that :meth:`Topology.routed` found over other links.
     """
 
-    first: str
-    second: str
+    first: str = attrs.field(validator=_end_of_link)
+    second: str = attrs.field(validator=_end_of_link)
     bandwidth: float = attrs.field(
         default=DEFAULT_LINK_BANDWIDTH, converter=_rate, validator=_positive("bandwidth", "link")
     )
@@ -254,10 +260,6 @@ class Link:
     )
 
     def __attrs_post_init__(self) -> None:
-        for end in (self.first, self.second):
-            if not isinstance(end, str):
-                told = f"write {end.name!r} for it" if isinstance(end, Device) else f"{end!r} is no name"
-                raise InputError(f"A link joins two devices by their names; {told}.")
         if self.first == self.second:
             raise InputError(f"A link joins two devices, and this one {self.first!r} with itself; leave it out.")
 

@@ -30,7 +30,7 @@ from fxpasses.passes.placing_parts.copies import (
     result_devices,
     return_results,
 )
-from fxpasses.passes.placing_parts.crossing_values import require_values
+from fxpasses.passes.placing_parts.crossing_values import require_values, under_one_key
 from fxpasses.passes.placing_parts.loading import call_loads, insert_loads
 from fxpasses.passes.placing_parts.moved_tensors import MovedTensors, tables_of
 from fxpasses.passes.placing_parts.moving_parts import move_part
@@ -140,6 +140,7 @@ class PlaceOnDevices(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Move, load, copy, and bring results back to where the model would give them."""
+        under_one_key(graph_module)
         moved = MovedTensors(graph_module)
         wanted = result_devices(graph_module)
         device_of = {name: with_number(device) for name, device in self.device_of.items()}

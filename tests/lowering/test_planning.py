@@ -147,7 +147,8 @@ def test_the_report_splits_memory_at_its_fullest() -> None:
     assert 2 * 128 * 64 * 4 + 8 == row.state_bytes
     assert row.peak_bytes == row.parameter_bytes + row.own_bytes + row.peak_copy_bytes
     assert ("received", row.peak_copy_bytes) in memory_split(row)
-    assert 0 < row.peak_copy_bytes and not planned.summary.copies  # inputs are received, too
+    assert row.peak_copy_bytes > 0  # inputs are received, too
+    assert not planned.summary.copies
     assert row.peak_op in planned.summary.reasons
     assert predict_memory(planned.prepared.graph_module, planned.assignment, planned.plan.device_of)["only"].peak == (
         row.peak_bytes

@@ -462,6 +462,24 @@ def test_what_parts_share_may_be_on_one_device_or_fixed() -> None:
     assert ["cpu", "meta"] == [fixed.get_parameter(f"{part}.layer.weight").device.type for part in "ab"]
 
 
+def test_graphs_of_dynamo_are_placed() -> None:
+    """Their values are under ``example_value``: they were said to have none."""
+    model, x = nn.Sequential(linear(), nn.ReLU(), linear()), torch.randn(2, 8)
+    (graph_module, *_) = torch._dynamo.export(model)(x)
+    first, *_, last = (
+        node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")
+    )
+    placement = place_by_device(graph_module, cpu_pair(), pinned={first: "left", last: "right"})
+    parts = split(graph_module, placement.assignment)
+    device_of = {name: placement.device_of[str(part)] for part, name in parts.part_names.items()}
+
+    placed = PlaceOnDevices(device_of)(parts.graph_module).graph_module
+
+    assert [node.name for node in placed.graph.nodes if COPY_OF.has(node)]
+    assert not [node for node in placed.graph.nodes if "example_value" in node.meta]  # a second key, not kept up
+    assert torch.equal(model(x), placed(x))
+
+
 def test_values_that_cross_must_be_known() -> None:
     """torch's split_module of a traced model has none: nothing was copied, and the next part failed."""
     parts = iter((0, 0, 1))

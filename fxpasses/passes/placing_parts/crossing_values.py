@@ -1,4 +1,4 @@
-"""Refuse values that would have to cross between devices though nothing says what they are."""
+"""What is known of the values that cross between devices: all under one key, and nothing crosses that is not known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.errors import MissingMetadataError, came_from
+from fxpasses.metadata import value_of
+from fxpasses.values import has_value
 
-__all__ = ["require_values"]
+__all__ = ["require_values", "under_one_key"]
 
 
 def require_values(graph_module: GraphModule, device_of: Mapping[str, Device]) -> None:
-    """Refuse a value without ``val`` that goes to another device. Linear in nodes and edges.
+    """Refuse a value of which nothing is known that goes to another device. Linear in nodes and edges.
 
     Args:
         graph_module: The top level of a split, as it was before anything moved.
@@ -27,7 +29,7 @@ def require_values(graph_module: GraphModule, device_of: Mapping[str, Device]) -
     for part, device in _parts(graph_module, device_of).items():
         for value in part.all_input_nodes:
             start = home.get(value)
-            if "val" not in value.meta and _crosses(value, start, device):
+            if not has_value(value) and _crosses(value, start, device):
                 where = MAIN_MEMORY if start is None else start.name
                 raise MissingMetadataError(
                     f"node {value.name!r}{came_from(value)} goes from {where} to {device.name}, and has no value that "
@@ -36,6 +38,15 @@ def require_values(graph_module: GraphModule, device_of: Mapping[str, Device]) -
                     node=value,
                     reason="'val' is missing",
                 )
+
+
+def under_one_key(graph_module: GraphModule) -> None:
+    """Write what dynamo calls ``example_value`` under ``val``, in each part, where the devices of values are kept."""
+    for part in graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            if "example_value" in node.meta:
+                node.meta["val"] = value_of(node)
+                del node.meta["example_value"]
 
 
 def _parts(graph_module: GraphModule, device_of: Mapping[str, Device]) -> dict[Node, Device]:
