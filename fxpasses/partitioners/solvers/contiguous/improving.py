@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, ideals_near
+from fxpasses.partitioners.solvers.contiguous.ideals.transfers import steps_of_open
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, STEPS_A_SECOND, Answer, Search
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import MAX_BLOCK
 
 __all__ = ["NEAREST", "improved", "improved_far"]
 
@@ -19,7 +25,7 @@ CALL = 10e6
 def improved(search: Search, best: Answer, steps: float = STEPS_A_SECOND, near: int = NEAR) -> Answer:
     """Look at some ideals around each cut of an answer as long as that helps."""
     while steps > 0:
-        words = _near_cuts(search, best, near)
+        words = _near_cuts(search, best, min(near, _affordable(search, best, steps)))
         outcome = search.run(words, best.goal(search) * BETTER, steps=steps)
         steps -= outcome.steps
         found = None if outcome.pipeline is None else Answer.of(search, outcome.pipeline)
@@ -55,6 +61,33 @@ def improved_far(search: Search, best: Answer, steps: float) -> tuple[Answer, bo
         else:
             break
     return best, finished
+
+
+def _affordable(search: Search, best: Answer, steps: float) -> int:
+    """How many ideals around each cut are looked at in half of some steps, where many values are open at a cut.
+
+    A pair of ideals takes long then, and each ideal is a pair with those of its block, and with those around its own
+    cut and around the next one.
+    """
+    cuts = len(best.pipeline.runs) - 1
+    pair = steps_of_open(_most_open(search, best))
+    if not cuts or not pair:
+        return ALL_NEAR
+    ideal = search.steps_of_ideal + pair * MAX_BLOCK
+    return max(1, int((math.sqrt(ideal**2 + 4 * pair * steps / cuts) - ideal) / (4 * pair)))
+
+
+def _most_open(search: Search, best: Answer) -> int:
+    """How many values are open at most at a cut."""
+    place = np.zeros(search.units.size, dtype=np.int64)
+    for number, (_device, units) in enumerate(best.pipeline.runs):
+        place[list(units)] = number
+    value, user = search.units.uses.T
+    made = place[search.units.source]
+    last = made.copy()
+    np.maximum.at(last, value, place[user])
+    change = np.bincount(made, minlength=len(best.pipeline.runs)) - np.bincount(last, minlength=len(best.pipeline.runs))
+    return int(np.cumsum(change).max(initial=0))
 
 
 def _near_cuts(search: Search, best: Answer, limit: int) -> Words:

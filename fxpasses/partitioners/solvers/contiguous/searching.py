@@ -56,6 +56,8 @@ LINK_SECONDS = 1e-7
 """How long it takes to find out what a unit sends over a link."""
 PREPARING = 15
 """Steps that it takes to prepare an ideal, for each unit."""
+PREPARING_USE = 0.6
+"""The same for each value and each of its users, where these are more than that."""
 OVER = 2
 """How many times the steps that are left this may take: nothing else proves an answer to a long graph."""
 BETTER = 1 - 1e-9
@@ -241,11 +243,17 @@ class Search:
         return attrs.evolve(outcome, steps=steps)
 
     def _preparing(self, words: Words) -> float:
-        return PREPARING * len(words) * self.units.size
+        return self.steps_of_ideal * len(words)
+
+    @property
+    def steps_of_ideal(self) -> float:
+        """How many steps it takes to prepare an ideal."""
+        units = self.units
+        return max(PREPARING * units.size, PREPARING_USE * (len(units.source) + len(units.uses)))
 
     def affordable(self, steps: float) -> int:
         """How many ideals are prepared in some steps, or in a few more than that."""
-        return int(OVER * steps / PREPARING / self.units.size)
+        return int(OVER * steps / self.steps_of_ideal)
 
     @cached_property
     def states(self) -> States:

@@ -8,6 +8,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily
+from fxpasses.partitioners.solvers.contiguous.ideals.stretches import places_of
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -31,11 +33,17 @@ class Crossings:
     users: NDArray[np.int16]
 
     @classmethod
-    def of(cls, made: Bools, pairs: Ints, inside: Bools) -> Crossings:
-        """Count, from pairs (value, user). Time O(pairs × ideals)."""
+    def of(cls, made: Bools, pairs: Ints, family: CutFamily) -> Crossings:
+        """Count, from pairs (value, user). Time O(pairs × ideals), along one order O(pairs + values × ideals)."""
         count = np.zeros(made.shape, dtype=np.int16)
-        for value, user in pairs.tolist():
-            count[value] += inside[user]
+        if family.is_nested:
+            place = places_of(family.inside)[pairs[:, 1]]
+            comes = place < family.count
+            np.add.at(count, (pairs[comes, 0], place[comes]), 1)
+            np.cumsum(count, axis=1, out=count)
+        else:
+            for value, user in pairs.tolist():
+                count[value] += family.inside[user]
         return cls(made, count, np.bincount(pairs[:, 0], minlength=len(made)).astype(np.int16))
 
     @property

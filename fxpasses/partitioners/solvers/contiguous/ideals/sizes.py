@@ -51,7 +51,7 @@ class Sizes:
         rows = np.ascontiguousarray(family.inside[falling].T) if units.live.any() else None
         return cls(
             weighed(units.kept.astype(np.float64), family.inside),
-            Crossings.of(everywhere, units.shares, family.inside),
+            Crossings.of(everywhere, units.shares, family),
             units.shared.astype(np.float64),
             None if rows is None else pack(rows),
             live,

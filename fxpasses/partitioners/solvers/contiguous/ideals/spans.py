@@ -29,6 +29,8 @@ __all__ = ["Spans"]
 
 Bools = NDArray[np.bool_]
 
+SLACK = 1e-9
+
 
 @attrs.frozen(eq=False)
 class Spans:
@@ -66,7 +68,7 @@ class Spans:
             family,
             classes,
             credit,
-            Transfers.of(units, inside, classes),
+            Transfers.of(units, family, classes),
             Sizes.of(units, family),
             tuple(weighed(np.stack([group.weight for group in classes]), inside)),
             tuple(weighed(own, inside) if own.any() else None for own in banned),
@@ -131,6 +133,15 @@ class Spans:
             charged(load, saved, ends, weight, numbers, (bits[rows], bits[columns]), known, below)
             found.append(load)
         return found
+
+    def may_weigh(self, ideals: Ints, last: int, below: float) -> Bools:
+        """From which ideals to a later one the load may be under ``below``, as far as seconds alone say."""
+        if self.credit is not None:
+            return np.ones(len(ideals), dtype=bool)
+        slack = SLACK * max((float(weight[-1]) for weight in self.weight), default=0.0)
+        fine = [weight[last] - weight[ideals] < below + slack for weight in self.weight]
+        light: Bools = np.logical_or.reduce(fine)
+        return light
 
     def under(self, rows: Ints, columns: Ints, below: float) -> list[Bools]:
         """For each class, which pairs are legal and stay under a threshold (up to rounding): less work than loads."""

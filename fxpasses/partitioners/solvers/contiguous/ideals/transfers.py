@@ -3,7 +3,8 @@
 A value is charged where it leaves and where it enters. Whether that happens between ideals ``I`` and ``J`` is a sum of
 products ``f(I) g(J)`` of 0 and 1, for example "the users of a value inside ``I`` are those inside ``J``" is the sum
 over ``c`` of "``I`` holds ``c`` of them" times "``J`` holds ``c`` of them". So a block of pairs is one matrix product,
-over the few values that are open in the block.
+over the values that are open at ideals of both kinds in the block. Where each ideal holds the one before, running sums
+do (:mod:`~fxpasses.partitioners.solvers.contiguous.ideals.stretches`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.crossings import Crossings, Forced, cells_of, counts_of
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.stretches import Stretches
 from fxpasses.partitioners.solvers.contiguous.ideals.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Transfers"]
+__all__ = ["Transfers", "steps_of_open"]
 
 Bools = NDArray[np.bool_]
+
+FEW_OPEN, OPEN_A_STEP = 64, 6
+"""Values open at both ideals of a pair that take no steps beside those of the pair, and how many more take one."""
+
+
+def steps_of_open(count: int) -> float:
+    """The steps that values which are open at both ideals of a pair add to those of the pair, for one way to charge."""
+    return max(0, count - FEW_OPEN) / OPEN_A_STEP
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +46,7 @@ class Transfers:
         open: Whether a value is made inside and used outside, ``(q, f)``.
         back: Whether it is made outside and used inside.
         forced: Which of them the next part must use; None where it does not matter which part comes next.
+        stretches: When nothing happens to values, where each ideal holds the one before.
         ends: For each class, what all values open at an ideal cost a device that ends there, ``(f,)``.
         starts: What they cost one that starts there.
     """
@@ -44,17 +56,20 @@ class Transfers:
     open: Bools
     back: Bools
     forced: Forced | None
+    stretches: Stretches | None
     ends: tuple[Floats, ...]
     starts: tuple[Floats, ...]
 
     @classmethod
-    def of(cls, units: Units, inside: Bools, classes: tuple[DeviceClass, ...]) -> Transfers:
-        """Count users. Time O((uses + values × classes) × ideals)."""
-        values = Crossings.of(inside[units.source], units.uses, inside)
+    def of(cls, units: Units, family: CutFamily, classes: tuple[DeviceClass, ...]) -> Transfers:
+        """Count users. Time O((uses + values × classes) × ideals), without the uses along one order."""
+        inside = family.inside
+        values = Crossings.of(inside[units.source], units.uses, family)
         opened, back = values.open, values.back
         is_linked = any(group.to_next is not None or group.from_last is not None for group in classes)
         forced = Forced.of(units, inside, opened) if is_linked else None
-        return cls(classes, values, opened, back, forced, *_charges(classes, opened, back, forced))
+        stretches = Stretches.of(units, inside) if family.is_nested else None
+        return cls(classes, values, opened, back, forced, stretches, *_charges(classes, opened, back, forced))
 
     @cached_property
     def flows_back(self) -> bool:
@@ -76,25 +91,52 @@ class Transfers:
         return charged - self.saved(kind, rows, columns)
 
     def saved(self, kind: int, rows: slice | Ints, columns: slice | Ints) -> Floats:
-        """What is not charged of the values open at either ideal, for each pair, ``(rows, columns)``."""
-        group, values = self.classes[kind], self.values
-        leaving, entering = group.leaving, group.entering
-        opened = self.open[:, rows]
-        active = np.flatnonzero(opened.any(axis=1))
-        held = cells_of(values.count, active, rows)
-        last = held == values.users[active][:, None] - 1  # only one user is left: none is used where it stays open
-        scale = leaving[active][:, None] + last * entering[active][:, None]
-        left, right = [(opened[active] * scale).T], [cells_of(self.open, active, columns)]
-        value, counted = counts_of(held, opened[active] & ~last)
-        unused = (held[value] == counted[:, None]) & opened[active[value]]
-        left.append(unused.T * entering[active[value]])
-        right.append(cells_of(values.count, active[value], columns) == counted[:, None])
+        """What is not charged of the values open at either ideal, for each nested pair, ``(rows, columns)``."""
+        group, left, right = self.classes[kind], list[Floats](), list[Bools]()
         if self.forced is not None:
             self._forced(group, self.forced, rows, columns, left, right)
+        if self.stretches is not None:
+            saved = self.stretches.saved(group, self._numbers(rows), self._numbers(columns))
+            return saved + _product(left, right) if left else saved
+        self._going_on(group, rows, columns, left, right)
         if self.flows_back:
             self._going_back(group, rows, columns, left, right)
-        saved: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
-        return saved
+        return _product(left, right)
+
+    def going_on(self, rows: slice | Ints, columns: slice | Ints) -> Ints:
+        """The values that are open at some of the first ideals and at some of the second ones."""
+        numbers = sorted((self._numbers(rows), self._numbers(columns)), key=len)
+        active = np.arange(len(self.open))
+        for ideals in numbers:
+            active = active[cells_of(self.open, active, ideals).any(axis=1)]
+        return active
+
+    def steps(self, rows: slice | Ints, columns: slice | Ints) -> float:
+        """The steps that values add to those of each pair: none where running sums do."""
+        if self.stretches is not None:
+            return 0.0
+        ways = len({group.charges for group in self.classes})
+        return ways * steps_of_open(len(self.going_on(rows, columns)))
+
+    def _numbers(self, chosen: slice | Ints) -> Ints:
+        """The numbers of some ideals."""
+        return np.arange(*chosen.indices(self.open.shape[1])) if isinstance(chosen, slice) else chosen
+
+    def _going_on(
+        self, group: DeviceClass, rows: slice | Ints, columns: slice | Ints, left: list[Floats], right: list[Bools]
+    ) -> None:
+        """Values that stay open: they were sent before, and enter no device that does not use them."""
+        values, leaving, entering = self.values, group.leaving, group.entering
+        active = self.going_on(rows, columns)
+        opened, held = cells_of(self.open, active, rows), cells_of(values.count, active, rows)
+        last = held == values.users[active][:, None] - 1  # only one user is left: none is used where it stays open
+        scale = leaving[active][:, None] + last * entering[active][:, None]
+        left.append((opened * scale).T)
+        right.append(cells_of(self.open, active, columns))
+        value, counted = counts_of(held, opened & ~last)
+        unused = (held[value] == counted[:, None]) & opened[value]
+        left.append(unused.T * entering[active[value]])
+        right.append(cells_of(values.count, active[value], columns) == counted[:, None])
 
     def _forced(
         self,
@@ -134,6 +176,11 @@ class Transfers:
         right.append(
             (cells_of(values.count, chosen, columns) == held[:, None]) & ~cells_of(values.made, chosen, columns)
         )
+
+
+def _product(left: list[Floats], right: list[Bools]) -> Floats:
+    product: Floats = np.concatenate(left, axis=1) @ np.concatenate(right).astype(np.float64)
+    return product
 
 
 def _charges(

@@ -28,7 +28,7 @@ from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Filled
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Measure", "Outcome", "PipelineSearch"]
+__all__ = ["MAX_BLOCK", "Measure", "Outcome", "PipelineSearch"]
 
 SLACK = 1e-9
 MAX_BLOCK, CELLS, FEW_CLASSES = 256, 1_000_000, 8
@@ -206,8 +206,10 @@ class PipelineSearch:
             if not alive.size:
                 continue
             if loads is None:
-                loads = spans.loads(slice(first, last), slice(first + 1, end), below)
-                table.steps += (last - first) * (end - first) * 6.0 * (len(self.classes) + 2 * spans.is_tight)
+                block = slice(first, last), slice(first + 1, end)
+                loads = spans.loads(*block, below)
+                each = 6.0 * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
+                table.steps += (last - first) * (end - first) * each
             rows = alive + own_first - first
             self._relax(table, loads, state, rows, value[alive], (first + 1, end), lower)
 

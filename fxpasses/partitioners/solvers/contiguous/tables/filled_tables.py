@@ -187,6 +187,8 @@ class FilledTable:
         rows = {before: table.up_to(before, ideal, most) for before, _kind in self._sources[state]}
         every = np.unique(np.concatenate(list(rows.values()) or [np.zeros(0, dtype=np.int64)]))
         below = self.below * ROUNDING if table.value(state, ideal) < self.below else self.below
+        every = every[self.spans.may_weigh(every, ideal, below)]
+        rows = {before: np.intersect1d(own, every, assume_unique=True) for before, own in rows.items()}
         loads = self.spans.loads(every, np.array([ideal]), below)
         for before, kind in self._sources[state]:
             if self.states.skips[before] == state and table.value(before, ideal) <= most:
