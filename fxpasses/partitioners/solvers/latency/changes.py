@@ -11,7 +11,7 @@ import math
 from fxpasses.partitioners.solvers.compiling import Random, below, chance, inlined
 from fxpasses.partitioners.solvers.latency.holdings import Needs, Rooms
 from fxpasses.partitioners.solvers.latency.rooms import fits, give, give_back
-from fxpasses.partitioners.solvers.latency.running import first_place, move, ready_at
+from fxpasses.partitioners.solvers.latency.running import first_place, makers_of, move, ready_at, users_of
 from fxpasses.partitioners.solvers.latency.timelines import MAKESPAN, STAMP, WORK, Network, Timeline
 from fxpasses.partitioners.solvers.reduced.tables import Ints
 
@@ -42,7 +42,7 @@ def find_path(state: Timeline, among: Ints) -> int:
 @inlined
 def _neighbour(network: Network, node: int, index: int) -> int:
     """What a node needs, then what needs it."""
-    makers = network.maker_start[node + 1] - network.maker_start[node]
+    makers = makers_of(network, node)
     if index < makers:
         return network.maker[network.maker_start[node] + index]
     return network.user[network.user_start[node] + index - makers]
@@ -50,8 +50,7 @@ def _neighbour(network: Network, node: int, index: int) -> int:
 
 @inlined
 def _neighbours(network: Network, node: int) -> int:
-    makers = network.maker_start[node + 1] - network.maker_start[node]
-    return makers + network.user_start[node + 1] - network.user_start[node]
+    return makers_of(network, node) + users_of(network, node)
 
 
 @inlined

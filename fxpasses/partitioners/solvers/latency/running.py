@@ -23,7 +23,35 @@ from fxpasses.partitioners.solvers.latency.timelines import (
 )
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["end_of", "first_place", "forget", "keep", "makespan_of", "move", "ready_at", "revert", "settle", "tail_of"]
+__all__ = [
+    "end_of",
+    "first_place",
+    "forget",
+    "keep",
+    "makers_of",
+    "makespan_of",
+    "move",
+    "ready_at",
+    "revert",
+    "settle",
+    "tail_of",
+    "users_of",
+]
+
+EDGES = 8
+"""How many edges are gone along in the time that it takes to look at a node."""
+
+
+@inlined
+def makers_of(network: Network, node: int) -> int:
+    """How many nodes a node needs."""
+    return network.maker_start[node + 1] - network.maker_start[node]
+
+
+@inlined
+def users_of(network: Network, node: int) -> int:
+    """How many nodes need a node."""
+    return network.user_start[node + 1] - network.user_start[node]
 
 
 @inlined
@@ -96,6 +124,7 @@ def _lag(state: Timeline, node: int) -> None:
 def move(network: Network, state: Timeline, node: int, device: int, key: float) -> None:
     """Put a node on a device, at a place of the order."""
     size, home = state.sizes[SHIFTED], state.home[node]
+    state.sizes[WORK] += (makers_of(network, node) + users_of(network, node)) // EDGES
     state.shifted[size], state.shifted_home[size], state.shifted_key[size] = node, home, state.key[node]
     state.sizes[SHIFTED] += 1
     state.figures[LAST] = max(state.figures[LAST], state.key[node], key)
@@ -171,7 +200,7 @@ def settle(network: Network, state: Timeline, limit: float) -> float:
         size = heap_take(state.heap, state.heap_key, size)
         node, place = state.heap[size], state.heap_key[size]
         state.is_queued[node] = False
-        state.sizes[WORK] += 1
+        state.sizes[WORK] += 1 + makers_of(network, node) // EDGES
         was, end = state.end[node], end_of(network, state, node)
         if end == was:
             continue
@@ -183,7 +212,8 @@ def settle(network: Network, state: Timeline, limit: float) -> float:
                 state.is_queued[state.heap[index]] = False
             state.sizes[ENDED] = ended
             return math.inf
-        first, users = network.user_start[node], network.user_start[node + 1] - network.user_start[node]
+        first, users = network.user_start[node], users_of(network, node)
+        state.sizes[WORK] += users // EDGES
         for index in range(users + 1):  # and what stands behind it on its device
             other = network.user[first + index] if index < users else state.after[node]
             if other >= 0 and not state.is_queued[other]:
@@ -203,12 +233,13 @@ def keep(network: Network, state: Timeline, makespan: float) -> None:
         size = heap_take(state.heap, state.heap_key, size)
         node = state.heap[size]
         state.is_late[node] = False
-        state.sizes[WORK] += 1
+        state.sizes[WORK] += 1 + users_of(network, node) // EDGES
         tail = tail_of(network, state, node)
         if tail == state.tail[node]:
             continue
         state.tail[node] = tail
-        first, makers = network.maker_start[node], network.maker_start[node + 1] - network.maker_start[node]
+        first, makers = network.maker_start[node], makers_of(network, node)
+        state.sizes[WORK] += makers // EDGES
         for index in range(makers + 1):  # and what stands before it on its device
             other = network.maker[first + index] if index < makers else state.before[node]
             if other >= 0 and not state.is_late[other]:
