@@ -9,8 +9,8 @@ they are where a graph is small enough to be searched: a value that is sent in t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -24,6 +24,8 @@ __all__ = ["Joined", "join_until", "order_of_groups"]
 
 SHARE = 0.25
 """The most that a joined unit takes of the smallest memory."""
+MANY = 8000
+"""Neighbours in the order of the groups that may have to stay apart: as many groups would be left."""
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +109,7 @@ class _Groups:
 
 
 def join_until(
-    tables: CostTables, model: LoadModel, unit_of: Ints, topological: Ints, goal: int, apart: Callable[[int, int], bool]
+    tables: CostTables, model: LoadModel, unit_of: Ints, topological: Ints, goal: int, place: Ints
 ) -> Joined:
     """Join nodes until there are at most so many groups, values that take long to send first.
 
@@ -120,7 +122,7 @@ def join_until(
         unit_of: The unit of each node.
         topological: An order of the nodes in which each stands after what it needs.
         goal: So many groups.
-        apart: Whether two units must stay apart.
+        place: A number of each unit: those of different numbers stay apart, ``(m,)``.
     """
     seconds = np.where(np.isfinite(tables.seconds), tables.seconds, 0.0).mean(axis=1)
     sending = tables.fixed + tables.latency.max() * (tables.output > 0) + tables.output * tables.per_byte.max()
@@ -128,9 +130,9 @@ def join_until(
     group = np.arange(len(seconds))
     largest = 4 * float(seconds.sum()) / goal
     while (size := int(group.max(initial=-1)) + 1) > goal:
-        joined = _round(tables.edges, group, unit_of, units, seconds, sending, largest, apart)
+        joined = _round(tables.edges, group, unit_of, units, seconds, sending, largest, place.tolist())
         if int(joined.max(initial=-1)) + 1 > 0.95 * size:
-            return Joined(_in_order(joined, unit_of, units, tables, topological, goal, apart), units.numbered())
+            return Joined(_in_order(joined, unit_of, units, tables, topological, goal, place), units.numbered())
         group = joined
     return Joined(group, units.numbered())
 
@@ -143,7 +145,7 @@ def _round(
     seconds: Floats,
     sending: Floats,
     largest: float,
-    apart: Callable[[int, int], bool],
+    place: list[int],
 ) -> Ints:
     """Each group joins at most one other."""
     size = int(group.max(initial=-1)) + 1
@@ -162,7 +164,7 @@ def _round(
         if taken[one] or taken[other]:
             continue
         a, b = unit[one], unit[other]
-        if not apart(a, b) and units.join(a, b):
+        if place[a] == place[b] and units.join(a, b):
             taken[one] = taken[other] = 1
             partner[other] = one
     joined: Ints = np.unique(np.array(partner)[group], return_inverse=True)[1].astype(np.int64)
@@ -177,28 +179,41 @@ def _pairs(ends: Ints, size: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _in_order(
-    group: Ints,
-    unit_of: Ints,
-    units: _Groups,
-    tables: CostTables,
-    topological: Ints,
-    goal: int,
-    apart: Callable[[int, int], bool],
+    group: Ints, unit_of: Ints, units: _Groups, tables: CostTables, topological: Ints, goal: int, place: Ints
 ) -> Ints:
     """Join what stands side by side in an order of the groups, where that is allowed."""
+    some = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
+    some[group[topological]] = topological
+    unit = unit_of[some]
+    own, places = unit.tolist(), place[unit].tolist()
     order = order_of_groups(group, tables)
     per_group = max(2, math.ceil(len(order) / goal))
-    some = np.zeros(len(order), dtype=np.int64)
-    some[group[topological]] = topological
+    if sum(places[one] != places[other] for one, other in itertools.pairwise(order)) > MANY:
+        order = _by_level(order, group, tables, place[unit])
     number = np.zeros(len(order), dtype=np.int64)
-    current, count, last = -1, per_group, -1
+    current, count, last = -1, per_group, order[0]
     for one in order:
-        unit = int(unit_of[some[one]])
-        if count >= per_group or apart(last, unit) or not units.join(last, unit):
+        if count >= per_group or places[last] != places[one] or not units.join(own[last], own[one]):
             current, count = current + 1, 0
-        number[one], count, last = current, count + 1, unit
+        number[one], count, last = current, count + 1, one
     joined: Ints = number[group]
     return joined
+
+
+def _by_level(order: list[int], group: Ints, tables: CostTables, place: Ints) -> list[int]:
+    """Groups in a topological order, by the longest way that leads to them, then those of one place together.
+
+    What runs at the same time in different places stands between each other else, and hardly any two could be joined.
+    """
+    source, target, _first = _pairs(group[tables.edges], len(place))
+    begins, users = (part.tolist() for part in flat_lists(source, target, len(place)))
+    level = [0] * len(place)
+    for one in order:
+        for other in users[begins[one] : begins[one + 1]]:
+            level[other] = max(level[other], level[one] + 1)
+    found = np.array(order, dtype=np.int64)
+    by_level: list[int] = found[np.lexsort((place[found], np.array(level)[found]))].tolist()
+    return by_level
 
 
 def order_of_groups(group: Ints, tables: CostTables) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from fxpasses.partitioners.solvers.latency.joining import Joined, join_until
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["is_large", "run_in_order", "shortest_path", "shrunk", "widened"]
+__all__ = ["is_large", "listed", "run_in_order", "shortest_path", "shrunk", "widened"]
 
 MAX_NODES = 4000
 MAX_SENDING = 4_000_000
@@ -27,13 +28,12 @@ def is_large(tables: CostTables) -> bool:
 
 def shrunk(level: Level, topological: Ints, starts: Sequence[Ints]) -> tuple[Level, Joined]:
     """Join nodes that no start keeps apart, until there are about 2,000 groups, or fewer on many devices."""
-    homes: list[bytes] = [column.tobytes() for column in np.stack(starts).T] if starts else [b""] * level.model.size
+    place = np.zeros(level.model.size, dtype=np.int64)
+    if starts:
+        place = np.unique(np.stack(starts), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     goal = max(200, min(GROUPS, MAX_SENDING // level.model.devices**2))
 
-    def apart(one: int, other: int) -> bool:
-        return homes[one] != homes[other]
-
-    joined = join_until(level.tables, level.model, level.unit_of, topological, goal, apart)
+    joined = join_until(level.tables, level.model, level.unit_of, topological, goal, place)
     return level.joined(joined), joined
 
 
@@ -42,6 +42,61 @@ def widened(level: Level, joined: Joined, topological: Ints, answer: LatencyAnsw
     home, order = answer.home[joined.unit], joined.order(answer.order, topological)
     start, makespan = run_in_order(level.tables, home[level.unit_of], order)
     return LatencyAnswer(home, order, start, makespan if np.isfinite(answer.value) else answer.value)
+
+
+def listed(level: Level, topological: Ints) -> LatencyAnswer:
+    """The schedule of all nodes, each by falling rank where it ends first and fits (HEFT, without insertion).
+
+    Time O(nodes · devices + edges · devices).
+    """
+    tables, model, unit_of = level.tables, level.model, level.unit_of.tolist()
+    order, kinds = _by_rank(tables, topological), len(tables.memory)
+    seconds = np.where(np.isfinite(tables.seconds), tables.seconds, 0.0)
+    much = 1e9 * (1.0 + float(seconds.max(axis=1).sum()))
+    home, need, free = [-1] * model.size, np.zeros(kinds), np.zeros(kinds)
+    end, device_of = [0.0] * len(order), [-1] * len(order)
+    begins, needs = _needs(tables)
+    fixed, output = tables.fixed.tolist(), tables.output.tolist()
+    for node in order.tolist():
+        there = np.zeros(kinds)
+        for other in needs[begins[node] : begins[node + 1]]:
+            source = device_of[other]
+            size = output[other]
+            arrives = (
+                end[other] + fixed[other] + (tables.latency[source] + size * tables.per_byte[source] if size else 0)
+            )
+            own = max(there[source], end[other])
+            there = np.maximum(there, arrives)
+            there[source] = own
+        done = np.maximum(there, free) + seconds[node]
+        unit = unit_of[node]
+        if home[unit] < 0:
+            full = need + model.kept[unit] + model.live[unit] > model.memory
+            home[unit] = int(np.argmin(np.where(model.banned[unit], np.inf, done + np.where(full, much, 0.0))))
+            need[home[unit]] += model.kept[unit]
+        device_of[node] = target = home[unit]
+        takes = seconds[node, target] > 0
+        end[node] = float(done[target]) if takes else float(there[target])
+        free[target] = end[node] if takes else free[target]
+    found = np.array(home, dtype=np.int64)
+    start, makespan = run_in_order(tables, found[level.unit_of], order)
+    return LatencyAnswer(found, order, start, makespan if level.legal(found[None])[0] else math.inf)
+
+
+def _by_rank(tables: CostTables, topological: Ints) -> Ints:
+    """Nodes by the longest way from their start to the end of all, with mean seconds and mean transfers."""
+    own = np.where(np.isfinite(tables.seconds), tables.seconds, 0.0).mean(axis=1)
+    own += tables.fixed + tables.latency.mean() * (tables.output > 0) + tables.output * tables.per_byte.mean()
+    begins, needs = _needs(tables)
+    rank = [0.0] * len(own)
+    seconds = own.tolist()
+    for node in topological[::-1].tolist():
+        rank[node] += seconds[node]
+        for need in needs[begins[node] : begins[node + 1]]:
+            rank[need] = max(rank[need], rank[node])
+    place = np.empty(len(topological), dtype=np.int64)
+    place[topological] = np.arange(len(topological))
+    return np.lexsort((place, -np.array(rank)))
 
 
 def run_in_order(tables: CostTables, home: Ints, order: Ints) -> tuple[Floats, float]:

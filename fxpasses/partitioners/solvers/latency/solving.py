@@ -23,7 +23,7 @@ from fxpasses.partitioners.solvers.latency.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Flow, LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
-from fxpasses.partitioners.solvers.latency.shrinking import is_large, shortest_path, shrunk, widened
+from fxpasses.partitioners.solvers.latency.shrinking import is_large, listed, shortest_path, shrunk, widened
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
@@ -41,6 +41,8 @@ MOST_UNITS = 1000
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
+FAR = 1.15
+"""How many times the bound the schedule of groups may take before nodes are scheduled one by one."""
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
@@ -96,6 +98,8 @@ def _in_groups(
     groups, joined = shrunk(level, topological, starts)
     search = LatencySearch(groups, bound, problem.time_budget, problem.seed)
     answer = widened(level, joined, topological, search.run([joined.homes(start) for start in starts]))
+    if answer.value > FAR * bound and level.flow is None:  # groups wait for all that any of their nodes needs
+        answer = min(answer, listed(level, topological), key=lambda each: each.value)
     return answer, min(bound, answer.value)
 
 
