@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 
 import networkx as nx
+import numba
 import numpy as np
 import pytest
+from test_timelines import Begun
 
 from fxpasses import fake_devices
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.latency import joining
-from fxpasses.partitioners.solvers.latency.annealing import Annealing
 from fxpasses.partitioners.solvers.latency.certifying import work_of
 from fxpasses.partitioners.solvers.latency.joining import join_until, order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Level
-from fxpasses.partitioners.solvers.latency.list_schedules import rules
-from fxpasses.partitioners.solvers.latency.searching import started
+from fxpasses.partitioners.solvers.latency.running import move, settle
 from fxpasses.partitioners.solvers.latency.shrinking import listed
-from fxpasses.partitioners.solvers.latency.timelines import WORK, timeline_of
+from fxpasses.partitioners.solvers.latency.timelines import WORK, Network, Timeline
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
@@ -65,10 +65,10 @@ def test_grids_of_many_nodes_are_near_what_devices_can_do() -> None:
     graph.add_edges_from((node, node + side) for node in range(side * (side - 1)))
 
     solution = solve_placement(
-        PlacementProblem(graph, fake_devices(8), objective="latency", contiguity="free", time_budget=0.05)
+        PlacementProblem(graph, fake_devices(32), objective="latency", contiguity="free", time_budget=0.05)
     )
 
-    assert solution.objective_value < 1.3 * solution.bound
+    assert solution.objective_value < 2 * solution.bound
 
 
 def test_few_groups_are_left_where_neighbours_run_in_different_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,22 +85,22 @@ def test_few_groups_are_left_where_neighbours_run_in_different_places(monkeypatc
     assert len(order_of_groups(joined.node, level.tables)) == joined.size  # no cycle
 
 
-def test_annealing_counts_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of as many changes takes more work where nodes have many inputs."""
-    counted = {}
-    for inputs in (2, 40):
-        level = level_of(layers(50, 4, inputs))
-        start = started(level, rules(level))[0]
-        states = []
+def test_the_work_of_a_change_counts_edges() -> None:
+    """A node that 400 others feed takes as much as fifty nodes each time that it is looked at."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(401), seconds=1.0, output_seconds=0.1)
+    graph.add_edges_from((node, 400) for node in range(400))
+    level = level_of(PlacementProblem(graph, fake_devices(2), objective="latency", contiguity="free"))
+    begun = Begun.of(level, np.zeros(401, dtype=np.int64), np.arange(401.0))
+    before = int(begun.state.sizes[WORK])
 
-        def begun(*arguments: object, states: list[object] = states) -> object:
-            states.append(timeline_of(*arguments))  # type: ignore[arg-type]  # passed on as they are
-            return states[-1]
+    last_but_one(level.network, begun.state)
 
-        monkeypatch.setattr("fxpasses.partitioners.solvers.latency.annealing.timeline_of", begun)
-        level.network  # noqa: B018  # made before
-        for_all = Annealing(level, 0.0, np.random.default_rng(0))
-        for_all.improved(start, 64, 0.1)  # one round of changes
-        counted[inputs] = int(states[0].sizes[WORK])
+    assert 50 <= begun.state.sizes[WORK] - before <= 60
 
-    assert counted[40] > 2 * counted[2]
+
+@numba.njit
+def last_but_one(network: Network, state: Timeline) -> None:
+    """What runs before the last node goes to the other device."""
+    move(network, state, 399, 1, state.key[399])
+    settle(network, state, np.inf)
