@@ -8,6 +8,7 @@ from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.processor_blocks import LARGEST_VECTOR, may_use_tiles
 
 __all__ = [
+    "has_few_either_way",
     "has_own_kernel",
     "is_as_given",
     "is_few",
@@ -93,6 +94,15 @@ def has_own_kernel(shapes: Convolution) -> bool:
     is_apart = {*shapes.dilation} != {1} or any(s > k for s, k in zip(shapes.stride, shapes.kernel, strict=True))
     is_small = max(shapes.kernel) <= _SMALL_KERNEL
     return is_small and shapes.starts_inside and not (shapes.is_volumes or is_apart)
+
+
+def has_few_either_way(shapes: Convolution) -> bool:
+    """Whether so few channels are read and made that what is read may be unfolded for the gradient of a weight.
+
+    That is so in bfloat16 without tiles.
+    """
+    is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR and not shapes.has_tiles
+    return is_known and is_few(shapes) and shapes.made < shapes.vector
 
 
 def is_as_given(shapes: Convolution) -> bool:

@@ -10,13 +10,21 @@ from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
 from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_sample, spread_samples, tile_tables
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, lanes, round_up
 
-__all__ = ["few_table_bytes", "from_one", "more_table_bytes", "picked_bytes", "sample_in_floats", "table_bytes"]
+__all__ = [
+    "few_table_bytes",
+    "from_one",
+    "more_table_bytes",
+    "one_channel_bytes",
+    "picked_bytes",
+    "sample_in_floats",
+    "table_bytes",
+]
 
-_PAGE, _STRIDING, _UNEVEN, _UNEVEN_HALF = 4096, 37_016, 37_000, 8_800
+_PAGE, _STRIDING, _UNEVEN = 4096, 37_016, 37_000
 """Bytes of tables of a kernel that knows channels last, for each thread, of a strided one, and with a remainder."""
 _PRODUCT = 40
 """Bytes in which it notes which blocks are multiplied at one place of the kernel."""
-_SUMS, _SUMS_OF_LANE = 3072, 192
+_SUMS, _SUMS_OF_LANE = 4352, 192
 """Bytes of sums of half precision for each thread, and for each channel that is computed at once."""
 _AROUND = 66
 """Places around a row."""
@@ -24,6 +32,8 @@ _HALVES = 6500
 """The same in half precision, whatever is computed."""
 _SPREAD, _SPREAD_STEP, _PLACE = 24_600, 32_768, 96
 """Bytes of what one channel is spread to, for each thread, each step of the stride, and each place that is made."""
+_ROW, _ONE_CHANNEL = 128, 20_480
+"""Numbers beside each row of one channel that is copied, and bytes of tables of the kernel that does it."""
 _OF_ROWS, _OF_PLACE = 24_600, 64
 """Bytes of tables of a strided kernel of one channel a group, and for each place in a row that it reads."""
 
@@ -51,12 +61,14 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
         made + -(-(kernel - 1) // stride) + (1 if is_rounded and size % stride else 0)
         for size, made, kernel, stride in sizes
     )
-    uneven = (_UNEVEN_HALF if shapes.is_half else _UNEVEN) if shapes.is_uneven else 0
-    if uneven and is_added and not shapes.is_half:
-        uneven = max(uneven, _sums_of_rows(shapes))
+    row = shapes.groups * round_up(shapes.channels, shapes.vector) * shapes.result[-1] * FLOAT
+    if shapes.is_half:
+        uneven = _sums_of_spread_row(shapes, row * (2 if is_added else 1)) if shapes.is_uneven else row - 3 * _PAGE
+    else:
+        uneven = max(_UNEVEN + 5 * row // 4, _sums_of_rows(shapes) if is_added else 0) if shapes.is_uneven else 0
     tables = _STRIDING + (4 * _PAGE if shapes.is_volumes else 0) + (_PAGE * shapes.element if _has_rest(shapes) else 0)
     tables += _noted_products(shapes) - _PAGE
-    return threads * (tables + uneven + round_up(places * shapes.result[1], _PAGE) * shapes.element)
+    return threads * (tables + max(0, uneven) + round_up(places * shapes.result[1], _PAGE) * shapes.element)
 
 
 def _noted_products(shapes: Convolution) -> int:
@@ -89,6 +101,14 @@ def _has_rest(shapes: Convolution) -> bool:
     """Whether some of what is read, with the places around it, is left over by the last step."""
     sizes = zip(shapes.source[2:], shapes.kernel, shapes.padding, shapes.stride, shapes.dilation, strict=True)
     return any((size + 2 * padded - (wide - 1) * far - 1) % step for size, wide, padded, step, far in sizes)
+
+
+def _sums_of_spread_row(shapes: Convolution, row: int) -> int:
+    """Floats of a row of what is read, and of what is made of it where a step leaves something over.
+
+    They depend on how rows are shared, and are as many as were seen at most.
+    """
+    return 2 * _PAGE * shapes.element + row * (2 * shapes.stride[-1] + shapes.kernel[-1] + 1)
 
 
 def _sums_of_rows(shapes: Convolution) -> int:
@@ -147,11 +167,61 @@ def few_table_bytes(shapes: Convolution) -> int:
 
 
 def from_one(shapes: Convolution) -> int:
-    """What the gradient of a transposed convolution that makes one channel is spread to."""
-    if shapes.source[1] != 1:
+    """What the gradient of a transposed convolution that makes one channel is spread to, with tiles or small vectors.
+
+    Elsewhere it is what a convolution of one channel has.
+    """
+    if shapes.source[1] != 1 or not (shapes.has_tiles or shapes.vector != LARGEST_VECTOR):
         return 0
     if shapes.vector != LARGEST_VECTOR:
         return _STRIDING + (shapes.result_bytes if shapes.is_strided else 0)
     places = _PLACE * math.prod(shapes.result[2:])
     of_thread = _SPREAD + _SPREAD_STEP * (max(shapes.stride) - 1) + places
     return torch.get_num_threads() * of_thread + _PAGE * 2 + ALIGNMENT * shapes.result[1]
+
+
+def one_channel_bytes(shapes: Convolution) -> int:
+    """What a kernel that knows channels last copies of one channel a group: as it fills no vector, places are made to.
+
+    Each thread has the rows that one of the result sees, with a border, and beside each place those that the kernel
+    sees with it; of volumes a sample. Its weight is there once more. Where threads have less, that depends on more than
+    is known. In floats, groups have a kernel of their own, and so do steps that a kernel and a row are a multiple of.
+    In half precision groups of a few channels have tables.
+    """
+    if shapes.is_depthwise or shapes.has_tiles or shapes.vector != LARGEST_VECTOR:
+        return 0
+    threads = torch.get_num_threads()
+    if shapes.channels > 1 or shapes.is_pointwise or shapes.dilation[-1] > 1:
+        is_narrow = shapes.is_half and (shapes.channels == 1 or not shapes.fills(shapes.channels))
+        return threads * _noted_products(shapes) + _PAGE + ALIGNMENT if is_narrow else 0
+    if not shapes.is_half and (shapes.groups > 1 or _is_stepped_evenly(shapes)):
+        return 0
+    copied = round_up(shapes.groups * _numbers_beside(shapes), _PAGE) * shapes.element
+    weight = shapes.groups * round_up(shapes.made, lanes(shapes.made, shapes.vector)) * shapes.kernel_bytes
+    return threads * (copied + _noted_products(shapes) + _PAGE) + round_up(weight, _PAGE) + _ONE_CHANNEL
+
+
+def _numbers_beside(shapes: Convolution) -> int:
+    """Numbers of the rows of one channel that one row of the result sees, each with those that are seen with it."""
+    tall, wide = shapes.kernel[-2:]
+    steps, width = shapes.stride[-1], shapes.source[-1] + 2 * shapes.padding[-1]
+    if shapes.is_volumes:
+        sizes = zip(shapes.source[2:], shapes.padding, strict=True)
+        sample = math.prod(size + 2 * padded for size, padded in sizes)
+        return sample * max(shapes.stride) ** 2 + _ROW * shapes.source[2]
+    rows = shapes.result[-2] if tall == 1 else _rows_with_border(shapes)
+    numbers = rows * steps * (tall**2 * width + _ROW)
+    return 2 * numbers + _PAGE if wide == 1 else numbers
+
+
+def _rows_with_border(shapes: Convolution) -> int:
+    """As many as one row of the result sees, and those of the border above and below that any sees."""
+    tall, above, steps = shapes.kernel[-2], shapes.padding[-2], shapes.stride[-2]
+    seen = (tall - 1) * shapes.dilation[-2] + 1
+    below = max(0, (shapes.result[-2] - 1) * steps + seen - shapes.source[-2] - above)
+    return seen + above + below
+
+
+def _is_stepped_evenly(shapes: Convolution) -> bool:
+    steps = shapes.stride[-1]
+    return steps > 1 and not shapes.padding[-1] and shapes.kernel[-1] % steps == shapes.source[-1] % steps == 0

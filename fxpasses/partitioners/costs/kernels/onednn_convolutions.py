@@ -12,6 +12,7 @@ import torch
 
 from fxpasses.partitioners.costs.kernels.convolution_columns import in_columns, in_rows, sums_of_columns
 from fxpasses.partitioners.costs.kernels.convolution_kernels import (
+    has_few_either_way,
     has_own_kernel,
     is_as_given,
     is_few,
@@ -27,6 +28,7 @@ from fxpasses.partitioners.costs.kernels.convolution_sums import sums_in_floats,
 from fxpasses.partitioners.costs.kernels.convolution_tables import (
     few_table_bytes,
     more_table_bytes,
+    one_channel_bytes,
     picked_bytes,
     sample_in_floats,
     table_bytes,
@@ -184,9 +186,9 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
     if not is_image and is_few(shapes):
         block = shapes.vector // 2
     unfolded = 0
-    if unfolds_for_weight(shapes, block):
+    if (is_unfolded := unfolds_for_weight(shapes, block)) or has_few_either_way(shapes):
         unfolded = shapes.weight_bytes + max(sums_of_columns(shapes) + bias, shapes.weight_bytes + 2 * bias)
-        # else oneDNN may have one that does
+    if is_unfolded:  # else oneDNN may have one that does
         may_be_in_blocks = shapes.is_dilated or shapes.is_volumes or shapes.reaches_beyond or shapes.grows
         may_be_in_blocks = may_be_in_blocks or shapes.is_too_wide
         if shapes.is_depthwise or not (shapes.has_tiles or (block and may_be_in_blocks)):
@@ -224,7 +226,8 @@ def forward_in_order(shapes: Convolution) -> int:
     unfolded = shapes.weight_bytes + in_columns(shapes, 0, is_last=True) if is_beyond else 0
     if is_beyond and shapes.is_depthwise:
         unfolded = max(unfolded, shapes.weight_of_channels(is_filled=True))
-    return max(in_order, unfolded, shapes.weight_bytes + in_rows(shapes) if shapes.is_one_row else 0)
+    of_one = shapes.weight_in_order(shapes.made, shapes.channels) + one_channel_bytes(shapes)
+    return max(in_order, of_one, unfolded, shapes.weight_bytes + in_rows(shapes) if shapes.is_one_row else 0)
 
 
 def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
