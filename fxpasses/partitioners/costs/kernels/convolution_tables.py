@@ -153,7 +153,7 @@ def sample_in_floats(shapes: Convolution) -> int:
     if not (shapes.is_pointwise and shapes.is_half):
         return 0
     sample = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:]) * FLOAT
-    return torch.get_num_threads() * (sample + 2 * ALIGNMENT) + 2 * ALIGNMENT
+    return torch.get_num_threads() * (sample + (8 if shapes.is_strided else 2) * ALIGNMENT) + 2 * ALIGNMENT
 
 
 def more_table_bytes(shapes: Convolution) -> int:

@@ -845,3 +845,12 @@ def test_a_row_that_steps_spread_is_added_up_in_floats(name: str, last: bool, ha
 def test_few_channels_either_way_are_unfolded_for_the_gradient_of_a_weight() -> None:
     """In bfloat16 three tenths were missing."""
     assert_enough((1, 8, 84, 88), (3, 8, 5, 5), {"stride": 2, "padding": 2}, last=False, dtype=torch.bfloat16)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+def test_of_a_shortcut_in_bfloat16_no_byte_is_missing() -> None:
+    """Up to half of a KiB was missing for each thread."""
+    args = in_bfloat16(((4, 32, 20, 20), (64, 32, 1, 1), {"stride": 2}), False)
+
+    assert_near(aten.convolution.default, args, tables=40_000, short=0)
