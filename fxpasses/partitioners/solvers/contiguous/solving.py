@@ -154,7 +154,7 @@ def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer |
         words = prefixes(orders[:count])
         if best is None:
             best = next(_answers(search, words, 0.0 if at_once else bound), None)
-        elif best.rank[0] > bound and steps > 0:
+        elif best.rank[0] > bound and account.within(steps) > 0:
             if search.has_many_states:
                 most = account.within(steps)
                 best = improved(search, best, most, NEAREST)  # a lower threshold saves more than that takes

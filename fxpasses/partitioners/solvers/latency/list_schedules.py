@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fxpasses.partitioners.solvers.latency.levels import Level
+from fxpasses.partitioners.solvers.latency.placing_first import where_first
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
-from fxpasses.partitioners.solvers.reduced.tables import Ints
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["in_chunks", "rules"]
 
@@ -25,28 +26,18 @@ def rules(level: Level) -> list[Ints]:
 
 
 def earliest(level: Level, devices: Sequence[int]) -> Ints:
-    """Each node, by falling rank, where it ends first and fits among some devices (HEFT, without insertion)."""
-    scheduler, model, unit_of = level.scheduler, level.model, level.unit_of
+    """Each node, by falling rank, where it ends first and fits among some devices."""
+    scheduler, unit_of = level.scheduler, level.unit_of
     count, kinds = scheduler.seconds.shape
-    home = np.full(model.size, -1, dtype=np.int64)
-    need, free, end = np.zeros(kinds), np.zeros(kinds), np.zeros(count + 1)
     much = 1e9 * (1.0 + float(scheduler.seconds.max(axis=1).sum() + scheduler.send.max(axis=(1, 2)).sum()))
-    others = np.where(np.isin(np.arange(kinds), devices), 0.0, much)
-    for node in _mean_order(level).tolist():
-        unit = unit_of[node]
+
+    def comes(node: int, end: Floats, device_of: Ints) -> Floats:
         needs = scheduler.before[node][scheduler.before[node] < count]
-        there = (end[needs, None] + scheduler.send[needs, home[unit_of[needs]]]).max(axis=0, initial=0.0)
-        done = np.maximum(there, free) + scheduler.seconds[node]
-        if home[unit] < 0:
-            full = need + model.kept[unit] + model.live[unit] > model.memory
-            cost = done + np.where(full, much, 0.0) + others
-            cost[model.banned[unit]] = np.inf
-            home[unit] = int(np.argmin(cost))
-            need[home[unit]] += model.kept[unit]
-        target = home[unit]
-        end[node] = done[target]
-        free[target] = max(free[target], end[node]) if scheduler.seconds[node, target] > 0 else free[target]
-    return home
+        there: Floats = (end[needs, None] + scheduler.send[needs, device_of[needs]]).max(axis=0, initial=0.0)
+        return there
+
+    others = np.where(np.isin(np.arange(kinds), devices), 0.0, much)
+    return where_first(level.model, unit_of, _mean_order(level), scheduler.seconds, comes, much, others)
 
 
 def by_paths(level: Level) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.flat_lists import flat_lists
 from fxpasses.partitioners.solvers.latency.joining import Joined, join_until
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
+from fxpasses.partitioners.solvers.latency.placing_first import where_first
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
 __all__ = ["is_large", "listed", "run_in_order", "shortest_path", "shrunk", "widened"]
@@ -45,42 +46,30 @@ def widened(level: Level, joined: Joined, topological: Ints, answer: LatencyAnsw
 
 
 def listed(level: Level, topological: Ints) -> LatencyAnswer:
-    """The schedule of all nodes, each by falling rank where it ends first and fits (HEFT, without insertion).
+    """The schedule of all nodes, each by falling rank where it ends first and fits.
 
-    Time O(nodes · devices + edges · devices).
+    Time O((nodes + edges) · devices).
     """
-    tables, model, unit_of = level.tables, level.model, level.unit_of.tolist()
-    order, kinds = _by_rank(tables, topological), len(tables.memory)
+    tables = level.tables
     seconds = np.where(np.isfinite(tables.seconds), tables.seconds, 0.0)
-    much = 1e9 * (1.0 + float(seconds.max(axis=1).sum()))
-    home, need, free = [-1] * model.size, np.zeros(kinds), np.zeros(kinds)
-    end, device_of = [0.0] * len(order), [-1] * len(order)
     begins, needs = _needs(tables)
     fixed, output = tables.fixed.tolist(), tables.output.tolist()
-    for node in order.tolist():
-        there = np.zeros(kinds)
-        for other in needs[begins[node] : begins[node + 1]]:
-            source = device_of[other]
-            size = output[other]
-            arrives = (
-                end[other] + fixed[other] + (tables.latency[source] + size * tables.per_byte[source] if size else 0)
-            )
-            own = max(there[source], end[other])
-            there = np.maximum(there, arrives)
+
+    def comes(node: int, end: Floats, device_of: Ints) -> Floats:
+        there = np.zeros(seconds.shape[1])
+        for need in needs[begins[node] : begins[node + 1]]:
+            source, size, made = device_of[need], output[need], end[need]
+            own = max(there[source], made)
+            sent = tables.latency[source] + size * tables.per_byte[source] if size else 0.0
+            there = np.maximum(there, made + fixed[need] + sent)
             there[source] = own
-        done = np.maximum(there, free) + seconds[node]
-        unit = unit_of[node]
-        if home[unit] < 0:
-            full = need + model.kept[unit] + model.live[unit] > model.memory
-            home[unit] = int(np.argmin(np.where(model.banned[unit], np.inf, done + np.where(full, much, 0.0))))
-            need[home[unit]] += model.kept[unit]
-        device_of[node] = target = home[unit]
-        takes = seconds[node, target] > 0
-        end[node] = float(done[target]) if takes else float(there[target])
-        free[target] = end[node] if takes else free[target]
-    found = np.array(home, dtype=np.int64)
-    start, makespan = run_in_order(tables, found[level.unit_of], order)
-    return LatencyAnswer(found, order, start, makespan if level.legal(found[None])[0] else math.inf)
+        return there
+
+    order = _by_rank(tables, topological)
+    much = 1e9 * (1.0 + float(seconds.max(axis=1).sum()))
+    home = where_first(level.model, level.unit_of, order, seconds, comes, much, np.zeros(seconds.shape[1]))
+    start, makespan = run_in_order(tables, home[level.unit_of], order)
+    return LatencyAnswer(home, order, start, makespan if level.legal(home[None])[0] else math.inf)
 
 
 def _by_rank(tables: CostTables, topological: Ints) -> Ints:
