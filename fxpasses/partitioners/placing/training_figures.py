@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 from torch.fx import Node
 
-from fxpasses.partitioners.costs.graph_figures import GraphFigures, value_bytes
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 
-__all__ = ["backward_live", "stepping_figures", "storages_of", "training_figures"]
+__all__ = ["sent_storages", "stepping_figures", "storages_of", "training_figures"]
 
 
 def storages_of(figures: GraphFigures, state: Iterable[Node]) -> set[int]:
@@ -23,7 +21,7 @@ def storages_of(figures: GraphFigures, state: Iterable[Node]) -> set[int]:
     return {storage for node in state for storage in figures.effects.storages(node)}
 
 
-def _sent(figures: GraphFigures) -> set[int]:
+def sent_storages(figures: GraphFigures) -> set[int]:
     """Those of what one device sends to others that use it, too: a node of its own counts what is kept for it."""
     return storages_of(figures, (state.names[0] for state in figures.shared_state))
 
@@ -35,7 +33,9 @@ def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
     """
     needs, training = step.needs, step.training
-    grows = storages_of(figures, (node for node in needs.differentiable if node.op == "get_attr")) - _sent(figures)
+    grows = storages_of(figures, (node for node in needs.differentiable if node.op == "get_attr")) - sent_storages(
+        figures
+    )
     constants: list[dict[int, int]] = []
     for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
         grown = {
@@ -64,7 +64,7 @@ def stepping_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     What was saved is gone then; all gradients are there, and what the optimizer makes. Where parameters are large that
     is more than at the end of the forward, and no placement needs less.
     """
-    training, trained, sent = step.training, storages_of(figures, step.needs.trained), _sent(figures)
+    training, trained, sent = step.training, storages_of(figures, step.needs.trained), sent_storages(figures)
     grown = training.times_in_step / (1 + training.optimizer_slots)
     constants = [
         {
@@ -75,14 +75,3 @@ def stepping_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
         for held in figures.constants
     ]
     return attrs.evolve(figures, constants=constants, beside_state=training.times_in_step)
-
-
-def backward_live(figures: GraphFigures, step: TrainingStep) -> NDArray[np.int64]:
-    """About how many bytes come and go while the backward of each compute node runs, in graph order."""
-    needs = step.needs
-    made = {node: max(0, needs.beside.get(node, 0)) + value_bytes(node) for node in needs.differentiable}
-    for stay in needs.stays:
-        if stay.begin == "backward":
-            made[stay.made_by] = made.get(stay.made_by, 0) + stay.size
-    there = np.array([made.get(node, 0) for node in figures.nodes], dtype=np.int64)
-    return np.maximum(figures.needs, there)

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 from torch.fx import Node
 
 from fxpasses.errors import PlacementError
@@ -94,13 +95,16 @@ class Training:
 
     def made_for(self, sizes: ParameterSizes) -> int:
         """The same, of sizes that are summed up."""
+        largest, second = (*sizes.largest, 0, 0)[:2]
+        return int(self.made_of(*(np.array(float(each)) for each in (sizes.total, largest, second))))
+
+    def made_of(self, total: NDArray[np.float64], largest: NDArray[np.float64], second: NDArray[np.float64]) -> Any:
+        """The same, of many sets of parameters: the bytes of all of each, and of the two largest."""
         if self.step_slots is not None:
-            return int(self.step_slots * sizes.total)
-        if not self.optimizer_slots or not sizes.largest:
-            return 0
-        largest, *others = sizes.largest
-        one_by_one = math.ceil(self.optimizer_slots) * largest + sum(others)
-        return max(sizes.total, one_by_one) + _RATE_BYTES
+            return self.step_slots * total
+        one_by_one = math.ceil(self.optimizer_slots) * largest + second
+        made = np.maximum(total, one_by_one) + _RATE_BYTES
+        return np.where(total > 0, made, 0.0) if self.optimizer_slots else 0.0 * total
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""

@@ -23,13 +23,14 @@ from torch.fx import Node
 
 from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.device_runs import Runs, runs_of
+from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
+from fxpasses.partitioners.placing.searches.quick_checks import check_in_order, check_until_over
 from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
+from fxpasses.partitioners.placing.searches.step_bytes import StepBytes
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
-from fxpasses.partitioners.placing.training_figures import backward_live, stepping_figures
+from fxpasses.partitioners.placing.training_figures import stepping_figures
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, Words, all_ideals, prefixes
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
@@ -49,7 +50,7 @@ IDEALS, MOST_IDEALS, CELLS = 1500, 2000, 2e7
 """Ideals in a second, and at most, and pairs of them times steps from one set of devices to the next in a second."""
 ORDERS = 12
 """Orders whose prefixes are looked at, at most, where there are more ideals."""
-SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 1e-4
+SECONDS_A_CELL, SECONDS_A_NODE = 3e-9, 3e-5
 """About what one run of the program takes, and to follow the memory of its answer: what rounds are counted in."""
 LEAST_ROUNDS = 20
 AHEAD, COUNTED, AT_ONCE = 1.2, 6e7, 2e7
@@ -106,14 +107,14 @@ def _looked_at(table: _RunTable) -> BestPipeline:
             bound = table.bound(value, most)
             if table.count(steps, values, value):
                 continue
-            runs, is_as_expected = table.follow(steps)
-            if runs is None:
+            found, is_as_expected = table.follow(steps)
+            if found is None:
                 continue
-            found = Found.of(figures, request, "pipeline", runs, 0.0)
             if is_as_expected:
                 return table.best(found, value, most, rounds - round_)
             best = found if best is None else min(best, found, key=lambda each: each.value)
         else:
+            best = None if best is None else Found.of(figures, request, "pipeline", best.runs, 0.0)
             return BestPipeline(best, bound if best is None else min(bound, best.value))
     missing = table.least_missing(request.time_budget) if table.is_exact else 0
     return BestPipeline(best, 0.0, missing_bytes=missing)
@@ -142,7 +143,7 @@ class _RunTable:
         work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
         counted: The runs whose bytes are counted already, ``(f, f)``.
-        bytes_of: What counts them; None in training, where a run tells too little.
+        bytes_of: What counts them.
         is_whole: Whether these are all ideals.
     """
 
@@ -155,7 +156,7 @@ class _RunTable:
     work: tuple[Floats, ...]
     need: tuple[Floats, ...]
     counted: Bools
-    bytes_of: RunBytes | None
+    bytes_of: RunBytes | StepBytes
     is_whole: bool
 
     @classmethod
@@ -178,20 +179,20 @@ class _RunTable:
         load = spans.loads(everything, everything, np.inf)
         work = tuple(weight[None, :] - weight[:, None] for weight in spans.weight)
         nodes = tuple(tuple(node for at in own if isinstance(node := tables.nodes[at], Node)) for own in units.members)
-        bytes_of = None
+        unit_of = {node: unit for unit, own in enumerate(nodes) for node in own}
+        bytes_of: RunBytes | StepBytes
         if request.training is None:
-            unit_of = {node: unit for unit, own in enumerate(nodes) for node in own}
             bytes_of = RunBytes.of(figures, units, family, unit_of)
-            need = bytes_of.least
         else:
             step = request.training
             problems = (
                 request.problem(stepping_figures(figures, step), "pipeline", np.zeros_like(figures.needs)),
-                request.problem(figures, "pipeline", backward_live(figures, step)),
+                request.problem(figures, "pipeline", np.zeros_like(figures.needs)),
             )
             held = [pair_bytes(with_bytes(units, tables_of(each)), family) for each in problems]
-            need = np.maximum(*held)
-        needs, counted = tuple(need.copy() for _ in classes), np.zeros(need.shape, dtype=bool)
+            bytes_of = StepBytes.of(figures, step, family, unit_of, np.maximum(*held))
+        needs = tuple(bytes_of.least.copy() for _ in classes)
+        counted = np.zeros(bytes_of.least.shape, dtype=bool)
         return cls(
             figures, request, nodes, family.inside, classes, tuple(load), work, needs, counted, bytes_of, is_whole
         )
@@ -230,7 +231,7 @@ class _RunTable:
         """
         left = COUNTED * max(LEAST_SECONDS, self.request.time_budget) / len(self.figures.nodes) - self.counted.sum()
         own = tuple(np.array([step[1:] for step in steps]).T)
-        if self.bytes_of is None or left <= 0 or self.counted[own].all():
+        if left <= 0 or self.counted[own].all():
             return False
         least = np.where(self.counted, np.inf, np.minimum.reduce(list(values)))
         least[own] = value  # first of all
@@ -252,28 +253,35 @@ class _RunTable:
             for load, need, own, group in zip(self.load, self.need, values, self.classes, strict=True)
         ]
 
-    def follow(self, steps: Sequence[Step]) -> tuple[Runs | None, bool]:
+    def follow(self, steps: Sequence[Step]) -> tuple[Found | None, bool]:
         """Follow the memory of a way, and write down what each run needs.
 
         Returns:
-            Its parts, if no budget is passed; and whether its value is what was expected.
+            The answer, if no budget is passed; where it is memory that is made small in training, as if the backward
+            ran in the graph's own order. And whether its value is what was expected.
         """
-        names = [device.name for device in self.request.topology.devices]
+        figures, request = self.figures, self.request
+        names = [device.name for device in request.topology.devices]
         home = {
             node: names[device]
             for device, first, last in steps
             for unit in np.flatnonzero(self.inside[:, last] & ~self.inside[:, first]).tolist()
             for node in self.nodes[unit]
         }
-        runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
-        seen = check_until_over(self.figures, self.request, runs, always=True)
+        runs, is_memory = runs_of(figures.graph_module, home, figures.dependencies), request.objective == "memory"
+        check = check_in_order if is_memory else check_until_over
+        seen = check(figures, request, runs, always=True)
         changed = False
         for device, first, last in steps:
             need, peak = self.need[self._kind(device)], seen.peaks.get(names[device], 0)
-            known = peak if self.request.training is not None else max(need[first, last], peak)
+            known = peak if request.training is not None else max(need[first, last], peak)
             changed |= known != need[first, last]
             need[first, last] = known
-        return None if seen.over else runs, not changed or self.request.objective != "memory"
+        if seen.over:
+            return None, False
+        if is_memory:
+            return Found(runs, "pipeline", float(seen.fullest), 0.0), not changed
+        return Found.of(figures, request, "pipeline", runs, 0.0), True
 
     def _kind(self, device: int) -> int:
         return next(kind for kind, group in enumerate(self.classes) if device in group.devices)
@@ -282,7 +290,7 @@ class _RunTable:
         """The best pipeline, once one is known that keeps the budgets, and what the program thinks of it."""
         objective = self.request.objective
         if not self.is_exact:
-            return BestPipeline(found, 0.0)
+            return BestPipeline(Found.of(self.figures, self.request, "pipeline", found.runs, 0.0), 0.0)
         if objective == "devices":
             return BestPipeline(found, float(most), is_best=True)
         if objective == "latency":  # parts may run side by side, but none is over before its own work is
@@ -295,10 +303,8 @@ class _RunTable:
         """Look at each way that may be better, by what its runs take at least."""
         ways = every_walk(States.of(self.classes), least, best.value)
         for _round, steps in zip(range(rounds), ways, strict=False):
-            runs, _is_as_expected = self.follow(steps)
-            if runs is not None:
-                found = Found.of(self.figures, self.request, "pipeline", runs, 0.0)
-                best = min(best, found, key=lambda each: each.value)
+            found, _is_as_expected = self.follow(steps)
+            best = best if found is None else min(best, found, key=lambda each: each.value)
         is_best = next(ways, None) is None
         return BestPipeline(best, best.value if is_best else bound, is_best=is_best)
 

@@ -7,13 +7,16 @@ from fxpasses.partitioners.placing.budget_checks import Seen, check_budgets
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.requests import Request
 
-__all__ = ["check_until_over"]
+__all__ = ["check_in_order", "check_until_over"]
+
+
+def check_in_order(figures: GraphFigures, request: Request, runs: Runs, *, always: bool = False) -> Seen:
+    """What :func:`.check_budgets` sees, in training with the backward in the graph's own order."""
+    return check_budgets(figures, request.topology, runs, request.training, always=always, in_order=False)
 
 
 def check_until_over(figures: GraphFigures, request: Request, runs: Runs, *, always: bool = False) -> Seen:
     """What :func:`.check_budgets` sees; in training at first with the backward in the graph's own order."""
-    if request.training is not None:
-        seen = check_budgets(figures, request.topology, runs, request.training, always=always, in_order=False)
-        if seen.over:
-            return seen
+    if request.training is not None and (seen := check_in_order(figures, request, runs, always=always)).over:
+        return seen
     return check_budgets(figures, request.topology, runs, request.training, always=always)

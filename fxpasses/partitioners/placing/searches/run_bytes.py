@@ -20,6 +20,7 @@ from torch.fx import Node
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.placing.searches.run_blocks import in_blocks
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import Units
@@ -29,9 +30,6 @@ from fxpasses.partitioners.tensor_sizes import tensor_bytes
 __all__ = ["RunBytes"]
 
 Bools = NDArray[np.bool_]
-
-BLOCK = 4096
-"""Runs that are followed at a time."""
 
 
 @attrs.frozen
@@ -90,9 +88,7 @@ class RunBytes:
 
     def of_runs(self, first: Ints, last: Ints) -> Floats:
         """The bytes of some runs, each from an ideal to one that holds it; time O((operators + storages) × runs)."""
-        blocks = [slice(start, start + BLOCK) for start in range(0, len(first), BLOCK)]
-        own = np.concatenate([np.zeros(0), *(self._of_block(first[block], last[block]) for block in blocks)])
-        needed: Floats = np.maximum(own, self.least[first, last])
+        needed: Floats = np.maximum(in_blocks(self._of_block, first, last), self.least[first, last])
         return needed
 
     def _of_block(self, first: Ints, last: Ints) -> Floats:

@@ -116,6 +116,7 @@ def test_what_a_step_needs_is_expected_before_it_is_followed(monkeypatch: pytest
     """Without that each question learned what a few runs need, and none of twenty answers kept the budgets."""
     graph, training = exported(Cells(), torch.randn(6, 1, 16)), Training(2)
     devices = fake_devices(6, memory=[54_224] * 3 + [28_112] * 3, flops=[1e9] * 3 + [5e8] * 3)
+    monkeypatch.setattr(few_ideals, "SECONDS_A_NODE", 1.0)  # no more than twenty
 
     def found() -> float:
         return place_by_device(
@@ -124,6 +125,6 @@ def test_what_a_step_needs_is_expected_before_it_is_followed(monkeypatch: pytest
 
     expected = found()
 
-    monkeypatch.setattr(few_ideals, "backward_live", lambda figures, _step: figures.needs)
+    monkeypatch.setattr(few_ideals.StepBytes, "of_runs", lambda self, first, last: self.least[first, last])
     monkeypatch.setattr(few_ideals, "stepping_figures", lambda figures, _step: figures)
     assert expected < 0.9 * found()
