@@ -23,19 +23,27 @@ __all__ = ["best_of", "best_of_one", "best_or_free"]
 
 ENOUGH = 0.005
 """A pipeline that is proven to take at most this share more than the best is not searched further."""
+NEAR = 1.15
+"""How many times the latency of a free placement a quick pipeline may have so that better ones are looked for."""
 
 NOR_FREE = "Nor does a free placement, in which a device has several turns."
 MAYBE_FREE = 'A free placement, in which a device has several turns, may: contiguity="free".'
 
 
-def best_of(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
+def best_of(
+    figures: GraphFigures,
+    request: Request,
+    kinds: tuple[Contiguity, ...],
+    alone: Found | None,
+    cuts: KnownCuts | None = None,
+) -> Found:
     """The best answer over several kinds of placements; the first of those that are as good."""
     answers = [] if alone is None else [alone]
     failures: list[PlacementError] = []
     for kind in kinds:
         try:
             is_in_turn = request.objective == "latency" and kind != "free"
-            answers += _in_turn(figures, request, kind) if is_in_turn else [search(figures, request, kind)]
+            answers += _in_turn(figures, request, kind) if is_in_turn else [search(figures, request, kind, cuts=cuts)]
         except InfeasibleError as error:
             failures.append(does_not_fit(figures, request.topology, error, kind))
         except PlacementError as error:
@@ -47,12 +55,43 @@ def best_of(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ..
 
 def best_of_one(figures: GraphFigures, request: Request, kind: Contiguity) -> Found:
     """The best answer of the kind that was asked for; where memory keeps it from existing, another kind is named."""
+    if kind == "free":
+        return _free_or_pipeline(figures, request)
     try:
         return best_of(figures, request, (kind,), None)
     except InfeasibleError as error:
-        if kind != "free" and error.missing_bytes is not None and error.reason != TOO_LARGE_TOGETHER:
+        if error.missing_bytes is not None and error.reason != TOO_LARGE_TOGETHER:
             error.message += f" {MAYBE_FREE}"
         raise
+
+
+def _free_or_pipeline(figures: GraphFigures, request: Request) -> Found:
+    """The best free placement that is found; a pipeline is one, too, and what looks for it may find a better one."""
+    cuts = KnownCuts(figures, request)
+    free: Found | None = None
+    failure: PlacementError | None = None
+    try:
+        free = best_of(figures, request, ("free",), None, cuts)
+    except InfeasibleError:
+        raise
+    except PlacementError as error:
+        failure = error
+    if free is not None and free.is_best:
+        return free
+    bound = 0.0 if free is None else free.bound
+    found = [] if free is None else [free]
+    with contextlib.suppress(PlacementError):
+        found += _pipelines(figures, request, cuts, math.inf if free is None else free.value)
+    if failure is not None and not found:
+        raise failure
+    return min(found, key=lambda each: each.value).as_kind("free", bound)
+
+
+def _pipelines(figures: GraphFigures, request: Request, cuts: KnownCuts, below: float) -> list[Found]:
+    """What is found for pipelines; not the best latency where quick ones are far above a value that is known."""
+    if request.objective == "latency":
+        return _in_turn(figures, request, "pipeline", cuts, below)
+    return [search(figures, request, "pipeline", fallbacks=False, cuts=cuts, below=below)]
 
 
 def best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguity, ...], alone: Found | None) -> Found:
@@ -76,17 +115,22 @@ def best_or_free(figures: GraphFigures, request: Request, kinds: tuple[Contiguit
             raise error from None
 
 
-def _in_turn(figures: GraphFigures, request: Request, kind: Contiguity) -> list[Found]:
+def _in_turn(
+    figures: GraphFigures, request: Request, kind: Contiguity, cuts: KnownCuts | None = None, below: float = math.inf
+) -> list[Found]:
     """The pipeline whose parts take the least time one after the other; where that is far from proven, searched ones.
 
     Each part runs as a whole, so parts seldom gain by running side by side, as the operators of the search do. Where
-    they may, pipelines of whole parts are annealed, from those that are known.
+    they may, pipelines of whole parts are annealed, from those that are known. Where only what takes less than
+    ``below`` is of use, none are searched if that one is far above it, or if none can be.
     """
     found: list[Found] = []
-    cuts = KnownCuts(figures, request)
+    cuts = cuts or KnownCuts(figures, request)
     with contextlib.suppress(PlacementError):
         found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False, cuts=cuts))
     bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
+    if found and (bound >= below or _least(found) > NEAR * below):
+        return found
     if not found or _least(found) > bound * (1 + ENOUGH):
         with contextlib.suppress(PlacementError) if found else contextlib.nullcontext():
             found.append(search(figures, request, kind, cuts=cuts))

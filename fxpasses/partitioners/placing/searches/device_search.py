@@ -10,6 +10,8 @@ training the moment at which the optimizer steps is a problem of its own, whose 
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 
@@ -59,6 +61,7 @@ def search(
     *,
     fallbacks: bool = True,
     cuts: KnownCuts | None = None,
+    below: float = math.inf,
 ) -> Found:
     """Solve, check, and solve with what the check saw, until every budget holds.
 
@@ -70,6 +73,7 @@ def search(
         fallbacks: Whether what was made for the sake of the budgets, or for another objective, will do where nothing
             else is found.
         cuts: What is known without a solver, if the caller has it from another search for the same request.
+        below: Only what is smaller is of use: once no placement can be, the search is over.
 
     Raises:
         InfeasibleError: proven that no placement of this kind keeps the budgets.
@@ -82,7 +86,7 @@ def search(
         has_room = _has_room(cuts, request, solve)
         asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
     for each in asked:
-        answers += (several := _searched(cuts, each, contiguity, solve)).answers
+        answers += (several := _searched(cuts, each, contiguity, solve, below)).answers
         bound = max(bound, several.bound)
         if any(found.is_best for found in answers):
             break
@@ -118,8 +122,10 @@ class _Several:
     bound: float
 
 
-def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver) -> _Several:
-    """What one search finds."""
+def _searched(
+    cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver, below: float = math.inf
+) -> _Several:
+    """What one search finds, unless it is proven that nothing is below a value."""
     figures = cuts.figures
     first = request.problem(figures, contiguity, figures.needs)
     try:
@@ -134,10 +140,12 @@ def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: 
         if (request.objective, contiguity) == ("latency", "free") and not answers[0].is_best:
             answers += near_placements(figures, request, first, [answers[0].runs], bound)  # as parts run, not operators
         return _Several(answers, bound)
+    if bound >= below:
+        return _Several(answers, bound)
     if request.training is not None and (stepped := _while_stepping(figures, request, contiguity, solve)) is not None:
         bound = max(bound, stepped.solution.bound)
         answers += [_finished(figures, stepped, contiguity, bound, solve)] if stepped.fits else []
-        if any(found.is_best for found in answers):
+        if bound >= below or any(found.is_best for found in answers):
             return _Several(answers, bound)
     known = cuts.best
     if known is not None and contiguity == "pipeline":
@@ -146,6 +154,8 @@ def _searched(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: 
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
             return _Several([known.found.as_kind(contiguity, bound)], bound)
+        if bound >= below:
+            return _Several(answers, bound)
     answers += _answers(cuts, contiguity, bound, checked, solve)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
