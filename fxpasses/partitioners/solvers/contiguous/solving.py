@@ -57,6 +57,8 @@ CROSSED = (6, 13)
 PREFIXES = 10_000
 """How many prefixes all orders of a wide graph have together; of a long one fewer orders are cut."""
 FEWEST = 6
+LEAST_AT_ONCE = STEPS_A_SECOND / 2
+"""The steps that are left at least for the question whether anything fits along all orders."""
 FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
@@ -153,7 +155,8 @@ def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer |
             continue
         words = prefixes(orders[:count])
         if best is None:
-            best = next(_answers(search, words, 0.0 if at_once else bound), None)
+            most = max(LEAST_AT_ONCE, account.within(math.inf)) if at_once else math.inf
+            best = next(_answers(search, words, 0.0 if at_once else bound, most), None)
         elif best.rank[0] > bound and account.within(steps) > 0:
             if search.has_many_states:
                 most = account.within(steps)
@@ -193,10 +196,10 @@ def _many_orders(search: Search) -> list[list[int]]:
     return orders[: max(FEWEST, PREFIXES // search.units.size)]
 
 
-def _answers(search: Search, words: Words, bound: float) -> Iterator[Answer]:
+def _answers(search: Search, words: Words, bound: float, steps: float = math.inf) -> Iterator[Answer]:
     for share in SHARES:
         if bound > 0 or share == math.inf:
-            pipeline = search.run(words, share * bound if bound > 0 else share).pipeline
+            pipeline = search.run(words, share * bound if bound > 0 else share, steps=steps).pipeline
             if pipeline is not None:
                 yield Answer.of(search, pipeline)
 

@@ -77,17 +77,26 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
 
 def _covering_bound(problem: PlacementProblem, model: LoadModel, prices: Prices, below: float) -> float:
     """A bound that knows transfers; it takes as long as a short search, so not where only an answer is wanted."""
-    if problem.has_little_effort and problem.explain == "never":
+    if _wants_answer_only(problem):
         return 0.0
     return covering_bound(model, prices, below, problem.time_budget)
 
 
+def _wants_answer_only(problem: PlacementProblem) -> bool:
+    """Whether no bound is of use, nor why there is no answer."""
+    return problem.has_little_effort and problem.explain == "never"
+
+
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
-    """The best pipeline that is found without a program, if there is one: what that would prove says nothing here."""
-    budget = min(problem.time_budget, 2.0)
+    """The best pipeline that is found without a program, if there is one: what that would prove says nothing here.
+
+    Where only an answer is wanted, some pipeline will do.
+    """
+    seconds = min(problem.time_budget, 2.0)
+    budget = 0.0 if _wants_answer_only(problem) else seconds
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0, explain="never")
     try:
-        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), FIRST * budget)
+        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), FIRST * seconds)
     except PlacementError:
         return  # a free placement may exist all the same
     yield units.homes(device_of)
