@@ -62,9 +62,11 @@ def test_a_pipeline_is_found_where_no_free_placement_is(monkeypatch: pytest.Monk
 
 
 def test_what_both_searches_lack_is_what_the_free_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, devices = _graph(), _devices()
+
     def unlucky(figures, request, contiguity, *args, **kwargs):
         raise PlacementError(f"no {contiguity} was found")
 
     monkeypatch.setattr(contiguities, "search", unlucky)
     with pytest.raises(PlacementError, match="no free was found"):
-        place_by_device(_graph(), _devices(), objective="throughput", contiguity="free")
+        place_by_device(graph, devices, objective="throughput", contiguity="free")
