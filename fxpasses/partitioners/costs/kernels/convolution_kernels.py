@@ -10,6 +10,7 @@ from fxpasses.partitioners.costs.kernels.processor_blocks import LARGEST_VECTOR,
 __all__ = [
     "has_few_either_way",
     "has_own_kernel",
+    "has_short_rest",
     "is_as_given",
     "is_few",
     "is_spread_apart",
@@ -26,6 +27,8 @@ _SMALL_KERNEL = 3
 """Up to so many places in a row, the gradient of the weight of one channel a group has a kernel of its own."""
 _WIDEST_HALF = 5
 """Up to so many places in a row, the gradient of the weight of few channels has a kernel in half precision."""
+_REGISTERS, _MOST_BLOCKS = 31, 4
+"""Sums and what is multiplied at once, and the most blocks of channels of which a place is made at once."""
 _LEAST_BLOCK = 8
 """The smallest block in which the gradient of a weight is made, by a kernel that does not do everything."""
 
@@ -103,6 +106,31 @@ def has_few_either_way(shapes: Convolution) -> bool:
     """
     is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR and not shapes.has_tiles
     return is_known and is_few(shapes) and shapes.made < shapes.vector
+
+
+def has_short_rest(shapes: Convolution, block: int) -> bool:
+    """Whether groups in bfloat16 make the gradient of what is read of columns, as no strided kernel ends a row so.
+
+    That is where steps leave over more places than the last run of a row has. Runs are as long as registers allow for
+    channels that lie in blocks of ``block``, whole vectors where they come last.
+    """
+    is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR and not shapes.has_tiles
+    is_in_groups = shapes.groups > 1 and not shapes.is_depthwise and shapes.block > 0
+    if not (is_known and is_in_groups and shapes.is_strided and shapes.made <= shapes.vector):
+        return False
+    wide, steps = shapes.source[-1], shapes.stride[-1]
+    seen = (shapes.result[-1] - 1) * steps + (shapes.kernel[-1] - 1) * shapes.dilation[-1] + 1
+    left_over = wide + shapes.padding[-1] - seen
+    if not torch.cpu._is_avx512_bf16_supported():  # registers are fewer
+        return left_over > 0
+    run = _longest_run(-(-shapes.channels // block), steps)
+    return wide > run and wide % run < left_over
+
+
+def _longest_run(blocks: int, steps: int) -> int:
+    """The places that a kernel makes at once: of the fewest blocks of channels that fill most registers."""
+    runs = {each: _REGISTERS // (each * steps + 1) * steps for each in range(1, _MOST_BLOCKS + 1) if blocks % each == 0}
+    return runs[max(runs, key=lambda each: each * runs[each])] or steps
 
 
 def is_as_given(shapes: Convolution) -> bool:

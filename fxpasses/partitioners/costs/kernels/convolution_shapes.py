@@ -272,8 +272,8 @@ class Convolution:
             three = round_up(along, 3 * self.vector)
             if self.is_pointwise and not self.is_half and (three - along) * _LEAST_FILLED <= along:
                 filled = max(filled, three)  # three vectors at once, where hardly any is left empty
-            size = self.groups * filled * other * self.kernel_bytes
-            return size * (2 if self.is_half and other == 1 else 1)  # in pairs
+            other = round_up(other, 2) if self.is_half else other  # in pairs
+            return self.groups * filled * other * self.kernel_bytes
         if self.channels == self.made and self.block:
             return self.groups * (round_up(along, self.vector) if self.is_half else along) * other * self.kernel_bytes
         return self.weight_in_blocks(self.vector)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
+from fxpasses.partitioners.costs.kernels.convolution_spreads import is_spread_image, spread_image_bytes
 from fxpasses.partitioners.costs.kernels.convolution_tiles import spread_sample, spread_samples, tile_tables
 from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, lanes, round_up
 
@@ -55,6 +56,8 @@ def table_bytes(shapes: Convolution, *, is_spread: bool = False, is_added: bool 
         return threads * of_thread + (3 if unrolled else 1) * _PAGE + ALIGNMENT
     if shapes.is_depthwise or (shapes.is_uneven and len(shapes.kernel) == 1):
         return threads * _spread_rows(shapes, 2 if is_added and shapes.is_half else 1)
+    if is_spread_image(shapes):
+        return spread_image_bytes(shapes, is_added=is_added)
     sizes = zip(shapes.source[2:], shapes.result[2:], shapes.kernel, shapes.stride, strict=True)
     is_rounded = not shapes.is_half  # else fewer are spread
     places = math.prod(

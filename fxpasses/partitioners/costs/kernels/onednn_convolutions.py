@@ -14,6 +14,7 @@ from fxpasses.partitioners.costs.kernels.convolution_columns import in_columns, 
 from fxpasses.partitioners.costs.kernels.convolution_kernels import (
     has_few_either_way,
     has_own_kernel,
+    has_short_rest,
     is_as_given,
     is_few,
     is_spread_apart,
@@ -106,6 +107,8 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
         in_blocks += before_bias + max(shapes.weight_in_blocks(block), own)
     else:
         in_blocks = 0
+    if has_short_rest(shapes, shapes.block):
+        in_blocks = in_columns(shapes, own, before_bias=before_bias)
     if spreads(shapes) or prefers_order(shapes) or is_apart:
         weight = _spread_weight(shapes)
         spread = _spread_tables(shapes, is_added=has_bias)
@@ -113,13 +116,16 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
         more = more_table_bytes(shapes) if shapes.dtype is torch.float16 else 0
         if shapes.is_volumes and (shapes.reaches_beyond or shapes.source[1] == shapes.result[1] == 1):
             block = shapes.vector
-            in_blocks = shapes.in_blocks(shapes.source, block) + shapes.in_blocks(shapes.result, block)
-            in_blocks += shapes.weight_in_blocks(block)
+            laid_out = shapes.in_blocks(shapes.source, block) + shapes.in_blocks(shapes.result, block)
+            in_blocks = max(in_blocks, laid_out + shapes.weight_in_blocks(block))
         return max(spread + more + added + shapes.result_bytes + weight + own, in_blocks, 3 * own)
     if not (block := shapes.block):
         is_wide = shapes.is_half or shapes.made > shapes.vector // 2
-        added = _added(shapes, has_bias=has_bias and shapes.is_uneven)
-        spread = max(_spread_groups(shapes, own) + added, 3 * own) if shapes.is_strided and is_wide else 0
+        is_added = has_bias and shapes.is_uneven
+        spread = 0
+        if shapes.is_strided and is_wide:
+            added = _added(shapes, has_bias=is_added)
+            spread = max(_spread_groups(shapes, own, is_added=is_added) + added, 3 * own)
         return max(spread, in_columns(shapes, own, before_bias=before_bias))
     result, source = shapes.in_blocks(shapes.result, block), shapes.in_blocks(shapes.source, block)
     before_bias = source + ALIGNMENT if has_bias else 0
@@ -135,7 +141,7 @@ def data_in_blocks(shapes: Convolution, *, has_bias: bool = False) -> int:
     is_wide = shapes.groups > 1 and shapes.made > shapes.vector // 2
     if shapes.is_strided and ((shapes.is_half and shapes.is_depthwise) or is_uneven_row or is_wide):
         while_made = max(while_made, _spread_groups(shapes, own), 3 * own)
-    return max(while_made, source + own)
+    return max(while_made, source + own, in_blocks)
 
 
 def _data_of_halves(shapes: Convolution) -> int:
@@ -173,9 +179,14 @@ def _added(shapes: Convolution, *, has_bias: bool) -> int:
     return shapes.source_bytes * (2 if shapes.is_half else 1)
 
 
-def _spread_groups(shapes: Convolution, own: int) -> int:
+def _spread_groups(shapes: Convolution, own: int, *, is_added: bool = False) -> int:
     """A strided kernel may be one that knows channels last also where channels of groups fill no vector."""
-    return table_bytes(shapes, is_spread=True) + shapes.result_bytes + shapes.weight_in_blocks(shapes.vector) + own
+    return (
+        table_bytes(shapes, is_spread=True, is_added=is_added)
+        + shapes.result_bytes
+        + shapes.weight_in_blocks(shapes.vector)
+        + own
+    )
 
 
 def weights_in_blocks(shapes: Convolution, bias: int) -> int:
@@ -252,6 +263,7 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
     before_bias = _added(shapes, has_bias=has_bias) + ALIGNMENT if has_bias else 0
     unfolded = 0
     do_few_know = shapes.reaches_beyond or shapes.is_too_wide
+    do_few_know = do_few_know or has_short_rest(shapes, shapes.vector)
     if not shapes.is_depthwise and (do_few_know or not (shapes.fills(shapes.made) or shapes.block)):
         unfolded = shapes.weight_bytes + in_columns(shapes, own, before_bias=before_bias, is_last=True) - own
     if shapes.fills(shapes.made):
@@ -262,7 +274,7 @@ def data_in_order(shapes: Convolution, *, has_bias: bool = False) -> int:
         return max(unfolded, weight + added + _spread_tables(shapes, is_added=has_bias) + more)
     is_wide = shapes.is_half or (shapes.made > shapes.vector // 2 and not shapes.block)
     has_tables = (shapes.is_strided and is_wide) or shapes.has_tiles
-    spread = _spread_tables(shapes) if has_tables else 0
+    spread = _spread_tables(shapes, is_added=has_bias) if has_tables else 0
     is_small = shapes.vector != LARGEST_VECTOR and not shapes.is_depthwise
     if (shapes.is_half or is_small) and not has_tables:
         spread = table_bytes(shapes) + more_table_bytes(shapes)

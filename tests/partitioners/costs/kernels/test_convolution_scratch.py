@@ -854,3 +854,81 @@ def test_of_a_shortcut_in_bfloat16_no_byte_is_missing() -> None:
     args = in_bfloat16(((4, 32, 20, 20), (64, 32, 1, 1), {"stride": 2}), False)
 
     assert_near(aten.convolution.default, args, tables=40_000, short=0)
+
+
+def transposed(
+    shape: tuple[int, ...], sizes: tuple[int, ...], stride: int, more: int, groups: int, **how: Any
+) -> tuple[Any, ...]:
+    """Arguments of a transposed convolution without padding, which makes ``more`` places than its kernel reaches."""
+    layout = torch.channels_last if how["last"] else torch.contiguous_format
+    given, weight = (torch.randn(each).to(how["dtype"]).to(memory_format=layout) for each in (shape, sizes))
+    bias = torch.randn(sizes[1] * groups).to(how["dtype"]) if how["has_bias"] else None
+    return (given, weight, bias, [stride] * 2, [0, 0], [1, 1], True, [more] * 2, groups)
+
+
+SHORT_RESTS = {
+    "few channels": ((1, 48, 26, 47), (48, 8, 7, 7), 2, 3),
+    "two vectors": ((1, 32, 13, 27), (32, 32, 3, 3), 2, 2),
+    "many channels": ((1, 32, 9, 21), (32, 64, 7, 7), 2, 4),
+    "long steps": ((1, 64, 36, 32), (64, 16, 2, 2), 3, 8),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(SHORT_RESTS))
+def test_groups_whose_rows_end_in_less_than_steps_leave_over_are_unfolded(
+    name: str, last: bool, has_bias: bool
+) -> None:
+    """Of all that the operator has for itself up to nine tenths were missing."""
+    shape, sizes, stride, groups = SHORT_RESTS[name]
+    args = transposed(shape, sizes, stride, 1, groups, last=last, has_bias=has_bias, dtype=torch.bfloat16)
+    result = aten.convolution.default(*args)
+
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+
+    assert real <= scratch_bytes(aten.convolution.default, args, result)
+
+
+@pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@pytest.mark.parametrize("width", [39, 40, 41])
+def test_so_is_the_gradient_of_what_groups_read(width: int) -> None:
+    given = torch.randn(1, 32, 9, width).bfloat16().to(memory_format=torch.channels_last)
+    weight = torch.randn(32, 16, 3, 3).bfloat16().to(memory_format=torch.channels_last)
+    settings = ([2, 2], [0, 0], [1, 1], False, [0, 0], 2)
+    gradient = torch.randn_like(aten.convolution.default(given, weight, None, *settings))
+    args = (gradient, given, weight, [32], *settings, [True, False, False])
+
+    assert_near(aten.convolution_backward.default, args, more=1.9, short=0)
+
+
+SPREAD = {
+    "many to few": ((2, 96, 20, 33), (96, 2, 7, 7), 2, 0, 1),
+    "wide": ((1, 96, 20, 128), (96, 2, 7, 7), 2, 0, 1),
+    "one more place": ((2, 96, 20, 33), (96, 2, 7, 7), 2, 1, 1),
+    "more than patches": ((2, 96, 20, 33), (96, 2, 2, 2), 2, 1, 1),
+    "long steps": ((1, 64, 20, 33), (64, 32, 7, 7), 3, 0, 1),
+    "groups": ((1, 256, 20, 17), (256, 16, 7, 7), 2, 1, 4),
+    "odd channels": ((1, 17, 24, 58), (17, 8, 3, 3), 2, 0, 1),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(vector_size() != LARGEST_VECTOR, reason="other kernels with smaller vectors")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", list(SPREAD))
+def test_what_is_spread_of_an_image_is_predicted_as_it_is(
+    name: str, last: bool, has_bias: bool, dtype: torch.dtype
+) -> None:
+    """A sixth was missing of what the operator has for itself, and a quarter too much was said of other sizes."""
+    if dtype is torch.bfloat16 and not has_instructions_for(dtype):
+        pytest.skip("no instructions for bfloat16 on this processor")
+    args = transposed(*SPREAD[name], last=last, has_bias=has_bias, dtype=dtype)
+
+    is_rough = dtype is torch.bfloat16 and (has_bias or torch.cpu._is_amx_tile_supported())
+    more = 2.0 if is_rough else 1.05
+    assert_near(aten.convolution.default, args, more=more, tables=2048, short=0)
