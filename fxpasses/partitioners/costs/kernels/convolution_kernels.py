@@ -100,12 +100,12 @@ def has_own_kernel(shapes: Convolution) -> bool:
 
 
 def has_few_either_way(shapes: Convolution) -> bool:
-    """Whether so few channels are read and made that what is read may be unfolded for the gradient of a weight.
+    """Whether few channels are read, and those made fill no vectors: what is read may be unfolded for a weight.
 
-    That is so in bfloat16 without tiles.
+    That is so for the gradient of a weight in bfloat16 without tiles.
     """
     is_known = shapes.dtype is torch.bfloat16 and shapes.vector == LARGEST_VECTOR and not shapes.has_tiles
-    return is_known and is_few(shapes) and shapes.made < shapes.vector
+    return is_known and is_few(shapes) and shapes.made % shapes.vector > 0
 
 
 def has_short_rest(shapes: Convolution, block: int) -> bool:

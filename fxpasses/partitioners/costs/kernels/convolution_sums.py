@@ -14,6 +14,8 @@ __all__ = ["sums_in_floats", "sums_of_threads"]
 
 _TURNING = 9000
 """Bytes of tables where operands are turned."""
+_WAITING = 8192
+"""Bytes with which threads wait for each other where they share what is turned."""
 _BARRIERS, _FAR_MORE = 21_000, 8
 """Bytes with which threads that sum up apart wait for each other; they do from so many times as many places on."""
 
@@ -33,17 +35,20 @@ def sums_of_threads(shapes: Convolution, weight: int) -> int:
     return (apart - 1) * weight + _BARRIERS
 
 
-def sums_in_floats(shapes: Convolution, weight: int) -> int:
-    """In bfloat16 the gradient of the weight is added up in floats, most times from samples that are turned."""
+def sums_in_floats(shapes: Convolution, weight: int, *, keeps_channels: bool = False) -> int:
+    """In bfloat16 the gradient of the weight is added up in floats, most times from samples that are turned.
+
+    What is read stays as it is if ``keeps_channels`` says that its channels do.
+    """
     if shapes.dtype is not torch.bfloat16:
         return 0
     is_small = shapes.is_depthwise and has_own_kernel(shapes)
     threads = torch.get_num_threads() if is_small else _threads_of_sums(shapes)
     sums = threads * (weight * torch.float32.itemsize // shapes.element + ALIGNMENT * 4)
-    return sums + (0 if is_small else _turned_samples(shapes))
+    return sums + (0 if is_small else _turned_samples(shapes, keeps_channels=keeps_channels))
 
 
-def _turned_samples(shapes: Convolution) -> int:
+def _turned_samples(shapes: Convolution, *, keeps_channels: bool) -> int:
     """A sample of what is read, with a border, and one of what is made, as each thread has them in bfloat16.
 
     Pairs of places are made. Groups are shared among threads.
@@ -53,9 +58,11 @@ def _turned_samples(shapes: Convolution) -> int:
     border = round_up(max(1, (shapes.kernel[-1] - 1) * shapes.dilation[-1]), 2)
     wide = max(round_up(seen, 2 * steps), round_up(-(-shapes.source[-1] // steps) + border, 2) * steps)
     wide += 2 * steps if shapes.is_volumes else 0
-    source = round_up(shapes.channels, shapes.vector) * math.prod(shapes.source[2:-1]) * wide
+    source = 0 if keeps_channels else round_up(shapes.channels, shapes.vector) * math.prod(shapes.source[2:-1]) * wide
     result = round_up(shapes.made, shapes.vector) * math.prod(shapes.result[2:-1]) * across
     tables = _TURNING + round_up(shapes.result[1], shapes.vector) * FLOAT
+    if keeps_channels and torch.get_num_threads() > 1:
+        tables += _WAITING
     return _threads_of_sums(shapes) * shapes.groups * (source + result) * shapes.element + tables
 
 

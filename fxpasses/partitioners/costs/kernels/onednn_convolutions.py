@@ -215,7 +215,8 @@ def weights_in_blocks(shapes: Convolution, bias: int) -> int:
     while_made = source + result + picked_bytes(shapes) + shapes.bias_in_blocks(block) + bias
     if shapes.is_half and shapes.is_depthwise and bias:
         while_made += shapes.made * torch.float32.itemsize
-    while_made += sums_in_floats(shapes, weight) + sums_of_threads(shapes, weight)
+    keeps_channels = is_image and shapes.channels > 1 and shapes.made % block == 0 and not shapes.is_volumes
+    while_made += sums_in_floats(shapes, weight, keeps_channels=keeps_channels) + sums_of_threads(shapes, weight)
     return max(unfolded, weight + max(while_made, shapes.weight_bytes + 2 * bias))
 
 

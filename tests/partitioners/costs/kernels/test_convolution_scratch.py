@@ -845,6 +845,7 @@ def test_a_row_that_steps_spread_is_added_up_in_floats(name: str, last: bool, ha
 def test_few_channels_either_way_are_unfolded_for_the_gradient_of_a_weight() -> None:
     """In bfloat16 three tenths were missing."""
     assert_enough((1, 8, 84, 88), (3, 8, 5, 5), {"stride": 2, "padding": 2}, last=False, dtype=torch.bfloat16)
+    assert_enough((2, 3, 31, 31), (24, 3, 14, 14), {"padding": 1}, last=False, dtype=torch.bfloat16)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -932,3 +933,22 @@ def test_what_is_spread_of_an_image_is_predicted_as_it_is(
     is_rough = dtype is torch.bfloat16 and (has_bias or torch.cpu._is_amx_tile_supported())
     more = 2.0 if is_rough else 1.05
     assert_near(aten.convolution.default, args, more=more, tables=2048, short=0)
+
+
+@pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="tiles have other copies")
+@pytest.mark.skipif(vector_size() != LARGEST_VECTOR, reason="other kernels with smaller vectors")
+@pytest.mark.parametrize(("size", "steps", "padding"), [(16, 16, 0), (8, 8, 0), (7, 2, 3)])
+def test_patches_of_images_are_not_turned_for_the_gradient_of_a_weight(size: int, steps: int, padding: int) -> None:
+    """In bfloat16 up to two and a half times what is there was predicted with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    given, weight = torch.randn(2, 3, 64, 64).bfloat16(), torch.randn(64, 3, size, size).bfloat16()
+    settings = ([steps] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+    gradient = torch.randn_like(aten.convolution.default(given, weight, None, *settings))
+    args = (gradient, given, weight, [64], *settings, [False, True, True])
+
+    try:
+        assert_near(aten.convolution_backward.default, args, more=1.25, short=0)
+    finally:
+        torch.set_num_threads(before)
