@@ -750,6 +750,8 @@ def test_what_was_predicted_for_one_thread_is_not_said_of_two() -> None:
         assert real <= lowered.report.devices[0].peak_bytes
 
 
+WITHOUT_TILES = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="tiles have other copies")
+
 ONE_CHANNEL = {
     "layer": ((2, 1, 28, 28), (32, 1, 3, 3), {"padding": 1}),
     "many places": ((1, 1, 224, 224), (64, 1, 7, 7), {"stride": 2, "padding": 3}),
@@ -775,6 +777,8 @@ def with_channels_last(shape: tuple[int, ...], weight: tuple[int, ...], dtype: t
 @pytest.mark.parametrize("name", list(ONE_CHANNEL))
 def test_rows_of_one_channel_with_channels_last_are_never_predicted_too_small(name: str, dtype: torch.dtype) -> None:
     """Half of what a large kernel takes was missing, and nine tenths of groups in bfloat16."""
+    if dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        pytest.skip("tiles have other copies")
     shape, sizes, options = ONE_CHANNEL[name]
     given, weight = with_channels_last(shape, sizes, dtype)
     dims = len(shape) - 2
@@ -803,6 +807,8 @@ def test_rows_of_one_channel_are_predicted_as_they_are(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_a_decoder_makes_of_one_channel_has_a_gradient_of_rows(stride: int, dtype: torch.dtype) -> None:
     """Of steps of three an eighth was missing; else in bfloat16 up to three times too much was predicted."""
+    if dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        pytest.skip("tiles have other copies")
     given = torch.randn(2, 64, 41, 50).to(dtype).to(memory_format=torch.channels_last)
     weight = torch.randn(64, 1, 7, 7).to(dtype)
     settings = ([stride] * 2, [0, 0], [1, 1], True, [0, 0], 1)
@@ -824,6 +830,7 @@ UNEVEN_STEPS = {
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@WITHOUT_TILES
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("name", list(UNEVEN_STEPS))
@@ -842,6 +849,8 @@ def test_a_row_that_steps_spread_is_added_up_in_floats(name: str, last: bool, ha
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@WITHOUT_TILES
 def test_few_channels_either_way_are_unfolded_for_the_gradient_of_a_weight() -> None:
     """In bfloat16 three tenths were missing."""
     assert_enough((1, 8, 84, 88), (3, 8, 5, 5), {"stride": 2, "padding": 2}, last=False, dtype=torch.bfloat16)
@@ -850,6 +859,7 @@ def test_few_channels_either_way_are_unfolded_for_the_gradient_of_a_weight() -> 
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@WITHOUT_TILES
 def test_of_a_shortcut_in_bfloat16_no_byte_is_missing() -> None:
     """Up to half of a KiB was missing for each thread."""
     args = in_bfloat16(((4, 32, 20, 20), (64, 32, 1, 1), {"stride": 2}), False)
@@ -877,6 +887,7 @@ SHORT_RESTS = {
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@WITHOUT_TILES
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("name", list(SHORT_RESTS))
@@ -894,6 +905,7 @@ def test_groups_whose_rows_end_in_less_than_steps_leave_over_are_unfolded(
 
 
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
+@WITHOUT_TILES
 @pytest.mark.parametrize("width", [39, 40, 41])
 def test_so_is_the_gradient_of_what_groups_read(width: int) -> None:
     given = torch.randn(1, 32, 9, width).bfloat16().to(memory_format=torch.channels_last)
@@ -928,15 +940,16 @@ def test_what_is_spread_of_an_image_is_predicted_as_it_is(
     """A sixth was missing of what the operator has for itself, and a quarter too much was said of other sizes."""
     if dtype is torch.bfloat16 and not has_instructions_for(dtype):
         pytest.skip("no instructions for bfloat16 on this processor")
+    if dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        pytest.skip("tiles have other copies")
     args = transposed(*SPREAD[name], last=last, has_bias=has_bias, dtype=dtype)
 
-    is_rough = dtype is torch.bfloat16 and (has_bias or torch.cpu._is_amx_tile_supported())
-    more = 2.0 if is_rough else 1.05
+    more = 2.0 if dtype is torch.bfloat16 and has_bias else 1.05
     assert_near(aten.convolution.default, args, more=more, tables=2048, short=0)
 
 
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
-@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="tiles have other copies")
+@WITHOUT_TILES
 @pytest.mark.skipif(vector_size() != LARGEST_VECTOR, reason="other kernels with smaller vectors")
 @pytest.mark.parametrize(("size", "steps", "padding"), [(16, 16, 0), (8, 8, 0), (7, 2, 3)])
 def test_patches_of_images_are_not_turned_for_the_gradient_of_a_weight(size: int, steps: int, padding: int) -> None:
