@@ -124,9 +124,9 @@ def _better(known: BestPipeline, before: BestPipeline | None) -> BestPipeline:
     """What is known with what was found before, which proves nothing."""
     if before is None or before.found is None:
         return known
-    if known.found is None:
-        return before
-    return min(known, before, key=lambda each: math.inf if each.found is None else each.found.value)
+    if known.found is None or before.found.value < known.found.value:
+        return attrs.evolve(before, bound=min(known.bound, before.found.value))
+    return known
 
 
 @attrs.frozen(eq=False)

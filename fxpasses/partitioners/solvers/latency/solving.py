@@ -38,8 +38,6 @@ ORDERS = 3
 """Linear orders that are cut for a start."""
 MOST_UNITS = 1000
 """Units up to which a search starts from several pipelines though little effort is wanted; else no long graph does."""
-FIRST = 3.0
-"""How many times the seconds of the budget, counted in steps, a start may take where little effort is wanted."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
@@ -128,7 +126,6 @@ def _starts(
     if (cheapest := in_turn(problem, tables, reduced)) is not None:
         found.append(units.homes(cheapest))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
-    seconds = FIRST * problem.time_budget if problem.has_little_effort else math.inf
     similar = attrs.evolve(_as_pipeline(problem), time_budget=budget, effort=0.0)  # what starts needs no proof
     if problem.contiguity == "free":
         similar = attrs.evolve(similar, explain="never")  # a free placement may exist all the same
@@ -137,7 +134,7 @@ def _starts(
             break
         similar = attrs.evolve(similar, objective=objective)
         try:
-            device_of, _order, _bound = solve_pipeline(similar, tables, reduced, seconds)
+            device_of, _order, _bound = solve_pipeline(similar, tables, reduced)
             found.append(units.homes(device_of))
         except PlacementError as failure:
             error = failure
