@@ -32,16 +32,19 @@ __all__ = [
 
 
 def kept_together(
-    figures: GraphFigures, alone: Set[Node] = frozenset(), pins: Mapping[Node, str] | None = None
+    figures: GraphFigures,
+    hard: Sequence[tuple[Node, ...]],
+    alone: Set[Node] = frozenset(),
+    pins: Mapping[Node, str] | None = None,
 ) -> list[tuple[Node, ...]]:
     """Groups of compute nodes that share a device; groups may overlap.
 
     Args:
         figures: The measured graph.
+        hard: The groups that no placement may cut, see :func:`must_share`.
         alone: Nodes that need not be where their base or their user is: they are computed wherever they are used.
         pins: The device of each pinned node; what would lose nothing by sharing a device is not kept from its pin.
     """
-    hard = must_share(figures)
     soft = [group for group in (*_views(figures), *_counters(figures, hard)) if alone.isdisjoint(group)]
     return [group for group in (*hard, *_following_pins(soft, hard, pins or {})) if len(group) > 1]
 
@@ -161,15 +164,16 @@ def _counters(figures: GraphFigures, hard: Iterable[tuple[Node, ...]]) -> Iterat
     tied = {joined[node] for node in figures.nodes if any(not is_compute(user) for user in node.users)}
     for given in figures.graph_module.graph.find_nodes(op="placeholder"):
         tied.update(joined[user] for user in given.users if user in figures.position)
-    counting = [node for node in figures.nodes if joined[node] not in tied]
-    mates: dict[object, list[Node]] = {}
+    counting: list[Node] = []
+    mates: dict[str, list[Node]] = {}
     for node in figures.nodes:
-        if joined[node] in tied:
-            mates.setdefault(_module_of(node), []).append(node)
+        if joined[node] not in tied:
+            counting.append(node)
+        elif path := _module_of(node):
+            mates.setdefault(path, []).append(node)
     for node in counting:
-        own = mates.get(_module_of(node), [])
-        place = bisect_left(own, figures.position[node], key=figures.position.__getitem__)
-        if own and _module_of(node):
+        if own := mates.get(_module_of(node)):
+            place = bisect_left(own, figures.position[node], key=figures.position.__getitem__)
             yield node, own[min(place, len(own) - 1)]
 
 

@@ -108,7 +108,7 @@ def placement_problem(
     pins = pins_of(figures, pinned, [*hard, *together])
     _check_support(graph, pins)
     _check_not_torn(figures, hard, pins)
-    kept = kept_together(figures, anywhere.keys(), pins)
+    kept = kept_together(figures, hard, anywhere.keys(), pins)
     bans: dict[Node, dict[str, None]] = {}
     for key, names in (forbidden or {}).items():
         for node in select(figures, key, "forbidden"):

@@ -33,9 +33,8 @@ def training_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     operators have saved: that is what each node counts for, each thing once a device. No placement needs less.
     """
     needs, training = step.needs, step.training
-    grows = storages_of(figures, (node for node in needs.differentiable if node.op == "get_attr")) - sent_storages(
-        figures
-    )
+    parameters = (node for node in needs.differentiable if node.op == "get_attr")
+    grows = storages_of(figures, parameters) - sent_storages(figures)
     constants: list[dict[int, int]] = []
     for index, (node, held) in enumerate(zip(figures.nodes, figures.constants, strict=True)):
         grown = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxpasses import fake_devices
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.colocation import kept_together
+from fxpasses.partitioners.placing.colocation import kept_together, must_share
 
 NORM_STATE = {"running_mean", "running_var", "num_batches_tracked"}
 
@@ -69,7 +69,7 @@ def test_what_counts_goes_with_the_next_operator_of_its_module_or_the_last_one()
     figures = GraphFigures.of(graph)
     nodes = {node.name: node for node in figures.nodes}
 
-    assert (nodes["add_"], nodes["cos"]) in kept_together(figures)
+    assert (nodes["add_"], nodes["cos"]) in kept_together(figures, must_share(figures))
 
 
 def test_what_reads_an_input_or_is_returned_is_no_counter() -> None:
@@ -89,7 +89,7 @@ def test_what_reads_an_input_or_is_returned_is_no_counter() -> None:
     figures = GraphFigures.of(graph)
     cos = next(node for node in figures.nodes if node.name == "cos")
 
-    assert not any(cos in group for group in kept_together(figures))
+    assert not any(cos in group for group in kept_together(figures, must_share(figures)))
 
 
 def test_a_counter_that_is_pinned_elsewhere_stays_there() -> None:

@@ -19,7 +19,7 @@ from fxpasses.partitioners import Assignment, solve_placement
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.placing.colocation import backward_partners, kept_together
+from fxpasses.partitioners.placing.colocation import backward_partners, kept_together, must_share
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.graph_problems import assignment_of, placement_problem
 from fxpasses.passes import split
@@ -113,7 +113,8 @@ def test_tied_weights_are_one_key_and_one_node_that_makes_them() -> None:
 def test_a_cache_stays_with_all_that_read_and_write_it() -> None:
     """A buffer that the model writes lives on one device, and so do those that read it afterwards."""
     graph_module = exported(KeyValueCache(), torch.randn(1, 2, 16), torch.tensor([2, 3]))
-    groups = kept_together(GraphFigures.of(graph_module))
+    figures = GraphFigures.of(graph_module)
+    groups = kept_together(figures, must_share(figures))
 
     (keys,) = [group for group in groups if any("index_copy_" == node.name for node in group) and len(group) > 1][:1]
     assert "matmul" in {node.name for node in keys} or "transpose" in {node.name for node in keys}
@@ -129,7 +130,8 @@ class Chunks(nn.Module):
 
 def test_a_tuple_stays_with_its_elements_and_a_view_with_its_base() -> None:
     graph_module = exported(Chunks(), X)
-    groups = [{node.name for node in group} for group in kept_together(GraphFigures.of(graph_module))]
+    figures = GraphFigures.of(graph_module)
+    groups = [{node.name for node in group} for group in kept_together(figures, must_share(figures))]
 
     assert {"max_1", "getitem", "getitem_1"} in groups
     assert {"getitem", "view"} in groups
@@ -419,7 +421,7 @@ def test_parts_enter_autocast_by_themselves() -> None:
     crossed = Assignment.of(graph_module, {first: "left", second: "right", third: "left_1"})
     placement = place_by_device(graph_module, fake_devices(2), pinned={first: "device0", second: "device1"})
 
-    assert [] == kept_together(figures)
+    assert [] == kept_together(figures, must_share(figures))
     assert ("left", "right", "left_1") == crossed.order
     assert {"device0", "device1"} == {device.name for device in placement.device_of.values()}
     assert torch.equal(graph_module(torch.eye(8)), split(graph_module, crossed).graph_module(torch.eye(8)))
@@ -432,7 +434,7 @@ def test_what_parts_cannot_switch_again_is_not_cut() -> None:
     figures = GraphFigures.of(graph_module)
     switch, first, second, _switched_back, _third = figures.nodes
 
-    assert any({switch, first, second} <= set(group) for group in kept_together(figures))
+    assert any({switch, first, second} <= set(group) for group in kept_together(figures, must_share(figures)))
 
 
 def test_a_pin_to_a_device_that_does_not_support_the_operator_is_told() -> None:

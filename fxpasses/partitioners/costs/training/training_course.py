@@ -17,6 +17,8 @@ from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, Memor
 
 __all__ = ["Kind", "ParameterSizes", "StepLife", "Training", "TrainingCourse"]
 
+_Floats = NDArray[np.float64]
+
 Kind = Literal["gradients", "optimizer", "saved", "activations", "copies", "loaded"]
 """Of what kind something is that comes and goes in a training step: see :class:`StepLife`."""
 
@@ -98,13 +100,15 @@ class Training:
         largest, second = (*sizes.largest, 0, 0)[:2]
         return int(self.made_of(*(np.array(float(each)) for each in (sizes.total, largest, second))))
 
-    def made_of(self, total: NDArray[np.float64], largest: NDArray[np.float64], second: NDArray[np.float64]) -> Any:
+    def made_of(self, total: _Floats, largest: _Floats, second: _Floats) -> _Floats:
         """The same, of many sets of parameters: the bytes of all of each, and of the two largest."""
         if self.step_slots is not None:
             return self.step_slots * total
+        if not self.optimizer_slots:
+            return np.zeros_like(total)
         one_by_one = math.ceil(self.optimizer_slots) * largest + second
-        made = np.maximum(total, one_by_one) + _RATE_BYTES
-        return np.where(total > 0, made, 0.0) if self.optimizer_slots else 0.0 * total
+        made: _Floats = np.where(total > 0, np.maximum(total, one_by_one) + _RATE_BYTES, 0.0)
+        return made
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""

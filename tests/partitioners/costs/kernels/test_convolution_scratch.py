@@ -752,6 +752,16 @@ def test_what_was_predicted_for_one_thread_is_not_said_of_two() -> None:
 
 WITHOUT_TILES = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="tiles have other copies")
 
+
+def assert_not_too_small(args: tuple[Any, ...]) -> None:
+    """A convolution never takes more than is predicted."""
+    result = aten.convolution.default(*args)
+
+    real = beside_its_result(lambda: aten.convolution.default(*args))
+
+    assert real <= scratch_bytes(aten.convolution.default, args, result)
+
+
 ONE_CHANNEL = {
     "layer": ((2, 1, 28, 28), (32, 1, 3, 3), {"padding": 1}),
     "many places": ((1, 1, 224, 224), (64, 1, 7, 7), {"stride": 2, "padding": 3}),
@@ -785,11 +795,8 @@ def test_rows_of_one_channel_with_channels_last_are_never_predicted_too_small(na
     spread = (("stride", 1), ("padding", 0), ("dilation", 1))
     stride, padding, dilation = ([options.get(key, usual)] * dims for key, usual in spread)
     args = (given, weight, None, stride, padding, dilation, False, [0] * dims, options.get("groups", 1))
-    result = aten.convolution.default(*args)
 
-    real = beside_its_result(lambda: aten.convolution.default(*args))
-
-    assert real <= scratch_bytes(aten.convolution.default, args, result)
+    assert_not_too_small(args)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -841,11 +848,8 @@ def test_a_row_that_steps_spread_is_added_up_in_floats(name: str, last: bool, ha
     given, weight = (torch.randn(each).bfloat16().to(memory_format=layout) for each in (shape, sizes))
     bias = torch.randn(sizes[1] * groups).bfloat16() if has_bias else None
     args = (given, weight, bias, [stride] * 2, [padding] * 2, [1, 1], True, [0, 0], groups)
-    result = aten.convolution.default(*args)
 
-    real = beside_its_result(lambda: aten.convolution.default(*args))
-
-    assert real <= scratch_bytes(aten.convolution.default, args, result)
+    assert_not_too_small(args)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -897,11 +901,8 @@ def test_groups_whose_rows_end_in_less_than_steps_leave_over_are_unfolded(
     """Of all that the operator has for itself up to nine tenths were missing."""
     shape, sizes, stride, groups = SHORT_RESTS[name]
     args = transposed(shape, sizes, stride, 1, groups, last=last, has_bias=has_bias, dtype=torch.bfloat16)
-    result = aten.convolution.default(*args)
 
-    real = beside_its_result(lambda: aten.convolution.default(*args))
-
-    assert real <= scratch_bytes(aten.convolution.default, args, result)
+    assert_not_too_small(args)
 
 
 @pytest.mark.skipif(not has_instructions_for(torch.bfloat16), reason="no instructions for bfloat16 on this processor")
