@@ -33,6 +33,7 @@ from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
+from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
 from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
 from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
@@ -42,13 +43,15 @@ from fxpasses.partitioners.placing.searches.time_shares import (
 )
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.placing.training_figures import stepping_figures
-from fxpasses.partitioners.solvers import PlacementSolution, solve_placement
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
 __all__ = ["search"]
 
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
+QUICKLY = 0.25
+"""What a first question gets of its seconds if its answer may well pass a budget."""
 STEPPING = 0.5
 """What the question about the moment at which the optimizer steps gets of the seconds of the first."""
 
@@ -127,13 +130,11 @@ def _searched(
 ) -> _Several:
     """What one search finds, unless it is proven that nothing is below a value."""
     figures = cuts.figures
-    first = request.problem(figures, contiguity, figures.needs)
     try:
-        solution = answer_to(first, solve)
+        first, solution, checked = _first_answer(cuts, request, contiguity, solve)
     except InfeasibleError as error:
         raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
-    checked = None if solution is None else Checked.of(figures, request, solution, first.program_effort)
     answers = list[Found]()
     if checked is not None and checked.fits and request.objective != "memory":
         answers.append(_finished(figures, checked, contiguity, bound, solve))
@@ -147,16 +148,19 @@ def _searched(
         answers += [_finished(figures, stepped, contiguity, bound, solve)] if stepped.fits else []
         if bound >= below or any(found.is_best for found in answers):
             return _Several(answers, bound)
-    known = cuts.best
+    known = _known_pipelines(cuts, bound) if contiguity == "pipeline" else cuts.best
     if known is not None and contiguity == "pipeline":
-        if known.missing_bytes:
-            raise refused(figures, request, contiguity, known.missing_bytes)
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
             return _Several([known.found.as_kind(contiguity, bound)], bound)
         if bound >= below:
             return _Several(answers, bound)
     answers += _answers(cuts, contiguity, bound, checked, solve)
+    if known is not None and contiguity == "pipeline":
+        better = min(answers, key=lambda each: each.value, default=None)
+        if better is not None and (known.found is None or better.value < known.found.value):
+            known = cuts.refined(better, bound)
+            bound = max(bound, known.bound)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
     if contiguity == "free":
@@ -164,6 +168,40 @@ def _searched(
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
         answers += near_placements(figures, request, first, starts, bound)
     return _Several(answers, bound)
+
+
+def _first_answer(
+    cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver
+) -> tuple[PlacementProblem, PlacementSolution | None, Checked | None]:
+    """The answer to what operators need in any case.
+
+    Where memory is small it is asked for quickly at first: where that answer passes a budget, more can be known in the
+    same time.
+    """
+    figures = cuts.figures
+    first = request.problem(figures, contiguity, figures.needs)
+    if contiguity == "pipeline" and cuts.graph.knows_lives and request.time_budget > 0:
+        quick = attrs.evolve(first, time_budget=QUICKLY * request.time_budget)
+        solution = answer_to(quick, solve)
+        checked = None if solution is None else Checked.of(figures, request, solution, first.program_effort)
+        if solution is not None and checked is not None and (solution.is_optimal or not checked.fits):
+            return first, solution, checked
+    solution = answer_to(first, solve)
+    return first, solution, None if solution is None else Checked.of(figures, request, solution, first.program_effort)
+
+
+def _known_pipelines(cuts: KnownCuts, bound: float) -> BestPipeline:
+    """What is known of all pipelines: by their ideals where these are few, else by those under a threshold.
+
+    Raises:
+        InfeasibleError: proven that none keeps the budgets.
+    """
+    known = cuts.best or BestPipeline(None, 0.0)
+    if not known.missing_bytes and not known.is_best:
+        known = cuts.refined(known.found, max(bound, known.bound))
+    if known.missing_bytes:
+        raise refused(cuts.figures, cuts.request, "pipeline", known.missing_bytes)
+    return known
 
 
 def _while_stepping(figures: GraphFigures, request: Request, contiguity: Contiguity, solve: Solver) -> Checked | None:

@@ -9,7 +9,10 @@ import attrs
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches.few_ideals import BestPipeline, best_pipeline
+from fxpasses.partitioners.placing.searches.few_ideals import best_pipeline
+from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph
+from fxpasses.partitioners.placing.searches.refined_pipelines import refined_pipeline
+from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
 from fxpasses.partitioners.placing.searches.tight_budgets import along_own_order
 
 __all__ = ["KnownCuts"]
@@ -30,7 +33,16 @@ class KnownCuts:
     @cached_property
     def best(self) -> BestPipeline | None:
         """What is known of all pipelines, where there are few ideals."""
-        return best_pipeline(self.figures, self.request)
+        return best_pipeline(self.graph)
+
+    @cached_property
+    def graph(self) -> ReducedGraph:
+        """The problem of its pipelines."""
+        return ReducedGraph.of(self.figures, self.request)
+
+    def refined(self, best: Found | None, bound: float) -> BestPipeline:
+        """What is known of the pipelines under the value of one, beside a bound on all."""
+        return refined_pipeline(self.graph, best, bound)
 
     @cached_property
     def along_own_order(self) -> Found | None:

@@ -13,6 +13,7 @@ from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, stops_of
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.refined.refining import Refined, Refining
@@ -104,6 +105,8 @@ class Search:
     """States that know more than which devices are used."""
     rooms: Rooms | None = None
     """What each device can take with its transfers, where that is asked for."""
+    lives: Lifetimes | None = None
+    """What is on a device while it runs, where that is known; only refining asks for it."""
     account: Account = attrs.field(factory=Account)
 
     @classmethod
@@ -193,13 +196,13 @@ class Search:
 
     @cached_property
     def in_order(self) -> Units:
-        """The units whose ideals are enough to look at."""
-        return twins_in_order(self.units, self.tables)
+        """The units whose ideals are enough to look at: what is there while a device runs tells twins apart."""
+        return twins_in_order(self.units, self.tables) if self.lives is None else self.units
 
     @cached_property
     def _refining(self) -> Refining:
         load = self.prices.load[[group.devices[0] for group in self.classes]]
-        return Refining(self.in_order, self.classes, self.states, self.prices.weight, load)
+        return Refining(self.in_order, self.classes, self.states, self.prices.weight, load, self.lives)
 
     @property
     def kinds(self) -> list[tuple[Floats, Floats, Floats]]:

@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from fxpasses import Training, fake_devices
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.memory import predict_memory
-from fxpasses.partitioners.placing.searches import few_ideals
+from fxpasses.partitioners.placing.searches import few_ideals, known_cuts, run_tables
+from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
 
 CHANNELS = (8, 8, 8, 16, 16, 16, 24, 24, 24)
 
@@ -59,6 +60,8 @@ def exported(model: nn.Module, x: Tensor) -> GraphModule:
 
 
 def test_along_some_orders_where_cuts_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else is known of them."""
+    monkeypatch.setattr(known_cuts, "refined_pipeline", lambda _graph, best, bound: BestPipeline(best, bound))
     graph = exported(Residual(with_results=True), torch.randn(2, 8, 8, 8))
     devices = fake_devices(3, memory=[140_000, 70_000, 70_000], flops=[1e9, 5e8, 5e8])
 
@@ -79,18 +82,18 @@ def test_what_runs_need_is_counted_before_an_answer_is_followed(monkeypatch: pyt
     graph = exported(Residual(with_results=False), torch.randn(2, 8, 8, 8))
     devices = fake_devices(3, memory=[116_000, 58_000, 58_000], flops=[1e9, 5e8, 5e8])
     followed = []
-    follow = few_ideals._RunTable.follow
-    monkeypatch.setattr(few_ideals._RunTable, "follow", lambda *args: (followed.append(args), follow(*args))[1])
+    follow = run_tables.RunTable.follow
+    monkeypatch.setattr(run_tables.RunTable, "follow", lambda *args: (followed.append(args), follow(*args))[1])
 
     found = place_by_device(graph, devices, objective="throughput", contiguity="pipeline")
 
     assert found.gap < 1e-9
     assert len(followed) == 1
-    monkeypatch.setattr(few_ideals._RunTable, "count", lambda *_args: False)
-    monkeypatch.setattr(few_ideals, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(few_ideals, "SECONDS_A_CELL", 1.0)
-    looked_at, known = few_ideals._looked_at, []
-    monkeypatch.setattr(few_ideals, "_looked_at", lambda table: known.append(looked_at(table)) or known[-1])
+    monkeypatch.setattr(run_tables.RunTable, "count", lambda *_args: False)
+    monkeypatch.setattr(run_tables, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(run_tables, "SECONDS_A_CELL", 1.0)
+    looked_at, known = run_tables.RunTable.looked_at, []
+    monkeypatch.setattr(run_tables.RunTable, "looked_at", lambda table: known.append(looked_at(table)) or known[-1])
     hurried = place_by_device(graph, devices, objective="throughput", contiguity="pipeline")
     assert not known[0].is_best
     assert 0 < known[0].bound <= hurried.bound <= found.objective_value
@@ -116,7 +119,7 @@ def test_what_a_step_needs_is_expected_before_it_is_followed(monkeypatch: pytest
     """Without that each question learned what a few runs need, and none of twenty answers kept the budgets."""
     graph, training = exported(Cells(), torch.randn(6, 1, 16)), Training(2)
     devices = fake_devices(6, memory=[54_224] * 3 + [28_112] * 3, flops=[1e9] * 3 + [5e8] * 3)
-    monkeypatch.setattr(few_ideals, "SECONDS_A_NODE", 1.0)  # no more than twenty
+    monkeypatch.setattr(run_tables, "SECONDS_A_NODE", 1.0)  # no more than twenty
 
     def found() -> float:
         return place_by_device(
@@ -125,6 +128,6 @@ def test_what_a_step_needs_is_expected_before_it_is_followed(monkeypatch: pytest
 
     expected = found()
 
-    monkeypatch.setattr(few_ideals.StepBytes, "of_runs", lambda self, first, last: self.least[first, last])
-    monkeypatch.setattr(few_ideals, "stepping_figures", lambda figures, _step: figures)
+    monkeypatch.setattr(run_tables.StepBytes, "of_runs", lambda self, first, last: self.least[first, last])
+    monkeypatch.setattr(run_tables, "stepping_figures", lambda figures, _step: figures)
     assert expected < 0.9 * found()

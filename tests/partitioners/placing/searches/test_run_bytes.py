@@ -12,7 +12,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.budget_checks import check_budgets
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
-from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
+from fxpasses.partitioners.placing.searches.run_bytes import RunBytes, lifetimes_of
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, all_ideals
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -81,7 +81,7 @@ def test_a_run_needs_what_is_predicted(name: str) -> None:
     family = CutFamily.of(words, np.ones(units.size))
     unit_of = {tables.nodes[at]: unit for unit, own in enumerate(units.members) for at in own}
 
-    bytes_of = RunBytes.of(figures, units, family, unit_of)
+    bytes_of = RunBytes.of(lifetimes_of(figures, unit_of), units, family)
     first, last = np.nonzero(np.isfinite(bytes_of.least))
     needed = bytes_of.of_runs(first, last)
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices, facts_of
+from fxpasses.partitioners.solvers.contiguous.refined.live_facts import LiveFacts, live_facts_of
 from fxpasses.partitioners.solvers.contiguous.refined.spare import NOTHING, Question
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -22,6 +23,8 @@ OPEN, USUAL = 1.5, 32
 """Steps that each value costs that is open at the first ideal of a pair, beyond so many that :data:`PAIR` knows of."""
 MOVE, BACK = 0.5, 0.2
 """Steps that it costs to go along a pair in one state of the devices, and back in one for each class of them."""
+OPERATOR = 0.4
+"""What it costs for each operator, and what may come from elsewhere, to find out what is there between two ideals."""
 MOST = 250_000_000
 """Pairs, each class of devices for itself, that are kept."""
 
@@ -52,6 +55,7 @@ class ArcLists:
 
     Args:
         facts: The ideals and the devices.
+        lives: What is there while devices run, where that is known.
         arcs: The pairs.
         taken: The most that devices took along up to each ideal in each of its states, ``(e,)``; -inf where they cannot
             have run it.
@@ -59,6 +63,7 @@ class ArcLists:
     """
 
     facts: Facts
+    lives: LiveFacts
     arcs: list[_Arcs]
     taken: Floats
     steps: float
@@ -89,7 +94,7 @@ class ArcLists:
             kept += pairs * classes
             if taken > steps or kept > MOST:
                 return None, taken
-        return cls(facts, found, most, taken), taken
+        return cls(facts, live_facts_of(question.lives, len(question.spans.family.inside)), found, most, taken), taken
 
     def left(self, steps: float) -> Floats | None:
         """The most that the devices which are left take along from each ideal on in each of its states, ``(e,)``.
@@ -101,8 +106,11 @@ class ArcLists:
         most = np.full(self.taken.shape, NOTHING)
         most[self.facts.state_start[-2] :] = 0.0
         for part in reversed(self.arcs):
-            moved = back(self.facts, part.first, part.begins, part.last, part.spare, self.taken, most, part.left)
+            moved, asked = back(
+                self.facts, self.lives, part.first, part.begins, part.last, part.spare, self.taken, most, part.left
+            )
             self.steps += BACK * moved * part.spare.shape[1]
+            self.steps += OPERATOR * asked * (len(self.lives.unit) + len(self.lives.arrives))
             if self.steps > steps:
                 return None
         return most

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
 from fxpasses.partitioners.solvers.compiling import cached, inlined
-from fxpasses.partitioners.solvers.contiguous.refined import arc_facts, arc_spare
+from fxpasses.partitioners.solvers.contiguous.refined import arc_facts, arc_spare, live_bytes, live_facts
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices
-from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import is_nested, look_at, taken_along
+from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import is_nested, kept_bytes, look_at, taken_along
+from fxpasses.partitioners.solvers.contiguous.refined.live_bytes import begin_at, bytes_there
+from fxpasses.partitioners.solvers.contiguous.refined.live_facts import LiveFacts
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["back", "forth", "stay"]
@@ -123,6 +125,29 @@ def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, sp
 
 
 @inlined
+def _may_be_taken(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
+    """Whether what is taken along on both sides of a pair is enough for a device of some class."""
+    for entry in range(facts.state_start[last], facts.state_start[last + 1]):
+        for kind in range(len(facts.memory)):
+            if most[entry] + spare[number, kind] >= facts.lacking[facts.state_before[facts.state[entry], kind]]:
+                return True
+    return False
+
+
+@inlined
+def _leave_out(facts: Facts, lives: LiveFacts, first: int, last: int, number: int, spare: Floats) -> None:
+    """Note which classes of devices have no room for what is there between two ideals."""
+    limit = 0.0
+    for kind in range(len(facts.memory)):
+        if spare[number, kind] > -np.inf:
+            limit = max(limit, facts.memory[kind])
+    size = bytes_there(lives, facts.words, first, last, kept_bytes(facts, first, last), limit)
+    for kind in range(len(facts.memory)):
+        if size > facts.memory[kind]:
+            spare[number, kind] = -np.inf
+
+
+@inlined
 def _come_back(facts: Facts, last: int, number: int, spare: Floats, most: Floats) -> bool:
     """Let a device run up to an ideal in each state of that; whether what is taken along on both sides is enough."""
     is_enough = False
@@ -150,23 +175,37 @@ def _settle_left(facts: Facts, ideal: int, taken: Floats, most: Floats) -> None:
             facts.amount[before] = max(facts.amount[before], left + facts.room[ideal, kind])
 
 
-@cached(compiling, arc_facts, arc_spare)
+@cached(compiling, arc_facts, arc_spare, live_facts, live_bytes)
 def back(
-    facts: Facts, first: int, begins: Ints, last: Indices, spare: Floats, taken: Floats, most: Floats, left: Bools
-) -> int:
-    """Go back along the pairs of some ideals, the last of them first; count in how many states devices did that.
+    facts: Facts,
+    lives: LiveFacts,
+    first: int,
+    begins: Ints,
+    last: Indices,
+    spare: Floats,
+    taken: Floats,
+    most: Floats,
+    left: Bools,
+) -> tuple[int, int]:
+    """Go back along the pairs of some ideals, the last of them first.
+
+    Where it is known what is there while devices run, that is asked of the pairs that pipelines may take otherwise.
 
     Args:
         facts: The ideals and the devices.
+        lives: What is there while devices run.
         first: The first of these ideals.
         begins: Where the pairs of each begin, and end, ``(a + 1,)``.
         last: The last ideal of each pair, ``(n,)``.
-        spare: What is to spare there, ``(n, k)``.
+        spare: What is to spare there, ``(n, k)``; -inf from now on where there is no room.
         taken: The most that was taken along up to each ideal in each of its states, ``(e,)``.
         most: The most from each ideal on, ``(e,)``; settled for all that come later.
         left: Which pairs are enough with what is taken on both sides of them, ``(n,)``.
+
+    Returns:
+        In how many states devices went back, and of how many pairs it was asked what is there.
     """
-    moved = 0
+    moved, asked = 0, 0
     for row in range(len(begins) - 2, -1, -1):
         ideal = first + row
         for state in range(len(facts.amount)):
@@ -174,8 +213,13 @@ def back(
         for entry in range(facts.state_start[ideal], facts.state_start[ideal + 1]):
             if taken[entry] > -np.inf:
                 facts.lacking[facts.state[entry]] = facts.enough - taken[entry]
+        if len(lives.unit):
+            begin_at(lives, facts.words, ideal)
         for number in range(begins[row], begins[row + 1]):
+            if len(lives.unit) and _may_be_taken(facts, last[number], number, spare, most):
+                _leave_out(facts, lives, ideal, last[number], number, spare)
+                asked += 1
             left[number] = _come_back(facts, last[number], number, spare, most)
             moved += facts.state_start[last[number] + 1] - facts.state_start[last[number]]
         _settle_left(facts, ideal, taken, most)
-    return moved
+    return moved, asked

@@ -8,7 +8,7 @@ from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["is_nested", "look_at", "taken_along"]
+__all__ = ["is_nested", "kept_bytes", "look_at", "taken_along"]
 
 ROUNDING = 1e-12
 """The share of the threshold that a load may be above it, as the order of its sum has it."""
@@ -45,13 +45,20 @@ def _saved(facts: Facts, first: int, last: int, way: int) -> float:
 
 
 @inlined
-def _bytes(facts: Facts, first: int, last: int) -> float:
-    """What a device needs that runs from one ideal to another."""
+def kept_bytes(facts: Facts, first: int, last: int) -> float:
+    """What a device keeps that runs from one ideal to another, each shared key once."""
     size = float(facts.kept[last] - facts.kept[first])
     for entry in range(facts.key_start[first], facts.key_start[first + 1]):
         key = facts.keys[entry]
         if facts.named[last, key] != facts.named[first, key]:
             size += facts.key_bytes[key]
+    return size
+
+
+@inlined
+def _bytes(facts: Facts, first: int, last: int) -> float:
+    """What a device needs for that at least."""
+    size = kept_bytes(facts, first, last)
     if len(facts.live):
         for word in range(facts.by_live.shape[1]):
             own = facts.by_live[last, word] & ~facts.by_live[first, word]

@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, Words, by_weight, pack, unpack
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
+from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
@@ -138,6 +139,7 @@ class Refining:
         states: In which numbers they are used.
         weight: What each unit weighs by the prices, ``(m,)``.
         load: What a device of each class pays for a second.
+        lives: What is on a device while it runs, where that is known.
     """
 
     units: Units
@@ -145,6 +147,7 @@ class Refining:
     states: States
     weight: Floats
     load: Floats
+    lives: Lifetimes | None = None
     _cores: dict[bytes, Core] = attrs.field(factory=dict, init=False)
 
     @cached_property
@@ -321,6 +324,7 @@ class Refining:
             fluid,
             level.arcs,
             level.parent[order],
+            None if self.lives is None else self.lives.of_core(level.chosen),
         )
         begun = self._preparing(level)
         steps -= begun

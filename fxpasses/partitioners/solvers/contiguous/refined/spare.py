@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.refined.subset_sums import SubsetSums
@@ -87,6 +88,7 @@ class Question:
         fluid: What they take along.
         coarse: Between which ideals of a coarser core a device can run, ``(g, g)``; None: between all.
         parent: The ideal of the coarser core that each ideal comes from, ``(f,)``.
+        lives: What is on a device while it runs units of the core, where that is known.
     """
 
     spans: Spans
@@ -97,6 +99,7 @@ class Question:
     fluid: Fluid
     coarse: csr_array[np.int8] | None
     parent: Ints
+    lives: Lifetimes | None = None
 
     @property
     def reach(self) -> float:

@@ -12,6 +12,7 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import all_ideals, prefixes
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND
 from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Measure, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.problem import PlacementProblem
@@ -28,20 +29,26 @@ __all__ = ["lacking", "lacks", "never", "no_pipeline", "none_fits", "not_found"]
 def no_pipeline(
     problem: PlacementProblem, tables: CostTables, units: Units, classes: tuple[DeviceClass, ...]
 ) -> InfeasibleError:
-    """Say by how many bytes the best pipeline over all ideals misses, and at which node; it is known that none fits."""
+    """Say by how many bytes the best pipeline over all ideals misses, and at which node; it is known that none fits.
+
+    Where it takes too long to look at all, of those along one order.
+    """
     credit = tuple(group.memory for group in classes)
     roomy = tuple(attrs.evolve(group, memory=math.inf) for group in classes)
-    pipeline, below = None, math.inf
+    pipeline, below, steps, finished = None, math.inf, STEPS_A_SECOND * max(1.0, problem.time_budget), False
     for family in (prefixes([range(units.size)]), all_ideals(units, MAX_IDEALS)):
         if family is None:
+            finished = False
             break
         measure = Measure(units.kept.astype(np.float64), np.array(credit) + below)
-        found = PipelineSearch(units, roomy, States.of(classes), measure, credit).run(family, below)
-        pipeline = found.pipeline or pipeline
+        search = PipelineSearch(units, roomy, States.of(classes), measure, credit)
+        found = search.run(family, below, math.inf if pipeline is None else steps)
+        pipeline, finished = found.pipeline or pipeline, found.finished
         below = math.inf if pipeline is None else pipeline.value
     if pipeline is None:
         return never()
-    return _missing(problem, tables, _devices(units, pipeline))
+    nearest = _devices(units, pipeline)
+    return _missing(problem, tables, nearest) if finished else _proven(problem, tables, nearest, 1)
 
 
 def _devices(units: Units, pipeline: Pipeline) -> Ints:
@@ -68,12 +75,18 @@ def lacks(problem: PlacementProblem, tables: CostTables, device_of: Ints, least:
         device_of: The nearest pipeline.
         least: Bytes that are proven to be missing on some device of every pipeline; None if nothing is proven.
     """
-    missing, where = lacking(problem, tables, device_of)
     if least is None:
+        _missing_bytes, where = lacking(problem, tables, device_of)
         return PlacementError(
             f"No placement that keeps every budget was found: the nearest one {where}. It is not proven that none "
             f"exists; raise time_budget (it is {problem.time_budget:g} s) or the memory of a device."
         )
+    return _proven(problem, tables, device_of, least)
+
+
+def _proven(problem: PlacementProblem, tables: CostTables, device_of: Ints, least: int) -> InfeasibleError:
+    """Say what the nearest pipeline that was found lacks, and what each does."""
+    missing, where = lacking(problem, tables, device_of)
     if missing <= least:
         return _missing(problem, tables, device_of)
     return InfeasibleError(
