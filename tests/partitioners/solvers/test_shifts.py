@@ -16,6 +16,7 @@ from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.annealing.annealer import Annealer
 from fxpasses.partitioners.solvers.annealing.graphs import Cooling
+from fxpasses.partitioners.solvers.contiguous import proving
 from fxpasses.partitioners.solvers.contiguous.linked import link_answers
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -72,7 +73,7 @@ def test_devices_of_other_speeds_change_places_with_the_cut_between_them(seed: i
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS))
 def test_brute_force_bounds_what_is_annealed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program that proves small problems no rule is broken, and the figures are those of the definition."""
-    monkeypatch.setattr(link_answers, "SMALL", 0)
+    monkeypatch.setattr(proving, "SMALL", 0)
     problem = random_problem(seed, objective="throughput", time_budget=0.25)
     draw = np.random.default_rng(seed)
     links = [attrs.evolve(link, bandwidth=float(draw.choice([8.0, 64.0, 512.0]))) for link in problem.links]

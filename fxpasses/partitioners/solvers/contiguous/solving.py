@@ -29,6 +29,7 @@ from fxpasses.partitioners.solvers.contiguous.linked.linking import by_links
 from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ, swapped
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.passing_on import beside_first_users, passed_on, without_passing_on
+from fxpasses.partitioners.solvers.contiguous.proving import is_small, proven_small
 from fxpasses.partitioners.solvers.contiguous.recombining import OTHERS, Recombining
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, FEW_STATES, STEPS_A_SECOND, Answer, Search
 from fxpasses.partitioners.solvers.contiguous.spreading import spread
@@ -68,8 +69,8 @@ FEW_UNITS = 120
 """Units up to which it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
-LINKED = 0.5
-"""The part of the time for the search in which links that differ count at their best; as much is for what follows."""
+SHARED = 0.5
+"""The part of the time for the search where an integer program may follow, or what knows that links differ."""
 STOPS = 1000
 REFINING = 8
 LESS = 0.99
@@ -113,8 +114,9 @@ def _solved(
     if not is_long(units):
         search.account.first = STEPS_A_SECOND * seconds
     bound = load_bound(units, tables.memory, problem.objective, search.prices)
-    is_linked = problem.objective == "throughput" and links_differ(tables)
-    if problem.objective == "throughput" and not is_long(units):
+    is_timed = problem.objective == "throughput"
+    is_linked = is_timed and links_differ(tables)
+    if is_timed and not is_long(units):
         bound = heavy_bound(units, search.kinds, bound)
     if problem.objective == "devices":
         best, bound = _fewest(search)
@@ -126,9 +128,12 @@ def _solved(
                 first, _finished = improved_far(ordered, first, search.account.within(STEPS_A_SECOND))
             if first is not None and first.rank[0] <= bound:
                 return first.device_of, first.order, bound
-            budget = problem.time_budget * (LINKED if is_linked else 1.0)
+            has_more = is_linked or (problem.time_budget >= MUCH_TIME and is_timed and is_small(search))
+            budget = problem.time_budget * (SHARED if has_more else 1.0)
             best, proven = _exact_answer(search, first, bound, budget, beside)
         bound = max(bound, proven)
+        if is_timed and not is_linked:
+            best, bound = proven_small(search, best, bound)
     if is_linked and best.rank[0] > bound:
         takes = swapped(tables, best.device_of, problem.objective)
         best = best.renamed(search, takes)

@@ -21,8 +21,9 @@ from fxpasses.partitioners.solvers.contiguous.ideals.classes import Sending
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, ideals_near, prefixes
 from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.linked.islands import all_uses, between_devices, islands_of
-from fxpasses.partitioners.solvers.contiguous.linked.link_answers import annealed, proven_small
+from fxpasses.partitioners.solvers.contiguous.linked.link_answers import annealed
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
+from fxpasses.partitioners.solvers.contiguous.proving import proven_small
 from fxpasses.partitioners.solvers.contiguous.recombining import Recombining
 from fxpasses.partitioners.solvers.contiguous.searching import BETTER, Answer, Search
 
