@@ -17,11 +17,15 @@ from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_class
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
 from fxpasses.partitioners.solvers.contiguous.linked.swapping import links_differ
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["ReducedGraph"]
+
+MUCH = 0.1
+"""The share of a device's memory that is much."""
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -68,11 +72,19 @@ class ReducedGraph:
 
     @cached_property
     def knows_lives(self) -> bool:
-        """Whether it is of use what is on a device while it runs: it is known, and some device has not room for all."""
-        if self.request.training is not None or self.request.objective != "throughput":
+        """Whether it is of use what is on a device while it runs: it is known, and some device has not room for all.
+
+        Not in long graphs, of which solvers ask less.
+        """
+        if self.request.training is not None or self.request.objective != "throughput" or is_long(self.units):
             return False
-        kept = self.tables.kept.sum() + self.tables.shared.sum()
-        return bool(kept + self.lives.most > self.tables.memory.min(initial=np.inf))
+        room = self.tables.memory.min(initial=np.inf) - self.tables.kept.sum() - self.tables.shared.sum()
+        return bool(sum(self.figures.sizes.values()) > room and self.lives.most > room)
+
+    @property
+    def needs_lives(self) -> bool:
+        """Whether answers of solvers that do not know it will mostly pass a budget: it is much for some device."""
+        return self.knows_lives and bool(self.lives.most > MUCH * self.tables.memory.min())
 
     @cached_property
     def lives(self) -> Lifetimes:
