@@ -31,6 +31,7 @@ from fxpasses.passes.placing_parts.recurrent_weights import compact_recurrent_we
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
 from fxpasses.programs.input_contract import InputContract
+from fxpasses.programs.saving import from_file
 from fxpasses.report.summary import Summary
 from fxpasses.values.vmap_levels import close_levels, open_levels
 from fxpasses.wording import listed
@@ -406,7 +407,7 @@ def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:
     """Load a pickle: replay the plan, and put the state back."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.export.load(BytesIO(packed.program))
+        program = from_file(BytesIO(packed.program))
     lowered = replay(with_structure(program, packed.structure), Plan.from_json(packed.plan))
     with torch.no_grad():
         for name, tensor in tensors_of(lowered).items():

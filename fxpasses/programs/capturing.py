@@ -28,6 +28,7 @@ from fxpasses.programs.argument_order import in_captured_order
 from fxpasses.programs.calling_convention import give_plain_outputs
 from fxpasses.programs.lost_backwards import telling_lost_backwards
 from fxpasses.programs.replaced_buffers import writing_replaced
+from fxpasses.programs.saving import from_file
 from fxpasses.programs.stale_buffers import refuse_stale_buffers
 from fxpasses.programs.unseen_state import unchanged
 from fxpasses.values.vmap_levels import close_levels, open_levels
@@ -60,7 +61,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     try:
         with warnings.catch_warnings(), _without_log("torch.export"):
             warnings.simplefilter("ignore")
-            return torch.export.load(str(file))
+            return from_file(str(file))
     except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
         raise InputError(
             f"{str(path)!r} {_what_it_is(file)} ({type(error).__name__}: {_first_line(error)})."

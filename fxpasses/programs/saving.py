@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from fxpasses.errors import GraphError, InputError
 from fxpasses.metadata import registered_keys
 
-__all__ = ["load", "save", "to_file"]
+__all__ = ["from_file", "load", "save", "to_file"]
 
 _FIELD = "fxpasses.metadata"
 _FORMAT = 1
@@ -72,6 +72,21 @@ def to_file(program: ExportedProgram, path: Any, **options: Any) -> None:
         ) from error
 
 
+def from_file(path: Any, **options: Any) -> ExportedProgram:
+    """Let torch read a program.
+
+    A buffer that shows the memory of a parameter, or has none beside a parameter that has none, comes back from torch
+    as a view that autograd knows: what is learned through it would change the parameter. Here it is a tensor of its own
+    again, in the same memory.
+    """
+    program = torch.export.load(path, **options)
+    for held in (program.state_dict, program.constants):
+        for name, value in held.items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                held[name] = value.detach()
+    return program
+
+
 def load(path: Any, **options: Any) -> ExportedProgram:
     """Read a program; its nodes get back the entries that :func:`save` wrote.
 
@@ -84,7 +99,7 @@ def load(path: Any, **options: Any) -> ExportedProgram:
     Raises:
         InputError: The entries were written by a newer version of this package.
     """
-    program = torch.export.load(path, **options)
+    program = from_file(path, **options)
     meta = program.graph_module.meta
     stored = (meta.get("custom") or {}).pop(_FIELD, None)
     if not meta.get("custom", True):

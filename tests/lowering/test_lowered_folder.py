@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import subprocess
@@ -353,6 +354,43 @@ def test_what_torchs_format_forgets_of_memory_comes_back(
     assert all(map(torch.equal, expected, [lowered(x) for _ in range(2)]))
     assert all(map(torch.equal, expected, [again(x) for _ in range(2)]))
     assert [name for name, _ in lowered.named_buffers()] == [name for name, _ in again.named_buffers()]
+
+
+class ShowsWeights(nn.Module):
+    """A buffer in the memory of a parameter, and one without memory beside such a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("rows", self.first.weight.detach()[:2])
+        self.nothing = nn.Parameter(torch.zeros(0, 8))
+        self.register_buffer("none", torch.zeros(0, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.first(x), self.rows, self.nothing, self.none])
+        result: Tensor = self.second(x).pow(2).mean()
+        return result
+
+
+def from_program(lowered: LoweredModule, folder: Path) -> LoweredModule:
+    torch.export.save(lowered.program, folder / "model.pt2")
+    return lower(folder / "model.pt2", devices=cpu_pair(), objective="throughput")
+
+
+@pytest.mark.parametrize("back", [from_folder, from_pickle, from_program])
+def test_a_buffer_in_the_memory_of_a_parameter_learns_nothing_once_it_is_loaded(
+    back: Callable[[LoweredModule, Path], LoweredModule], tmp_path: Path
+) -> None:
+    model, x = ShowsWeights(), torch.randn(4, 8)
+    lowered = lower(model, (x,), devices=cpu_pair(), objective="throughput")
+
+    again = back(lowered, tmp_path)
+
+    assert dict.fromkeys(("rows", "none"), False) == {name: b.requires_grad for name, b in again.named_buffers()}
+    copy.deepcopy(again)
+    model(x).backward(), again(x).backward()
+    found = dict(again.named_parameters())
+    assert all(torch.equal(parameter.grad, found[name].grad) for name, parameter in model.named_parameters())
 
 
 class Frozen(nn.Module):
