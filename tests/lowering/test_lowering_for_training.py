@@ -469,6 +469,36 @@ def test_a_size_that_nobody_can_know_is_told_in_one_sentence() -> None:
     ) == str(failure.value)
 
 
+class Checked(nn.Module):
+    """Asks its inputs whether they are as they have to be: the answer is a number that can be one only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        torch._check((mask > 0).all().item())
+        count = mask.sum().item()
+        torch._check(count == 3)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.sum() * count
+
+
+def test_models_that_check_their_inputs_are_placed_for_training() -> None:
+    model, args = Checked(), (torch.randn(8, 64), torch.ones(3, dtype=torch.long))
+    needed = peaks(lower(model, args, devices=[Device("only")], training=Training()))["only"]
+
+    lowered = lower(copy.deepcopy(model), args, devices=two(int(0.6 * needed)), training=Training())
+
+    model(*args).backward()
+    lowered(*args).backward()
+    found = gradients(lowered)
+    assert all(equal(parameter.grad, found[name]) for name, parameter in model.named_parameters())
+    with pytest.raises(RuntimeError, match="assertion failed"):
+        lowered(args[0], torch.zeros(3, dtype=torch.long))
+
+
 class Halves(nn.Module):
     """Two layers write their results into what was made for both."""
 

@@ -84,7 +84,7 @@ class ForwardTrace(Interpreter):
             self.followed.need(size)
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-            result = self._without_data(n) if "unbacked_bindings" in n.meta else super().run_node(n)
+            result = self._without_data(n) if _asks_data(n) else super().run_node(n)
         tensors = _parts(n, result) if n.op != "output" else []
         self._note_owner(n, [without_levels(tensor) for tensor in tensors_in(result)] if tensors else [], tensors)
         if any(tensor.requires_grad for tensor in tensors):
@@ -302,6 +302,12 @@ def _parts(node: Node, value: Any) -> list[Tensor]:
     if not tangent_levels(node):
         return [without_levels(tensor) for tensor in tensors_in(value)]
     return [part for tensor in tensors_in(value) for part in parts_of(tensor)]
+
+
+def _asks_data(node: Node) -> bool:
+    """Whether data say what it gives; a number that can be one only, as an assertion says, is recorded as that one."""
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return "unbacked_bindings" in node.meta or (torch.Tag.data_dependent_output in tags and "val" in node.meta)
 
 
 def traces_its_body(node: Node) -> bool:
