@@ -61,15 +61,16 @@ def stepping_figures(figures: GraphFigures, step: TrainingStep) -> GraphFigures:
     """What :func:`training_figures` says of a graph, but while the optimizer steps.
 
     What was saved is gone then; all gradients are there, and what the optimizer makes. Where parameters are large that
-    is more than at the end of the forward, and no placement needs less.
+    is more than at the end of the forward, and no placement needs less. What is sent counts with a node of its own, and
+    nothing here, but is named: what is written stays together with all that uses it.
     """
     training, trained, sent = step.training, storages_of(figures, step.needs.trained), sent_storages(figures)
     grown = training.times_in_step / (1 + training.optimizer_slots)
     constants = [
         {
-            storage: int(size * grown) if storage in trained else size
+            storage: 0 if storage in sent else int(size * grown) if storage in trained else size
             for storage, size in held.items()
-            if storage >= 0 and storage not in figures.sizes and storage not in sent
+            if storage >= 0 and storage not in figures.sizes
         }
         for held in figures.constants
     ]

@@ -14,13 +14,14 @@ from torch.fx import GraphModule, Node
 
 from fxpasses import Device, Training, fake_devices
 from fxpasses.devices import Topology
-from fxpasses.errors import InfeasibleError
+from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.placing.budget_checks import check_budgets
+from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.objective_values import objective_value
-from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.state_nodes import StateNode
 from fxpasses.partitioners.placing.training_figures import stepping_figures
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, evaluate, tables_of
@@ -58,6 +59,24 @@ class Steps(nn.Module):
             for index, cell in enumerate(self.cells):
                 step = states[index] = cell(step, states[index])
         return step
+
+
+class Averages(nn.Module):
+    """Layers around an average that all of them read, and that is written in the middle."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.register_buffer("average", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self.layers):
+            x = torch.relu(layer(x)) + self.average
+            if place == 1:
+                self.average.lerp_(x.detach().mean(0), 0.1)
+        return x
 
 
 def tied() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -192,3 +211,26 @@ def test_that_optimizers_cannot_step_anywhere_is_proven() -> None:
 
     with pytest.raises(InfeasibleError, match=r"lacks .* or more|missing"):
         place_by_device(graph, devices, objective="throughput", contiguity="pipeline", training=training)
+
+
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+def test_what_is_written_is_not_torn_from_its_readers_while_the_optimizer_steps(contiguity: Contiguity) -> None:
+    """The problem of that moment does not count what is sent, and forgot that a buffer is used."""
+    graph, training = exported(lambda: (Averages(), (torch.randn(8, 32),))), Training(2)
+    devices = fake_devices(1)
+    measured, topology = MeasuredGraph.of(graph, devices, training), Topology.of(devices)
+    (together,) = must_share(measured.figures)
+    alone = cut(graph, measured.timed.nodes, (), [device.name for device in devices])
+    (needed,) = check_budgets(measured.timed, topology, alone, measured.step, always=True).peaks.values()
+
+    placed = 0
+    for share in (0.55, 0.65, 0.75, 0.85):
+        devices = fake_devices(2, memory=int(share * needed))
+        try:
+            found = place_by_device(graph, devices, objective="throughput", contiguity=contiguity, training=training)
+        except PlacementError:
+            continue
+        homes = {found.device_of[str(found.assignment.partition_of[node])].name for node in together}
+        assert 1 == len(homes)
+        placed += 1
+    assert placed
