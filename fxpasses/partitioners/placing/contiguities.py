@@ -141,7 +141,7 @@ def _in_turn(
         whole = functools.partial(solve_whole_parts, starts=starts, parameters=parameters)
         told = attrs.evolve(request, state_with_first_user=True)  # these send a parameter from there
         if parameters:
-            cuts = KnownCuts(figures, told)
+            cuts = cuts.with_first_users
         with contextlib.suppress(PlacementError):
             found.append(search(figures, told, "pipeline", whole, fallbacks=False, cuts=cuts))
     bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])

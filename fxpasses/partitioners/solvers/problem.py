@@ -174,6 +174,11 @@ class PlacementProblem:
         return self.program_effort < LEAST_EFFORT
 
     @property
+    def wants_answer_only(self) -> bool:
+        """Whether no bound is of use, nor why there is no answer."""
+        return self.has_little_effort and self.explain == "never"
+
+    @property
     def program_seconds(self) -> float:
         """How long an integer program may take, about."""
         return self.program_effort * (PROGRAM + self.time_budget)

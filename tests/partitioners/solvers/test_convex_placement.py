@@ -66,7 +66,9 @@ def test_a_program_that_is_slow_to_relax_is_not_asked(monkeypatch: pytest.Monkey
         graph.add_edges_from((before, node) for before in draw.sample(range(node), min(node, 2)))
     links = [Link("d0", "d1", 1000, 0.01), Link("d2", "d3", 5000)]
     asked: list[float] = []
-    monkeypatch.setattr(convex_loads, "_pipeline", lambda _problem, _tables, units: np.zeros(units.size, dtype=int))
+    monkeypatch.setattr(
+        convex_loads, "_pipeline", lambda _problem, _tables, units, _seconds: np.zeros(units.size, dtype=int)
+    )
     monkeypatch.setattr(convex_loads._Search, "descended", lambda _search, home, _moves: home)
     monkeypatch.setattr(
         convex_loads, "least_load", lambda *_, seconds, **_rest: asked.append(seconds) or Proof(None, 0.0)

@@ -47,6 +47,9 @@ from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, s
 
 __all__ = ["search"]
 
+SHARED = 0.25
+"""What a search with each shared parameter beside its first user gets of the seconds of the one before."""
+
 QUICKER = 0.99
 """More parts have to take less than this share of the time of fewer: each is called on its own."""
 
@@ -88,11 +91,14 @@ def search(
     if (request.objective, contiguity) == ("latency", "free"):
         has_room = _has_room(cuts, request, solve)
         asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
+    sends_otherwise = False
     for each in asked:
         answers += (several := _searched(cuts, each, contiguity, solve, below)).answers
-        bound = max(bound, several.bound)
+        bound, sends_otherwise = max(bound, several.bound), sends_otherwise or several.sends_otherwise
         if any(found.is_best for found in answers):
             break
+    if sends_otherwise and not any(found.is_best for found in answers):
+        answers += _with_first_users(cuts, request, contiguity, solve)
     if answers and leaps and not any(found.is_best for found in answers):
         best = min(answers, key=lambda each: each.value)
         longer, first = attrs.evolve(request, time_budget=leaps), request.problem(figures, contiguity, figures.needs)
@@ -123,6 +129,8 @@ class _Several:
 
     answers: list[Found]
     bound: float
+    sends_otherwise: bool
+    """Whether a parameter crosses in one of them from elsewhere than the solver thought."""
 
 
 def _searched(
@@ -135,31 +143,36 @@ def _searched(
     except InfeasibleError as error:
         raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
-    answers = list[Found]()
+    answers, solved = list[Found](), list[_Finished]()
     if checked is not None and checked.fits and request.objective != "memory":
-        answers.append(_finished(figures, checked, contiguity, bound, solve))
+        solved.append(_Finished.of(figures, checked, contiguity, bound))
+        answers.append(solved[0].found)
         if (request.objective, contiguity) == ("latency", "free") and not answers[0].is_best:
             answers += near_placements(figures, request, first, [answers[0].runs], bound)  # as parts run, not operators
-        return _Several(answers, bound)
+        return _Several(answers, bound, solved[0].sends_otherwise)
     if bound >= below:
-        return _Several(answers, bound)
+        return _Several(answers, bound, False)
     if request.training is not None and (stepped := _while_stepping(figures, request, contiguity, solve)) is not None:
         bound = max(bound, stepped.solution.bound)
-        answers += [_finished(figures, stepped, contiguity, bound, solve)] if stepped.fits else []
+        solved += [_Finished.of(figures, stepped, contiguity, bound)] if stepped.fits else []
+        answers += [each.found for each in solved]
         if bound >= below or any(found.is_best for found in answers):
-            return _Several(answers, bound)
-    known = _known_pipelines(cuts, bound) if contiguity == "pipeline" else cuts.best
+            return _Several(answers, bound, False)
+    known = _known_pipelines(cuts, request, bound) if contiguity == "pipeline" else cuts.best
     if known is not None and contiguity == "pipeline":
         bound = max(bound, known.bound)
         if known.is_best and known.found is not None:
-            return _Several([known.found.as_kind(contiguity, bound)], bound)
+            return _Several([known.found.as_kind(contiguity, bound)], bound, False)
         if bound >= below:
-            return _Several(answers, bound)
-    answers += _answers(cuts, contiguity, bound, checked, solve)
+            return _Several(answers, bound, False)
+    again, along = _answers(cuts, contiguity, bound, checked, solve), cuts.along_own_order
+    solved += again
+    answers += [each.found for each in again]
+    answers += [] if along is None else [along.as_kind(contiguity, bound)]
     if known is not None and contiguity == "pipeline":
         better = min(answers, key=lambda each: each.value, default=None)
         if better is not None and (known.found is None or better.value < known.found.value):
-            known = cuts.refined(better, bound)
+            known = cuts.refined(better, bound, request.time_budget)
             bound = max(bound, known.bound)
     if known is not None and known.found is not None:
         answers.append(known.found.as_kind(contiguity, bound))
@@ -167,7 +180,7 @@ def _searched(
         answers.sort(key=lambda each: each.value)
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
         answers += near_placements(figures, request, first, starts, bound)
-    return _Several(answers, bound)
+    return _Several(answers, bound, any(each.sends_otherwise for each in solved))
 
 
 def _first_answer(
@@ -190,7 +203,7 @@ def _first_answer(
     return first, solution, None if solution is None else Checked.of(figures, request, solution, first.program_effort)
 
 
-def _known_pipelines(cuts: KnownCuts, bound: float) -> BestPipeline:
+def _known_pipelines(cuts: KnownCuts, request: Request, bound: float) -> BestPipeline:
     """What is known of all pipelines: by their ideals where these are few, else by those under a threshold.
 
     Raises:
@@ -198,9 +211,9 @@ def _known_pipelines(cuts: KnownCuts, bound: float) -> BestPipeline:
     """
     known = cuts.best or BestPipeline(None, 0.0)
     if not known.missing_bytes and not known.is_best:
-        known = cuts.refined(known.found, max(bound, known.bound))
+        known = cuts.refined(known.found, max(bound, known.bound), request.time_budget)
     if known.missing_bytes:
-        raise refused(cuts.figures, cuts.request, "pipeline", known.missing_bytes)
+        raise refused(cuts.figures, request, "pipeline", known.missing_bytes)
     return known
 
 
@@ -223,7 +236,7 @@ def _while_stepping(figures: GraphFigures, request: Request, contiguity: Contigu
 
 def _answers(
     cuts: KnownCuts, contiguity: Contiguity, bound: float, checked: Checked | None, solve: Solver
-) -> list[Found]:
+) -> list[_Finished]:
     """What is found where the first answer passes a budget, or where the solvers do not see what is made small.
 
     Raises:
@@ -239,19 +252,30 @@ def _answers(
         answers = [again]
         if again is None or contiguity == "free":
             answers.append(solved_again(figures, checked, with_smaller_budgets(figures, contiguity, solve)))
-    found = [_finished(figures, each, contiguity, bound, solve) for each in answers if each is not None]
-    return found if along is None else [*found, along.as_kind(contiguity, bound)]
+    return [_Finished.of(figures, each, contiguity, bound) for each in answers if each is not None]
 
 
-def _finished(figures: GraphFigures, checked: Checked, contiguity: Contiguity, bound: float, solve: Solver) -> Found:
-    """An answer that keeps the budgets, made better by what the solvers do not know."""
-    request, solution = checked.request, checked.solution
-    found = Found.of(figures, request, contiguity, checked.runs, bound)
-    if request.objective == "latency" and contiguity == "free":
-        found = _side_by_side(figures, request, solution, found)
-    if not request.state_with_first_user and _sends_otherwise(figures, request, solution, found):
-        found = _with_first_users(figures, request, found, solve)
-    return found
+@attrs.frozen(eq=False)
+class _Finished:
+    """An answer that keeps the budgets, made better by what the solvers do not know.
+
+    Args:
+        found: The answer.
+        sends_otherwise: Whether a parameter crosses from elsewhere than the solver thought, which thought that better.
+    """
+
+    found: Found
+    sends_otherwise: bool
+
+    @classmethod
+    def of(cls, figures: GraphFigures, checked: Checked, contiguity: Contiguity, bound: float) -> _Finished:
+        """Make an answer that keeps the budgets better."""
+        request, solution = checked.request, checked.solution
+        found = Found.of(figures, request, contiguity, checked.runs, bound)
+        if request.objective == "latency" and contiguity == "free":
+            found = _side_by_side(figures, request, solution, found)
+        otherwise = not request.state_with_first_user and _sends_otherwise(figures, request, solution, found)
+        return cls(found, otherwise)
 
 
 def _side_by_side(figures: GraphFigures, request: Request, solution: PlacementSolution, found: Found) -> Found:
@@ -277,14 +301,16 @@ def _sends_otherwise(figures: GraphFigures, request: Request, solution: Placemen
     return any(thought.get(state.names[0]) != state.source for state in sent)
 
 
-def _with_first_users(figures: GraphFigures, request: Request, found: Found, solve: Solver) -> Found:
-    """The same search with each shared parameter beside its first user, if that finds better; the bound stays."""
+def _with_first_users(cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver) -> list[Found]:
+    """What a short search finds with each shared parameter beside its first user; it bounds no other placement."""
+    cuts = cuts.with_first_users
+    shorter, effort = SHARED * request.time_budget, 0.0 if request.objective == "latency" else LITTLE_EFFORT
+    held = attrs.evolve(cuts.request, time_budget=shorter, effort=effort, explain="never")
     try:
-        held = attrs.evolve(request, state_with_first_user=True)
-        other = search(figures, held, found.contiguity, solve, fallbacks=False)
+        other = search(cuts.figures, held, contiguity, solve, fallbacks=False, cuts=cuts)
     except PlacementError:
-        return found
-    return min(found, attrs.evolve(other, bound=min(found.bound, other.value)), key=lambda each: each.value)
+        return []
+    return [attrs.evolve(other, bound=0.0)]
 
 
 def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity, bound: float) -> Found | None:

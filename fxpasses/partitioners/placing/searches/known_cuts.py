@@ -40,11 +40,18 @@ class KnownCuts:
         """The problem of its pipelines."""
         return ReducedGraph.of(self.figures, self.request)
 
-    def refined(self, best: Found | None, bound: float) -> BestPipeline:
-        """What is known of the pipelines under the value of one, beside a bound on all."""
-        return refined_pipeline(self.graph, best, bound)
+    def refined(self, best: Found | None, bound: float, seconds: float) -> BestPipeline:
+        """What is known, after some seconds, of the pipelines under the value of one, beside a bound on all."""
+        return refined_pipeline(self.graph, best, bound, seconds)
 
     @cached_property
     def along_own_order(self) -> Found | None:
         """The best cut of the graph's own order, or of another one, that keeps the budgets; without a bound."""
         return along_own_order(self.figures, self.request, "pipeline", 0.0)
+
+    @cached_property
+    def with_first_users(self) -> KnownCuts:
+        """The same with each shared parameter beside its first user."""
+        if self.request.state_with_first_user:
+            return self
+        return KnownCuts(self.figures, attrs.evolve(self.request, state_with_first_user=True))

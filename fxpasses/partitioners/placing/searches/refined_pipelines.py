@@ -30,20 +30,21 @@ PROMISING, VAIN = 500, 2
 """How many of the most promising ideals are looked at, and how many times in turn nothing is found among them."""
 
 
-def refined_pipeline(graph: ReducedGraph, best: Found | None, bound: float) -> BestPipeline:
+def refined_pipeline(graph: ReducedGraph, best: Found | None, bound: float, seconds: float) -> BestPipeline:
     """Look for better ones than a pipeline, and for what none is below.
 
     Args:
         graph: The graph.
         best: A pipeline that keeps the budgets, if one is known.
         bound: No pipeline is below it.
+        seconds: About how long it may take, counted in steps.
     """
     request, units = graph.request, graph.units
     prices = prices_of(units, graph.tables.memory, request.objective)
     search = Search(graph.problem, graph.tables, units, graph.classes, prices, lives=graph.lives)
     if not search.can_refine or not graph.knows_lives:
         return BestPipeline(best, bound)
-    steps = request.time_budget * STEPS_A_SECOND
+    steps = seconds * STEPS_A_SECOND
     gap, more = _Gap(graph, search, best, bound), LOOKING * steps
     steps -= gap.prove(PROVING * steps)
     if not gap.is_closed:

@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, 
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
 from fxpasses.partitioners.solvers.latency.shrinking import is_large
-from fxpasses.partitioners.solvers.latency.solving import solve_latency, solved
+from fxpasses.partitioners.solvers.latency.solving import FIRST, solve_latency, solved
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -30,8 +30,9 @@ MOST_BALANCED = 1000
 """Units up to which the sets of the smallest largest load are looked at, too, where there is a pipeline."""
 MOST_MOVED = 300
 """Units up to which moves are tried."""
-WORK_A_SECOND = 300_000
-"""Nodes of assignments that are scheduled in a second, about."""
+WORK_A_SECOND, LEAST_SECONDS = 300_000, 0.5
+"""Nodes of assignments that are scheduled in a second, about; and for how many seconds whatever the budget, unless only
+an answer is wanted."""
 BATCH = 64
 INNER_EFFORT = 0.5
 """Of the effort, what searches for first answers get."""
@@ -62,7 +63,8 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
     if answer is None:
         raise refuse(problem, tables, units, level.model, sets.rows if sets.row_count <= ROWS else None)
     if units.size <= MOST_MOVED:
-        answer = _descended(level, sets, answer, int(WORK_A_SECOND * (0.5 + problem.time_budget)))
+        least = 0.0 if problem.wants_answer_only else LEAST_SECONDS
+        answer = _descended(level, sets, answer, int(WORK_A_SECOND * (least + problem.time_budget)))
         if is_small(program) and sets.row_count <= ROWS:
             answer, bound = proven(problem, level, program, answer, bound, sets.rows)
     return solved(answer, units, min(bound, answer.value))
@@ -86,8 +88,9 @@ def _first(pipelines: PlacementProblem, level: Level, units: Units) -> LatencyAn
 def _by_loads(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
     """The convex sets of the smallest largest load, if any are found."""
     loads = attrs.evolve(problem, objective="throughput", time_budget=problem.time_budget / 8, explain="never")
+    seconds = FIRST * problem.time_budget
     try:
-        device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables))
+        device_of, _order, _bound = solve_convex(loads, tables, reduce_problem(loads, tables), seconds)
     except PlacementError:
         return None
     return units.homes(device_of)

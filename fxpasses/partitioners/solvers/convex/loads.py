@@ -34,14 +34,25 @@ SMALL = 1500
 """Variables up to which the integer program is asked."""
 RELAXED_A_SECOND = 1.4e6
 """Variables times rows of a program that is relaxed in a second; it takes longer with the power of 1.5."""
-MOVES_A_SECOND = 5_000
+MOVES_A_SECOND, LEAST_SECONDS = 5_000, 0.5
+"""Moves that are looked at in a second; and for how many seconds whatever the budget, unless only an answer is wanted.
+"""
 BATCH = 64
 MANY = 4_000
 """Nodes from which on the best pipeline is the answer."""
 
 
-def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, tuple[int, ...], float]:
+def solve_convex(
+    problem: PlacementProblem, tables: CostTables, units: Units, seconds: float = math.inf
+) -> tuple[Ints, tuple[int, ...], float]:
     """Place a reduced problem whose units each fit some device.
+
+    Args:
+        problem: What to place, where.
+        tables: What nodes cost.
+        units: The problem, reduced.
+        seconds: What the first pipeline of a small load may take, counted in steps; that of the fewest devices takes
+            what it takes.
 
     Returns:
         The position of each node's device; the devices that are used, in the order of their first nodes; a bound.
@@ -59,9 +70,10 @@ def solve_convex(problem: PlacementProblem, tables: CostTables, units: Units) ->
     sets = ConvexSets(model, Reach.of(units.unit_of, tables))
     search = _Search(sets, problem.objective, problem.program_seconds)
     bound = _bound(problem, tables, units)
-    home = _pipeline(problem, tables, units)
+    home = _pipeline(problem, tables, units, seconds)
     if home is not None:
-        home = search.descended(home, int(MOVES_A_SECOND * (0.5 + problem.time_budget)))
+        least = 0.0 if problem.wants_answer_only else LEAST_SECONDS
+        home = search.descended(home, int(MOVES_A_SECOND * (least + problem.time_budget)))
     is_small = program_size(model) <= SMALL and sets.row_count <= ROWS
     is_asked = is_small and (home is None or _is_affordable(model, sets, problem.program_seconds))
     if is_asked and (home is None or search.value(home) > bound * (1 + 1e-9)):
@@ -102,10 +114,10 @@ def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float
     return load_bound(units, tables.memory, problem.objective)
 
 
-def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints | None:
+def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units, seconds: float) -> Ints | None:
     """The best pipeline, if there is one."""
     similar = attrs.evolve(problem, contiguity="pipeline", explain="never")
-    solve = solve_fewest if problem.objective == "devices" else solve_pipeline
+    solve = solve_fewest if problem.objective == "devices" else functools.partial(solve_pipeline, seconds=seconds)
     try:
         device_of, _order, _bound = solve(similar, tables, reduce_problem(similar, tables))
     except PlacementError:

@@ -77,14 +77,9 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
 
 def _covering_bound(problem: PlacementProblem, model: LoadModel, prices: Prices, below: float) -> float:
     """A bound that knows transfers; it takes as long as a short search, so not where only an answer is wanted."""
-    if _wants_answer_only(problem):
+    if problem.wants_answer_only:
         return 0.0
     return covering_bound(model, prices, below, problem.time_budget)
-
-
-def _wants_answer_only(problem: PlacementProblem) -> bool:
-    """Whether no bound is of use, nor why there is no answer."""
-    return problem.has_little_effort and problem.explain == "never"
 
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> Iterator[Ints]:
@@ -93,7 +88,7 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> It
     Where only an answer is wanted, some pipeline will do.
     """
     seconds = min(problem.time_budget, 2.0)
-    budget = 0.0 if _wants_answer_only(problem) else seconds
+    budget = 0.0 if problem.wants_answer_only else seconds
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0, explain="never")
     try:
         device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), FIRST * seconds)

@@ -32,12 +32,15 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["in_turn", "solve_latency", "solved", "units_of_pipelines"]
+__all__ = ["FIRST", "in_turn", "solve_latency", "solved", "units_of_pipelines"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
 MOST_UNITS = 1000
 """Units up to which a search starts from several pipelines though little effort is wanted; else no long graph does."""
+FIRST = 3.0
+"""How many times the seconds of the budget, counted in steps, each pipeline to start from may take. The effort has no
+say: convex sets ask for pipelines with less of it, and must get the same."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
@@ -127,6 +130,7 @@ def _starts(
         found.append(units.homes(cheapest))
     budget = problem.time_budget / 8 if every else 0.0  # the search needs some pipeline, not the best
     similar = attrs.evolve(_as_pipeline(problem), time_budget=budget, effort=0.0)  # what starts needs no proof
+    seconds = FIRST * problem.time_budget
     if problem.contiguity == "free":
         similar = attrs.evolve(similar, explain="never")  # a free placement may exist all the same
     for objective in ("throughput", "devices"):
@@ -134,7 +138,7 @@ def _starts(
             break
         similar = attrs.evolve(similar, objective=objective)
         try:
-            device_of, _order, _bound = solve_pipeline(similar, tables, reduced)
+            device_of, _order, _bound = solve_pipeline(similar, tables, reduced, seconds)
             found.append(units.homes(device_of))
         except PlacementError as failure:
             error = failure

@@ -61,7 +61,7 @@ def exported(model: nn.Module, x: Tensor) -> GraphModule:
 
 def test_along_some_orders_where_cuts_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing else is known of them."""
-    monkeypatch.setattr(known_cuts, "refined_pipeline", lambda _graph, best, bound: BestPipeline(best, bound))
+    monkeypatch.setattr(known_cuts, "refined_pipeline", lambda _graph, best, bound, _seconds: BestPipeline(best, bound))
     graph = exported(Residual(with_results=True), torch.randn(2, 8, 8, 8))
     devices = fake_devices(3, memory=[140_000, 70_000, 70_000], flops=[1e9, 5e8, 5e8])
 

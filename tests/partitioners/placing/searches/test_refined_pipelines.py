@@ -165,7 +165,7 @@ def test_the_best_one_is_found_as_where_all_are_looked_at(name: str, seed: int) 
     expected = best_pipeline(graph)
     assert expected is not None
 
-    known = refined_pipeline(graph, None, 0.0)
+    known = refined_pipeline(graph, None, 0.0, 4.0)
 
     if expected.found is None:
         assert expected.missing_bytes
@@ -175,7 +175,7 @@ def test_the_best_one_is_found_as_where_all_are_looked_at(name: str, seed: int) 
     assert known.is_best
     assert known.found is not None
     assert known.found.value == pytest.approx(expected.found.value)
-    again = refined_pipeline(graph, known.found, 0.0)
+    again = refined_pipeline(graph, known.found, 0.0, 4.0)
     assert again.is_best
     assert again.found is known.found
 
@@ -186,7 +186,7 @@ def test_some_problems_have_an_answer_and_others_have_none() -> None:
     for share in (0.3, 0.7):
         roomy = asked(GRAPHS["branches"](), [10**6] * 3)
         needed = int(roomy.tables.kept.sum() + roomy.tables.shared.sum()) + roomy.lives.most
-        known = refined_pipeline(asked(roomy.figures.graph_module, [int(needed * share)] * 3), None, 0.0)
+        known = refined_pipeline(asked(roomy.figures.graph_module, [int(needed * share)] * 3), None, 0.0, 4.0)
         outcomes.add(known.found is None)
     assert outcomes == {False, True}
 
@@ -222,7 +222,7 @@ def on_three(size: int) -> DevicePlacement:
     return found
 
 
-def not_told(graph: ReducedGraph, best: Found | None, bound: float) -> BestPipeline:
+def not_told(graph: ReducedGraph, best: Found | None, bound: float, seconds: float) -> BestPipeline:
     """What is known where nothing is asked."""
     return BestPipeline(best, bound)
 
@@ -253,7 +253,7 @@ def test_what_is_proven_to_lack_is_lacking() -> None:
     needed = int(roomy.tables.kept.sum() + roomy.tables.shared.sum()) + roomy.lives.most
     graph = asked(roomy.figures.graph_module, [int(needed * 0.5)] * 2)
 
-    least = refined_pipeline(graph, None, 0.0).missing_bytes
+    least = refined_pipeline(graph, None, 0.0, 4.0).missing_bytes
 
     assert least > 1
     nearly = asked(roomy.figures.graph_module, [int(needed * 0.5) + least - 1] * 2)

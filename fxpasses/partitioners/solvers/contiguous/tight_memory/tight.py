@@ -62,8 +62,14 @@ def _short(search: Search) -> Search:
 
 
 def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | None, float]:
-    """Whether there is a pipeline with so many bytes more, if that is quickly told; and the steps that are left."""
+    """Whether there is a pipeline with so many bytes more, if that is quickly told; and the steps that are left.
+
+    Where only an answer is wanted it is not asked: it takes longer than what a proof saves then.
+    """
     steps = STEPS + MORE_STEPS * search.problem.time_budget
+    if search.problem.wants_answer_only:
+        runs_somewhere = np.isfinite(search.units.seconds).any(axis=1).all()
+        return None if runs_somewhere else False, None, steps
     fits = Fits.of(search.units, search.classes) if not is_long(search.units) else None
     decided, spent = (None, 0.0) if fits is None else fits.decide(more, steps)
     return decided, fits, steps - spent
