@@ -25,6 +25,8 @@ ENOUGH = 0.005
 """A pipeline that is proven to take at most this share more than the best is not searched further."""
 NEAR = 1.15
 """How many times the latency of a free placement a quick pipeline may have so that better ones are looked for."""
+BESIDE_FREE = 0.5
+"""What pipelines get of the seconds where a free placement is known."""
 
 NOR_FREE = "Nor does a free placement, in which a device has several turns."
 MAYBE_FREE = 'A free placement, in which a device has several turns, may: contiguity="free".'
@@ -81,7 +83,11 @@ def _free_or_pipeline(figures: GraphFigures, request: Request) -> Found:
     bound = 0.0 if free is None else free.bound
     found = [] if free is None else [free]
     with contextlib.suppress(PlacementError):
-        found += _pipelines(figures, request, cuts, math.inf if free is None else free.value)
+        if free is None:
+            found += _pipelines(figures, request, cuts, math.inf)
+        else:
+            shorter = attrs.evolve(request, time_budget=BESIDE_FREE * request.time_budget)
+            found += _pipelines(figures, shorter, cuts, free.value)
     if failure is not None and not found:
         raise failure
     return min(found, key=lambda each: each.value).as_kind("free", bound)

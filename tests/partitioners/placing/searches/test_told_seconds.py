@@ -1,0 +1,82 @@
+"""Seconds that a caller tells: what all questions about a model in tight memory are told together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpasses import Training, fake_devices
+from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.placing.objective_values import Objective
+from fxpasses.partitioners.placing.requests import Contiguity
+from fxpasses.partitioners.placing.searches import asked_again, device_search
+from fxpasses.partitioners.placing.searches.checked_answers import Solver
+from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
+
+SPEEDS = (1.0, 1.5, 2.0, 3.0)
+SECONDS = 0.5
+
+
+class Tied(nn.Module):
+    """Two branches that share a table, which is the head of both, too."""
+
+    def __init__(self, width: int = 32, words: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True) for _ in range(4)
+        )
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        one, other = self.embed(one), self.embed(other)
+        for layer in self.layers:
+            one = layer(one)
+            other = torch.relu(other) + one
+        result: Tensor = self.head(one) + self.head(other)
+        return result
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementProblem]:
+    """The problems that are put to solvers, as they are."""
+    problems = list[PlacementProblem]()
+    for module in (device_search, asked_again):
+        for name in {"answer_to", "answer_if_any"} & set(vars(module)):
+            answer = getattr(module, name)
+
+            def noted(problem: PlacementProblem, solve: Solver, answer: Any = answer) -> PlacementSolution | None:
+                problems.append(problem)
+                found: PlacementSolution | None = answer(problem, solve)
+                return found
+
+            monkeypatch.setattr(module, name, noted)
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("objective", "contiguity", "most"),
+    [("latency", "free", 4.0), ("latency", "convex", 7.0), ("throughput", "free", 4.0)],
+)
+def test_questions_in_tight_memory_are_told_a_few_times_the_seconds_at_most(
+    asked: list[PlacementProblem], objective: Objective, contiguity: Contiguity, most: float
+) -> None:
+    """Answers that pass budgets are followed by others, and a table that both ends use asks for more."""
+    words = torch.zeros(4, 8, dtype=torch.long)
+    graph = torch.export.export(Tied(), (words, words)).module(check_guards=False)
+    training = Training(optimizer_slots=2)
+    least = place_by_device(graph, fake_devices(4), objective="memory", training=training, time_budget=0.3)
+    memory = [int(least.objective_value * 4 * 1.2 * speed / sum(SPEEDS)) + 1 for speed in SPEEDS]
+    devices = fake_devices(4, memory=memory, flops=[1e11 * speed for speed in SPEEDS])
+    asked.clear()
+
+    place_by_device(graph, devices, objective=objective, contiguity=contiguity, training=training, time_budget=SECONDS)
+
+    told = [problem.time_budget for problem in asked]
+    assert len(told) > 4, "the memory is not tight"
+    assert max(told) <= SECONDS
+    assert sum(told) <= most * SECONDS
