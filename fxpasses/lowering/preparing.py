@@ -18,7 +18,13 @@ from fxpasses.lowering.captured_again import with_own_names
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
 from fxpasses.lowering.own_buffers import own_buffers
-from fxpasses.lowering.program_copies import copied_program, with_keywords_given, with_regions_closed, with_true_users
+from fxpasses.lowering.program_copies import (
+    copied_program,
+    with_autocast_types,
+    with_keywords_given,
+    with_regions_closed,
+    with_true_users,
+)
 from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
@@ -131,7 +137,7 @@ def prepare(
     with clock.step("passes"):
         manager = _manager(pipeline)
         own = copied_program(captured) if captured is model else with_true_users(captured)
-        program, rows = run_passes(with_keywords_given(with_regions_closed(own)), manager)
+        program, rows = run_passes(with_keywords_given(with_autocast_types(with_regions_closed(own))), manager)
     text = pipeline if isinstance(pipeline, str) else _text_of(manager)
     modules, graphs = tuple(module_paths(model, captured)), tuple(graph_paths(model))
     return Prepared(captured, program, stateful(program), rows, text, modules, graphs)

@@ -6,16 +6,20 @@ import copy
 import functools
 import keyword
 
+from torch._higher_order_ops.wrap import wrap_with_autocast
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from fxpasses.errors import CaptureError, FakeValueError, came_from
 from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import is_marker
 from fxpasses.passes.opening_regions import CloseRegions
 from fxpasses.programs.calling_convention import keep_conditions
+from fxpasses.values.fake_modes import nested_graph_modules
+from fxpasses.values.fake_values import refresh_values
 
-__all__ = ["copied_program", "with_keywords_given", "with_regions_closed", "with_true_users"]
+__all__ = ["copied_program", "with_autocast_types", "with_keywords_given", "with_regions_closed", "with_true_users"]
 
 
 def copied_program(program: ExportedProgram) -> ExportedProgram:
@@ -58,6 +62,30 @@ def with_regions_closed(program: ExportedProgram) -> ExportedProgram:
     if not any(map(is_marker, program.graph.nodes)):
         return program
     return CloseRegions()(program).exported_program or program
+
+
+def with_autocast_types(program: ExportedProgram) -> ExportedProgram:
+    """The program with the types that autocast gives its values; changed in place.
+
+    By bytecode (``strict=True``) torch 2.13 records values as if there were no autocast. Where types are converted it
+    asserts those, and takes a conversion that is needed for one that is not: what is captured then is another model.
+
+    Raises:
+        CaptureError: an assertion of the program does not hold.
+    """
+    graph_modules = nested_graph_modules(program.graph_module)
+    if any(module.graph.find_nodes(op="call_function", target=wrap_with_autocast) for module in graph_modules):
+        try:
+            refresh_values(program.graph.nodes)
+        except FakeValueError as error:
+            where = came_from(error.node) if error.node is not None else ""
+            raise CaptureError(
+                f"The program was captured as if there were no autocast{where}, as torch.export does with strict=True: "
+                f"{error.reason.rstrip('.')}. Capture the model with strict=False.",
+                reason="types inside of autocast are not what was recorded",
+                node=error.node,
+            ) from error
+    return program
 
 
 def with_keywords_given(program: ExportedProgram) -> ExportedProgram:

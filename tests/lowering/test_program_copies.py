@@ -10,7 +10,7 @@ import torch
 from lowering_models import Conditional, KeyValueCache, Mlp, Tied
 from torch import Tensor, nn
 
-from fxpasses import Device, InputError, load, lower, place, save
+from fxpasses import CaptureError, Device, InputError, load, lower, place, save
 from fxpasses.lowering.program_copies import copied_program, with_true_users
 from fxpasses.programs import capture
 
@@ -117,3 +117,39 @@ def test_a_saved_program_that_torch_cannot_read_is_called_one(tmp_path: Path) ->
 
     with pytest.raises(InputError, match=r"noise\.pt2' is a saved program that torch\.export\.load cannot read \("):
         lower(tmp_path / "noise.pt2", devices=[Device("only")])
+
+
+class Halfway(nn.Module):
+    """Layers under autocast, with a conversion or without."""
+
+    def __init__(self, *, converts: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.converts = converts
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.second(torch.relu(self.first(x)))
+        return x.float().softmax(-1) if self.converts else x.softmax(-1)
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["model", "program"])
+def test_types_under_autocast_are_known_though_torch_forgets_them_by_bytecode(is_given: bool) -> None:
+    model, x = Halfway(converts=False), torch.randn(4, 8)
+    given = torch.export.export(model, (x,), strict=True) if is_given else model
+    lowered = lower(given, None if is_given else (x,), devices=[Device("only")], strict=True)
+
+    (made,) = lowered.program.graph.output_node().args[0]
+    assert torch.bfloat16 == made.meta["val"].dtype
+    assert torch.equal(model(x), lowered(x))
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["model", "program"])
+def test_a_conversion_that_torch_forgets_by_bytecode_is_refused(is_given: bool) -> None:
+    """It was taken out as one that does nothing, and so was the assertion that tells: bfloat16 came out."""
+    model, x = Halfway(converts=True), torch.randn(4, 8)
+    assert torch.equal(model(x), lower(model, (x,), devices=[Device("only")])(x))
+    given = torch.export.export(model, (x,), strict=True) if is_given else model
+
+    with pytest.raises(CaptureError, match=r"as if there were no autocast.*x\.float\(\).*strict=False"):
+        lower(given, None if is_given else (x,), devices=[Device("only")], strict=True)
