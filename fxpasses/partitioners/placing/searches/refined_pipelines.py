@@ -39,10 +39,11 @@ def refined_pipeline(graph: ReducedGraph, best: Found | None, bound: float, seco
         bound: No pipeline is below it.
         seconds: About how long it may take, counted in steps.
     """
-    request, units = graph.request, graph.units
-    prices = prices_of(units, graph.tables.memory, request.objective)
-    search = Search(graph.problem, graph.tables, units, graph.classes, prices, lives=graph.lives)
-    if not search.can_refine or not graph.knows_lives:
+    if not graph.knows_lives:
+        return BestPipeline(best, bound)
+    prices = prices_of(graph.units, graph.tables.memory, graph.request.objective)
+    search = Search(graph.problem, graph.tables, graph.units, graph.classes, prices, lives=graph.lives)
+    if not search.can_refine:
         return BestPipeline(best, bound)
     steps = seconds * STEPS_A_SECOND
     gap, more = _Gap(graph, search, best, bound), LOOKING * steps
@@ -91,9 +92,8 @@ class _Gap:
     @property
     def _everything(self) -> float:
         """More than any device takes."""
-        return sum(
-            float(group.weight.sum() + group.leaving.sum() + group.entering.sum()) for group in self.search.classes
-        )
+        taken = (group.weight.sum() + group.leaving.sum() + group.entering.sum() for group in self.search.classes)
+        return 2 * float(sum(taken))
 
     @property
     def is_closed(self) -> bool:
