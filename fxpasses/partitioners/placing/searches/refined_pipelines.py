@@ -22,6 +22,8 @@ IDEALS, MOST_IDEALS = 100_000, 2000
 """How many there may be while they are found, and when pipelines through them are looked at."""
 NEXT, ENOUGH = 0.5, 0.001
 """Where the next threshold lies between what is proven and the value; and how near they come."""
+EACH = 0.5
+"""What each threshold gets of the steps that are left."""
 PROVING, LOOKING = 0.5, 0.25
 """The parts of the steps that go into the first proof, and into looking for something better, or at what is missing."""
 NEARLY = 1.05
@@ -104,11 +106,9 @@ class _Gap:
         """Ask for all that is better; where that takes too much, under lower thresholds. What it took is told."""
         below, taken = self.value * (1 - EQUAL), 0.0
         while taken < steps and not self.is_closed:
-            refined = self.search.refined(below, steps - taken, IDEALS, self.bound)
+            refined = self.search.refined(below, EACH * (steps - taken), IDEALS, self.bound)
             taken += refined.steps
-            if refined.words is None:
-                break
-            if len(refined.words) > MOST_IDEALS:
+            if refined.words is None or len(refined.words) > MOST_IDEALS:
                 below = self.bound + NEXT * (below - self.bound)
                 if below <= self.bound * (1 + ENOUGH):
                     break
