@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from unrolled_cells import Steps
 
 from fxpasses import Device, Training, fake_devices
 from fxpasses.devices import Topology
@@ -44,21 +45,6 @@ class Tied(nn.Module):
         x = torch.relu(self.twice(self.words(tokens) * self.mask))
         x = torch.relu(self.twice(x) * self.mask)
         return nn.functional.linear(self.last(torch.relu(self.frozen(x))), self.words.weight)
-
-
-class Steps(nn.Module):
-    """Two cells in some steps: the parameters of each are used again and again."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.cells = nn.ModuleList(nn.GRUCell(width, width) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        states: list[Tensor | None] = [None, None]
-        for step in x.unbind(0):
-            for index, cell in enumerate(self.cells):
-                step = states[index] = cell(step, states[index])
-        return step
 
 
 class Averages(nn.Module):

@@ -32,5 +32,5 @@ def test_what_the_nearest_lacks_is_looked_for_in_bounded_time(monkeypatch: pytes
     monkeypatch.setattr(explaining, "STEPS_A_SECOND", 0.0)
     hurried = refused()
 
-    assert "which is proven: each lacks 1 bytes or more on some device, and the nearest one" in str(hurried)
+    assert "which is proven: each lacks 1 byte or more on some device, and the nearest one" in str(hurried)
     assert hurried.missing_bytes >= fewest.missing_bytes > 0

@@ -193,7 +193,7 @@ def _first_answer(
     """
     figures = cuts.figures
     first = request.problem(figures, contiguity, figures.needs)
-    if contiguity == "pipeline" and cuts.graph.needs_lives and request.time_budget > 0:
+    if contiguity == "pipeline" and cuts.needs_lives and request.time_budget > 0:
         quick = attrs.evolve(first, time_budget=QUICKLY * request.time_budget)
         solution = answer_to(quick, solve)
         checked = None if solution is None else Checked.of(figures, request, solution, first.program_effort)

@@ -10,7 +10,7 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.few_ideals import best_pipeline
-from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph
+from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph, tells_lives
 from fxpasses.partitioners.placing.searches.refined_pipelines import refined_pipeline
 from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
 from fxpasses.partitioners.placing.searches.tight_budgets import along_own_order
@@ -39,6 +39,11 @@ class KnownCuts:
     def graph(self) -> ReducedGraph:
         """The problem of its pipelines."""
         return ReducedGraph.of(self.figures, self.request)
+
+    @property
+    def needs_lives(self) -> bool:
+        """Whether answers of solvers that do not know what is on a device while it runs will mostly pass a budget."""
+        return tells_lives(self.request) and self.graph.needs_lives
 
     def refined(self, best: Found | None, bound: float, seconds: float) -> BestPipeline:
         """What is known, after some seconds, of the pipelines under the value of one, beside a bound on all."""

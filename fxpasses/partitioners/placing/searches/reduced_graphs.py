@@ -22,7 +22,7 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
-__all__ = ["ReducedGraph"]
+__all__ = ["ReducedGraph", "tells_lives"]
 
 MUCH = 0.1
 """The share of a device's memory that is much."""
@@ -76,7 +76,7 @@ class ReducedGraph:
 
         Not in long graphs, of which solvers ask less.
         """
-        if self.request.training is not None or self.request.objective != "throughput" or is_long(self.units):
+        if not tells_lives(self.request) or is_long(self.units):
             return False
         room = self.tables.memory.min(initial=np.inf) - self.tables.kept.sum() - self.tables.shared.sum()
         return bool(sum(self.figures.sizes.values()) > room and self.lives.most > room)
@@ -90,6 +90,12 @@ class ReducedGraph:
     def lives(self) -> Lifetimes:
         """What is on a device while it runs; in a training step that is more."""
         return lifetimes_of(self.figures, self.unit_of)
+
+
+def tells_lives(request: Request) -> bool:
+    """Whether it may be of use what is on a device while it runs: that is known of a run, and some budget is given."""
+    has_budget = any(device.memory is not None for device in request.topology.devices)
+    return has_budget and request.training is None and request.objective == "throughput"
 
 
 def _apart(topology: Topology, classes: Sequence[DeviceClass], is_each: bool) -> Iterator[DeviceClass]:

@@ -71,12 +71,13 @@ class RunBytes:
     def _of_block(self, first: Ints, last: Ints) -> Floats:
         after = self.inside[:, last]
         runs = after & ~self.inside[:, first]
-        alive, most, made = np.zeros(len(first)), np.zeros(len(first)), np.zeros(len(self.lives.unit), dtype=np.int64)
-        np.add.at(made, [each.touched[0] for each in self.lives.made], [each.size for each in self.lives.made])
+        alive, most = np.zeros((2, len(first)))
+        lives = self.lives
         for unit, own, new, freed in zip(
-            self.lives.unit.tolist(), self.lives.own.tolist(), made.tolist(), self.lives.freed, strict=True
+            lives.unit.tolist(), lives.own.tolist(), lives.new.tolist(), lives.freed, strict=True
         ):
-            alive += new * runs[unit]
+            if new:
+                alive += new * runs[unit]
             np.maximum(most, alive + own, out=most, where=runs[unit])
             for size, maker, users in freed:
                 alive -= size * (runs[maker] & after[list(users)].all(axis=0))

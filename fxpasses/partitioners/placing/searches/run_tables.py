@@ -18,12 +18,9 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-from torch.fx import Node
 
-from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import runs_of
 from fxpasses.partitioners.placing.found_placements import EQUAL, Found
-from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.quick_checks import check_in_order, check_until_over
 from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph
 from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
@@ -31,7 +28,6 @@ from fxpasses.partitioners.placing.searches.step_bytes import StepBytes
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
 from fxpasses.partitioners.placing.training_figures import stepping_figures
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, Words
-from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
@@ -73,11 +69,8 @@ class RunTable:
     """What a device takes and needs that runs from one ideal to another.
 
     Args:
-        figures: The measured graph.
-        request: What the caller asks for.
-        nodes: The compute nodes of each unit.
+        graph: The graph.
         inside: The units of each ideal, ``(m, f)``.
-        classes: The devices, those of a class on one torch device.
         load: For each class what one takes between two ideals, ``inf`` where it cannot run that, ``(f, f)``.
         work: The same without what crosses.
         need: For each class the bytes between two ideals, as far as they are known.
@@ -87,11 +80,8 @@ class RunTable:
         below: Runs that take as much are of no interest.
     """
 
-    figures: GraphFigures
-    request: Request
-    nodes: tuple[tuple[Node, ...], ...]
+    graph: ReducedGraph
     inside: Bools
-    classes: tuple[DeviceClass, ...]
     load: tuple[Floats, ...]
     work: tuple[Floats, ...]
     need: tuple[Floats, ...]
@@ -130,29 +120,16 @@ class RunTable:
             bytes_of = StepBytes.of(figures, step, family, graph.unit_of, np.maximum(*held))
         needs = tuple(bytes_of.least.copy() for _ in graph.classes)
         counted = np.zeros(bytes_of.least.shape, dtype=bool)
-        return cls(
-            figures,
-            request,
-            graph.nodes,
-            family.inside,
-            graph.classes,
-            tuple(load),
-            work,
-            needs,
-            counted,
-            bytes_of,
-            is_whole,
-            below,
-        )
+        return cls(graph, family.inside, tuple(load), work, needs, counted, bytes_of, is_whole, below)
 
     def looked_at(self) -> BestPipeline:
         """What is known once the runs of a table are, as far as there is time for that."""
-        figures, request = self.figures, self.request
+        figures, request, classes = self.graph.figures, self.graph.request, self.graph.classes
         rounds, best, bound = self.rounds(request.time_budget), None, 0.0
         for most in self.numbers_of_devices():
             for round_ in range(rounds):
                 values = self.values()
-                walked = smallest_walk(States.of(self.classes, most), values, in_turn=request.objective == "latency")
+                walked = smallest_walk(States.of(classes, most), values, in_turn=request.objective == "latency")
                 if walked is None:
                     break
                 steps, value = walked
@@ -175,28 +152,28 @@ class RunTable:
     @property
     def is_exact(self) -> bool:
         """Whether no pipeline is left out, and no run needs less than is known."""
-        return self.is_whole and self.request.training is None
+        return self.is_whole and self.graph.request.training is None
 
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""
-        count = len(self.request.topology.devices)
-        yield from range(1, count + 1) if self.request.objective == "devices" else (count,)
+        count = len(self.graph.request.topology.devices)
+        yield from range(1, count + 1) if self.graph.request.objective == "devices" else (count,)
 
     def rounds(self, budget: float) -> int:
         """How often the program runs in some seconds."""
-        cells = States.count(self.classes) * len(self.classes) * float(self.inside.shape[1]) ** 2
-        seconds = SECONDS_A_CELL * cells + SECONDS_A_NODE * len(self.figures.nodes)
+        cells = States.count(self.graph.classes) * len(self.graph.classes) * float(self.inside.shape[1]) ** 2
+        seconds = SECONDS_A_CELL * cells + SECONDS_A_NODE * len(self.graph.figures.nodes)
         return max(LEAST_ROUNDS, int(budget / seconds))
 
     def values(self) -> list[Floats]:
         """What is made small, for each run; ``inf`` where it is known to need too much."""
-        return self._where_it_fits(self.need if self.request.objective == "memory" else self.load)
+        return self._where_it_fits(self.need if self.graph.request.objective == "memory" else self.load)
 
     def bound(self, value: float, most: int) -> float:
         """What no pipeline is below if the smallest way has a value and no fewer devices will do."""
-        if not self.is_exact or self.request.objective == "latency":  # its parts may run side by side
+        if not self.is_exact or self.graph.request.objective == "latency":  # its parts may run side by side
             return 0.0
-        return float(most) if self.request.objective == "devices" else value
+        return float(most) if self.graph.request.objective == "devices" else value
 
     def count(self, steps: Sequence[Step], values: Sequence[Floats], value: float) -> bool:
         """Count the bytes of runs that may be part of an answer as good as a way.
@@ -204,14 +181,15 @@ class RunTable:
         Returns:
             Whether one of its own was new; not where there is no time for more.
         """
-        left = COUNTED * max(LEAST_SECONDS, self.request.time_budget) / len(self.figures.nodes) - self.counted.sum()
+        seconds, operators = max(LEAST_SECONDS, self.graph.request.time_budget), len(self.graph.figures.nodes)
+        left = COUNTED * seconds / operators - self.counted.sum()
         own = tuple(np.array([step[1:] for step in steps]).T)
         if left <= 0 or self.counted[own].all():
             return False
         least = np.where(self.counted, np.inf, np.minimum.reduce(list(values)))
         least[own] = value  # first of all
         first, last = np.nonzero(least <= value * AHEAD)
-        most = int(min(left, AT_ONCE / len(self.figures.nodes)))
+        most = int(min(left, AT_ONCE / operators))
         if len(first) > most:  # those that take long are likely to be in an answer, and to need much
             heaviest = np.argpartition(-least[first, last], most)[:most]
             first, last = np.concatenate([own[0], first[heaviest]]), np.concatenate([own[1], last[heaviest]])
@@ -225,7 +203,7 @@ class RunTable:
         """What each run takes, ``inf`` where it cannot be or is known to need too much."""
         return [
             np.where(np.isfinite(load) & (need <= group.memory), own, np.inf)
-            for load, need, own, group in zip(self.load, self.need, values, self.classes, strict=True)
+            for load, need, own, group in zip(self.load, self.need, values, self.graph.classes, strict=True)
         ]
 
     def follow(self, steps: Sequence[Step]) -> tuple[Found | None, bool]:
@@ -235,13 +213,13 @@ class RunTable:
             The answer, if no budget is passed; where it is memory that is made small in training, as if the backward
             ran in the graph's own order. And whether its value is what was expected.
         """
-        figures, request = self.figures, self.request
+        figures, request = self.graph.figures, self.graph.request
         names = [device.name for device in request.topology.devices]
         home = {
             node: names[device]
             for device, first, last in steps
             for unit in np.flatnonzero(self.inside[:, last] & ~self.inside[:, first]).tolist()
-            for node in self.nodes[unit]
+            for node in self.graph.nodes[unit]
         }
         runs, is_memory = runs_of(figures.graph_module, home, figures.dependencies), request.objective == "memory"
         check = check_in_order if is_memory else check_until_over
@@ -259,13 +237,13 @@ class RunTable:
         return Found.of(figures, request, "pipeline", runs, 0.0), True
 
     def _kind(self, device: int) -> int:
-        return next(kind for kind, group in enumerate(self.classes) if device in group.devices)
+        return next(kind for kind, group in enumerate(self.graph.classes) if device in group.devices)
 
     def best(self, found: Found, value: float, most: int, rounds: int) -> BestPipeline:
         """The best pipeline, once one is known that keeps the budgets, and what the program thinks of it."""
-        objective = self.request.objective
+        objective = self.graph.request.objective
         if not self.is_exact:
-            return BestPipeline(Found.of(self.figures, self.request, "pipeline", found.runs, 0.0), 0.0)
+            return BestPipeline(Found.of(self.graph.figures, self.graph.request, "pipeline", found.runs, 0.0), 0.0)
         if objective == "devices":
             return BestPipeline(found, float(most), is_best=True)
         if objective == "latency":  # parts may run side by side, but none is over before its own work is
@@ -276,7 +254,7 @@ class RunTable:
 
     def _of_all(self, best: Found, bound: float, rounds: int, least: list[Floats]) -> BestPipeline:
         """Look at each way that may be better, by what its runs take at least."""
-        ways = every_walk(States.of(self.classes), least, best.value)
+        ways = every_walk(States.of(self.graph.classes), least, best.value)
         for _round, steps in zip(range(rounds), ways, strict=False):
             found, _is_as_expected = self.follow(steps)
             best = best if found is None else min(best, found, key=lambda each: each.value)
@@ -289,9 +267,9 @@ class RunTable:
         for _round in range(self.rounds(budget)):
             missing: list[Floats] = [
                 np.subtract(need, group.memory, out=np.full(need.shape, np.inf), where=np.isfinite(load)).clip(min=0.0)
-                for load, need, group in zip(self.load, self.need, self.classes, strict=True)
+                for load, need, group in zip(self.load, self.need, self.graph.classes, strict=True)
             ]
-            walked = smallest_walk(States.of(self.classes), missing, in_turn=False)
+            walked = smallest_walk(States.of(self.graph.classes), missing, in_turn=False)
             if walked is None:
                 return 0
             steps, least = walked

@@ -90,6 +90,14 @@ class Lifetimes:
         return Lifetimes(number[self.unit[runs]], self.own[runs], made, used)
 
     @cached_property
+    def new(self) -> Ints:
+        """The bytes that each operator makes, ``(o,)``."""
+        sizes = np.zeros(len(self.unit), dtype=np.int64)
+        for each in self.made:
+            sizes[each.touched[0]] += each.size
+        return sizes
+
+    @cached_property
     def freed(self) -> tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]:
         """For each operator what may be free after it: bytes, the unit that makes it and the others that touch it."""
         found: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in self.unit]
@@ -104,10 +112,8 @@ class Lifetimes:
     def most(self) -> int:
         """The most that is there while one device runs all; time O(operators and what they make)."""
         alive = sum(each.size for each in self.arrivals if each.maker is None)
-        most, made = alive, [0] * len(self.unit)
-        for each in self.made:
-            made[each.touched[0]] += each.size
-        for new, own, freed in zip(made, self.own.tolist(), self.freed, strict=True):
+        most = alive
+        for new, own, freed in zip(self.new.tolist(), self.own.tolist(), self.freed, strict=True):
             alive += new
             most = max(most, alive + own)
             alive -= sum(size for size, _maker, _users in freed)

@@ -36,13 +36,11 @@ def live_facts_of(lives: Lifetimes | None, units: int) -> LiveFacts:
     """Lay out what is there in a core of some units; nothing if nobody knows. Time O(units × values)."""
     if lives is None:
         lives = Lifetimes(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), ())
-    made = np.zeros(len(lives.unit))
-    np.add.at(made, [each.touched[0] for each in lives.made], [each.size for each in lives.made])
     freed = [entry for entries in lives.freed for entry in entries]
     return LiveFacts(
         unit=lives.unit.astype(np.uint32),
         own=lives.own.astype(np.float64),
-        made=made,
+        made=lives.new.astype(np.float64),
         free_start=np.cumsum([0, *map(len, lives.freed)]),
         free_size=np.array([size for size, _maker, _users in freed], dtype=np.float64),
         free_maker=np.array([maker for _size, maker, _users in freed], dtype=np.uint32),

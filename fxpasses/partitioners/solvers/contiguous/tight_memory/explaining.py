@@ -18,7 +18,7 @@ from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeli
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate
-from fxpasses.wording import listed
+from fxpasses.wording import counted, listed
 
 MAX_IDEALS = 200_000
 _MORE = "with explain='always' it is told what the nearest one lacks"
@@ -90,8 +90,8 @@ def _proven(problem: PlacementProblem, tables: CostTables, device_of: Ints, leas
     if missing <= least:
         return _missing(problem, tables, device_of)
     return InfeasibleError(
-        f"No pipeline keeps every budget, which is proven: each lacks {least} bytes or more on some device, and the "
-        f"nearest one that was found {where}.",
+        f"No pipeline keeps every budget, which is proven: each lacks {counted(least, 'byte')} or more on some device, "
+        f"and the nearest one that was found {where}.",
         missing_bytes=missing,
     )
 
