@@ -76,6 +76,7 @@ class Facts(NamedTuple):
     going_to: Indices  # (n,), the states after those that go on from an ideal, by class
     going_with: Floats  # (n,), what was taken along
     going_stop: Ints  # (k,), where those of each class end
+    going_most: Floats  # (k,), the most of those
     amount: Floats  # (s + 1,), what is taken along in each state, while an ideal is looked at
     lacking: Floats  # (s + 1,), what has to be taken along behind it
 
@@ -153,6 +154,7 @@ def facts_of(question: Question) -> Facts:
         going_to=np.zeros(after.size, dtype=np.uint32),
         going_with=np.zeros(after.size),
         going_stop=np.zeros(len(classes), dtype=np.int64),
+        going_most=np.zeros(len(classes)),
         amount=np.full(len(before) + 1, -np.inf),
         lacking=np.full(len(before) + 1, np.inf),
     )

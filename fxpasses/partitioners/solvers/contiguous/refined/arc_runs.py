@@ -12,7 +12,13 @@ from fxpasses.partitioners.solvers import compiling
 from fxpasses.partitioners.solvers.compiling import cached, inlined
 from fxpasses.partitioners.solvers.contiguous.refined import arc_facts, arc_spare, live_bytes, live_facts
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices
-from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import is_nested, kept_bytes, look_at, taken_along
+from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import (
+    free_weight,
+    is_nested,
+    kept_bytes,
+    look_at,
+    taken_along,
+)
 from fxpasses.partitioners.solvers.contiguous.refined.live_bytes import begin_at, bytes_there
 from fxpasses.partitioners.solvers.contiguous.refined.live_facts import LiveFacts
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -37,10 +43,12 @@ def _settle_taken(facts: Facts, ideal: int, most: Floats) -> int:
         taken = min(taken, facts.ready[ideal])
         most[entry] = facts.amount[state] = taken if taken >= least else -np.inf
     for kind in range(len(facts.memory)):
+        facts.going_most[kind] = -np.inf
         for entry in range(start, stop):
             there = facts.state_after[facts.state[entry], kind]
             if most[entry] > -np.inf and there < len(facts.state_after):
                 facts.going_to[going], facts.going_with[going] = there, most[entry]
+                facts.going_most[kind] = max(facts.going_most[kind], most[entry])
                 going += 1
         facts.going_stop[kind] = going
     for entry in range(start, stop):
@@ -74,8 +82,9 @@ def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats)
 def stay(facts: Facts) -> None:
     """Find what a device takes along at each ideal that runs no unit of the core; at first it is all its room."""
     for ideal in range(len(facts.position)):
+        free = free_weight(facts, ideal, ideal)
         for kind in range(len(facts.memory)):
-            facts.room[ideal, kind] = taken_along(facts, ideal, ideal, kind, facts.room[ideal, kind])
+            facts.room[ideal, kind] = taken_along(facts, ideal, ideal, kind, facts.room[ideal, kind], free)
 
 
 @cached(compiling, arc_facts, arc_spare)

@@ -8,7 +8,7 @@ from fxpasses.partitioners.solvers.compiling import inlined
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["is_nested", "kept_bytes", "look_at", "taken_along"]
+__all__ = ["free_weight", "is_nested", "kept_bytes", "look_at", "taken_along"]
 
 ROUNDING = 1e-12
 """The share of the threshold that a load may be above it, as the order of its sum has it."""
@@ -73,22 +73,27 @@ def _bytes(facts: Facts, first: int, last: int) -> float:
 
 
 @inlined
-def _most(facts: Facts, first: int, last: int, kind: int, room: float) -> float:
-    """What a device takes along at most, where values that pass it by take their toll.
-
-    That is in proportion to what it takes of the units through which they go; those that only the second ideal allows
-    are free.
-    """
-    free, begin, stop = facts.ready[last] - facts.needed[first], facts.open_start[first], facts.open_start[first + 1]
-    for entry in range(begin, stop):
+def free_weight(facts: Facts, first: int, last: int) -> float:
+    """The weight of the units left out between two ideals through which no value goes that passes a device by."""
+    free: float = facts.ready[last] - facts.needed[first]
+    for entry in range(facts.open_start[first], facts.open_start[first + 1]):
         if facts.held[last, facts.open[entry]] == facts.open_held[entry]:
             free -= facts.along[entry]
+    return free
+
+
+@inlined
+def _most(facts: Facts, first: int, last: int, kind: int, room: float, free: float) -> float:
+    """What a device takes along at most, where values that pass it by take their toll.
+
+    That is in proportion to what it takes of the units through which they go; the others are free.
+    """
     if room <= free:
         return room
     way = facts.charge[kind]
     taken: float = max(free, 0.0)
     room -= taken
-    for place in range(begin, stop):
+    for place in range(facts.open_start[first], facts.open_start[first + 1]):
         entry = facts.cheapest[way, place]
         value, own = facts.open[entry], facts.along[entry]
         if own > 0.0 and facts.held[last, value] == facts.open_held[entry]:
@@ -99,24 +104,27 @@ def _most(facts: Facts, first: int, last: int, kind: int, room: float) -> float:
 
 
 @inlined
-def taken_along(facts: Facts, first: int, last: int, kind: int, room: float) -> float:
+def taken_along(facts: Facts, first: int, last: int, kind: int, room: float, free: float) -> float:
     """The most weight of units left out that a device takes along between two ideals, with some room for it."""
-    taken = _most(facts, first, last, kind, room)
+    taken = _most(facts, first, last, kind, room, free)
     place = int((taken + facts.slack) * facts.bins)
     return min(taken, facts.sums[place]) if 0 <= place < len(facts.sums) else taken
 
 
 @inlined
 def look_at(facts: Facts, first: int, last: int, number: int, spare: Floats) -> bool:
-    """Note what a device of each class takes along between two nested ideals; whether any can run what is there."""
+    """Note what a device of each class takes along between two nested ideals; whether any may run what is there.
+
+    None may where what was taken along before, with all that it has room for, is less than the second ideal needs.
+    """
+    limit, least, can_run = facts.below * (1.0 + ROUNDING), facts.needed[last] - facts.slack, False
     for way in range(len(facts.saved)):
         facts.saved[way] = _saved(facts, first, last, way)
-    limit, can_run = facts.below * (1.0 + ROUNDING), False
     for kind in range(len(facts.memory)):
         load = facts.ends[last, kind] - facts.begins[first, kind] - facts.saved[facts.charge[kind]]
         can = load <= limit and facts.banned[last, kind] == facts.banned[first, kind]
         spare[number, kind] = (facts.below - load) * facts.load_pays[kind] if can else -np.inf
-        can_run |= can
+        can_run |= can and (facts.byte_pays[kind] > 0.0 or facts.going_most[kind] + spare[number, kind] >= least)
     if can_run and facts.counts_bytes:
         size, can_run = _bytes(facts, first, last), False
         for kind in range(len(facts.memory)):
@@ -124,9 +132,10 @@ def look_at(facts: Facts, first: int, last: int, number: int, spare: Floats) -> 
                 spare[number, kind] = -np.inf
             elif facts.byte_pays[kind]:
                 spare[number, kind] += facts.byte_pays[kind] * (facts.memory[kind] - size)
-            can_run |= spare[number, kind] > -np.inf
+            can_run |= facts.going_most[kind] + spare[number, kind] >= least
     if can_run:
+        free = free_weight(facts, first, last)
         for kind in range(len(facts.memory)):
             if spare[number, kind] > -np.inf:
-                spare[number, kind] = taken_along(facts, first, last, kind, spare[number, kind])
+                spare[number, kind] = taken_along(facts, first, last, kind, spare[number, kind], free)
     return can_run
