@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["Random", "below", "cached", "chance", "inlined"]
+__all__ = ["Random", "below", "cached", "chance", "inlined", "unsigned"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +49,15 @@ def cached(*parts: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
             return njit(nogil=True, **UNCOUNTED)(function)
 
     return compiled
+
+
+@inlined
+def unsigned(number: int) -> int:
+    """A number as compiled code keeps indices, of which it need not ask whether they count from the end.
+
+    What takes numbers is compiled anew for each of their types, so it should be given one.
+    """
+    return np.uint32(number)  # type: ignore[return-value]  # an int to numba
 
 
 @inlined

@@ -9,7 +9,10 @@ from types import ModuleType
 import pytest
 from numba.core.caching import FunctionCache
 
+from benchmarks.placement_workloads import mixed, translation
+from fxpasses.partitioners import solve_placement
 from fxpasses.partitioners.solvers.compiling import cached
+from fxpasses.partitioners.solvers.latency.trials import anneal
 
 
 def doubled(number: int) -> int:
@@ -45,3 +48,12 @@ def test_other_sources_of_a_part_have_another_file_on_disk(tmp_path: Path) -> No
 
     assert names[0] == names[1] != names[2]
     assert 8 == cached(parts[0])(doubled)(4)
+
+
+def test_annealings_of_latencies_are_compiled_once() -> None:
+    """Numbers of steps come as whole ones and as others; each type would take half as long as the first again."""
+    graph = translation(3, steps=4)
+    for budget in (0.2, 1.0):
+        solve_placement(mixed(graph, (1, 0.5, 0.5), objective="latency", contiguity="free", time_budget=budget))
+
+    assert len(anneal.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled

@@ -62,7 +62,7 @@ class Annealing:
             rooms_of(needs, home),
             order,
             np.ascontiguousarray(order[nodes]),
-            Cooling(work, level.usual * hot, level.usual * COLD, self.goal),
+            Cooling(float(work), level.usual * hot, level.usual * COLD, self.goal),
             self.draw.integers(1, 2**63, 2).astype(np.uint64),
             home,
             key,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
-from fxpasses.partitioners.solvers.compiling import cached, inlined
+from fxpasses.partitioners.solvers.compiling import cached, inlined, unsigned
 from fxpasses.partitioners.solvers.contiguous.refined import arc_facts, arc_spare, live_bytes, live_facts
 from fxpasses.partitioners.solvers.contiguous.refined.arc_facts import Facts, Indices
 from fxpasses.partitioners.solvers.contiguous.refined.arc_spare import (
@@ -81,7 +81,8 @@ def _go_along(facts: Facts, last: int, number: int, spare: Floats, most: Floats)
 @cached(compiling, arc_facts, arc_spare)
 def stay(facts: Facts) -> None:
     """Find what a device takes along at each ideal that runs no unit of the core; at first it is all its room."""
-    for ideal in range(len(facts.position)):
+    for number in range(len(facts.position)):
+        ideal = unsigned(number)
         free = free_weight(facts, ideal, ideal)
         for kind in range(len(facts.memory)):
             facts.room[ideal, kind] = taken_along(facts, ideal, ideal, kind, facts.room[ideal, kind], free)
@@ -107,26 +108,28 @@ def forth(facts: Facts, first: int, most: Floats, count: Ints, last: Indices, sp
         The next ideal, the pairs that were looked at, and in how many states devices went along one.
     """
     seen, found, moved = 0, 0, 0
-    for ideal in range(first, len(facts.position)):
+    for number in range(first, len(facts.position)):
+        ideal = unsigned(number)
         parent, begun, reach = facts.parent[ideal], found, facts.position[ideal] + facts.reach
         begin, stop = facts.coarse_start[parent], facts.coarse_start[parent + 1]
         room = facts.child_start[parent + 1] - facts.child_start[parent]
         for entry in range(begin, stop):
             room += facts.child_start[facts.coarse[entry] + 1] - facts.child_start[facts.coarse[entry]]
         if found + room > len(last):
-            return ideal, seen, moved
+            return number, seen, moved
         going = _settle_taken(facts, ideal, most)
         for entry in range(begin - 1, stop if going else begin - 1):
             later = parent if entry < begin else facts.coarse[entry]
             for child in range(facts.child_start[later], facts.child_start[later + 1]):
-                other = int(facts.children[child])
+                other = unsigned(facts.children[child])
                 if facts.position[other] > reach:
                     break
                 if other > ideal:
                     seen += 1
-                    if is_nested(facts, ideal, other) and look_at(facts, ideal, other, found, spare):
+                    here = int(found)  # of one type, also while it is known to be 0: both are compiled once
+                    if is_nested(facts, ideal, other) and look_at(facts, ideal, other, here, spare):
                         moved += going
-                        if _go_along(facts, other, found, spare, most):
+                        if _go_along(facts, other, here, spare, most):
                             last[found] = other
                             found += 1
         count[ideal] = found - begun
@@ -216,7 +219,7 @@ def back(
     """
     moved, asked = 0, 0
     for row in range(len(begins) - 2, -1, -1):
-        ideal = first + row
+        ideal = unsigned(first + row)
         for state in range(len(facts.amount)):
             facts.amount[state], facts.lacking[state] = -np.inf, np.inf
         for entry in range(facts.state_start[ideal], facts.state_start[ideal + 1]):
