@@ -182,10 +182,17 @@ def tail_of(network: Network, state: Timeline, node: int) -> float:
 
 @inlined
 def makespan_of(network: Network, state: Timeline) -> float:
-    """When the last node ends."""
+    """When the last node ends: one that nothing needs, or the last on its device, whichever are fewer."""
     makespan = 0.0
-    for place in range(len(network.sinks)):
-        makespan = max(makespan, state.end[network.sinks[place]])
+    if len(network.sinks) <= len(network.idle) + len(state.filled):
+        for place in range(len(network.sinks)):
+            makespan = max(makespan, state.end[network.sinks[place]])
+        return makespan
+    for place in range(len(network.idle)):
+        makespan = max(makespan, state.end[network.idle[place]])
+    for device in range(len(state.filled)):
+        if state.filled[device] > 0:
+            makespan = max(makespan, state.end[state.run[device, state.filled[device] - 1]])
     return makespan
 
 

@@ -51,6 +51,7 @@ class Network(NamedTuple):
     user: Ints
     least: Floats  # seconds from the end of a node to the end of all, at least
     sinks: Ints  # nodes that nothing needs
+    idle: Ints  # those that may take no time, and are in no device's run then
     unit_of: Ints
     member_start: Ints
     member: Ints
@@ -117,6 +118,7 @@ def network_of(scheduler: Scheduler, unit_of: Ints) -> Network:
     table = np.array([number.setdefault(scheduler.send[node].tobytes(), len(number)) for node in nodes.tolist()])
     first = np.unique(table, return_index=True)[1]
     users = place[scheduler.after[nodes]]
+    fastest, is_sink = scheduler.seconds[nodes].min(axis=1), (users == count).all(axis=1)
     owner, column = np.nonzero(users < count)
     user = users[owner, column]
     return Network(
@@ -125,8 +127,9 @@ def network_of(scheduler: Scheduler, unit_of: Ints) -> Network:
         table.astype(np.int64),
         *flat_lists(user, owner, count),
         *flat_lists(owner, user, count),
-        _least(scheduler.seconds[nodes].min(axis=1), owner, user),
-        np.flatnonzero((users == count).all(axis=1)),
+        _least(fastest, owner, user),
+        np.flatnonzero(is_sink),
+        np.flatnonzero(is_sink & (fastest == 0.0)),
         np.ascontiguousarray(unit_of[nodes]),
         *flat_lists(unit_of[nodes], np.arange(count), int(unit_of.max(initial=-1)) + 1),
     )
