@@ -16,8 +16,8 @@ from fxpasses.partitioners.solvers.latency import joining
 from fxpasses.partitioners.solvers.latency.certifying import work_of
 from fxpasses.partitioners.solvers.latency.joining import join_until, order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Level
+from fxpasses.partitioners.solvers.latency.many_nodes import ManyNodes
 from fxpasses.partitioners.solvers.latency.running import move, settle
-from fxpasses.partitioners.solvers.latency.shrinking import listed
 from fxpasses.partitioners.solvers.latency.timelines import WORK, Network, Timeline
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -46,9 +46,8 @@ def test_nodes_are_scheduled_one_by_one_as_a_schedule_says(memory: int | None) -
     """Budgets are kept, nodes wait for what they need, and for their device; not much more than the work is left."""
     problem = layers(30, 10, 3, **({} if memory is None else {"memory": memory}))
     level = level_of(problem)
-    topological = np.array(order_of_groups(np.arange(300), level.tables))
 
-    answer = listed(level, topological)
+    answer = min(ManyNodes(level).listed(), key=lambda each: each.value)
 
     again = level.scheduled(answer.home, answer.order)
     assert math.isclose(again.value, answer.value)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from fxpasses.partitioners.solvers.latency.levels import Level
-from fxpasses.partitioners.solvers.latency.placing_first import where_first
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
-from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import Ints
 
-__all__ = ["in_chunks", "rules"]
+__all__ = ["by_paths", "in_chunks", "on_one_device", "rules"]
 
 TURNED, WORK = 24, 30_000
 """Orders of devices in which a linear order is cut, beside the usual ones, and the units that all of it may place."""
@@ -22,22 +21,32 @@ def rules(level: Level) -> list[Ints]:
     """Some assignments of units, budgets kept where the rule can. Time O(nodes · devices · inputs) for each."""
     fastest = np.argsort(level.model.weight.sum(axis=0), kind="stable").tolist()
     counts = sorted({min(2**power, len(fastest)) for power in range(1, 8)})
-    return [*(earliest(level, fastest[:count]) for count in counts), by_paths(level), *on_one_device(level.model)]
+    alone = on_one_device(level.model, range(len(fastest)))
+    return [*(earliest(level, fastest[:count]) for count in counts), by_paths(level), *alone]
 
 
 def earliest(level: Level, devices: Sequence[int]) -> Ints:
-    """Each node, by falling rank, where it ends first and fits among some devices."""
-    scheduler, unit_of = level.scheduler, level.unit_of
-    count, kinds = scheduler.seconds.shape
+    """Each node, by falling rank, where it ends first and fits among some devices (HEFT, without insertion)."""
+    scheduler, model, count = level.scheduler, level.model, len(level.unit_of)
     much = 1e9 * (1.0 + float(scheduler.seconds.max(axis=1).sum() + scheduler.send.max(axis=(1, 2)).sum()))
-
-    def comes(node: int, end: Floats, device_of: Ints) -> Floats:
+    beside = np.where(np.isin(np.arange(model.devices), devices), 0.0, much)
+    home, device_of = np.full(model.size, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    need, free, end = np.zeros(model.devices), np.zeros(model.devices), np.zeros(count)
+    order = _mean_order(level)
+    for node, unit in zip(order.tolist(), level.unit_of[order].tolist(), strict=True):
         needs = scheduler.before[node][scheduler.before[node] < count]
-        there: Floats = (end[needs, None] + scheduler.send[needs, device_of[needs]]).max(axis=0, initial=0.0)
-        return there
-
-    others = np.where(np.isin(np.arange(kinds), devices), 0.0, much)
-    return where_first(level.model, unit_of, _mean_order(level), scheduler.seconds, comes, much, others)
+        there = (end[needs, None] + scheduler.send[needs, device_of[needs]]).max(axis=0, initial=0.0)
+        done = np.maximum(there, free) + scheduler.seconds[node]
+        if home[unit] < 0:
+            full = need + model.kept[unit] + model.live[unit] > model.memory
+            cost = np.where(model.banned[unit], np.inf, done + np.where(full, much, 0.0) + beside)
+            home[unit] = int(np.argmin(cost))
+            need[home[unit]] += model.kept[unit]
+        device_of[node] = target = home[unit]
+        end[node] = done[target]
+        if scheduler.seconds[node, target] > 0:
+            free[target] = max(free[target], end[node])
+    return home
 
 
 def by_paths(level: Level) -> Ints:
@@ -58,10 +67,10 @@ def by_paths(level: Level) -> Ints:
     return _longest_first(model.merged(cluster))[cluster]
 
 
-def on_one_device(model: LoadModel) -> list[Ints]:
-    """Everything on the device, and what it cannot run on others, the fastest first."""
+def on_one_device(model: LoadModel, devices: Iterable[int]) -> list[Ints]:
+    """Everything on each of some devices, and what it cannot run on others, the fastest first."""
     found = []
-    for device in range(model.devices):
+    for device in devices:
         home = np.where(model.banned[:, device], np.argmin(model.weight + 1e12 * model.banned, axis=1), device)
         found.append(home.astype(np.int64))
     return found

@@ -63,9 +63,13 @@ class LatencySearch:
 
     def run(self, starts: Sequence[Ints]) -> LatencyAnswer:
         """Search from some assignments of units, and from those of simple rules."""
-        starting = started(self.level, [*starts, *rules(self.level)])
+        return self.run_from([*starts, *rules(self.level)])
+
+    def run_from(self, starts: Sequence[Ints], most: float = math.inf) -> LatencyAnswer:
+        """Search from some assignments of units, if one of them takes less than the most that is worth it."""
+        starting = started(self.level, starts)
         first = starting[0]
-        if math.isinf(first.value) or first.value <= self.goal:
+        if first.value >= most or first.value <= self.goal:
             return first
         annealing = Annealing(self.level, self.goal, np.random.default_rng(self.seed))
         legal = [Found(start.home, start.order, start.value) for start in starting if math.isfinite(start.value)]

@@ -19,11 +19,11 @@ from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Pipe
 from fxpasses.partitioners.solvers.free.searching import FreeSearch
 from fxpasses.partitioners.solvers.free.solving import refuse
 from fxpasses.partitioners.solvers.latency.certifying import bounded, proven, work_of
-from fxpasses.partitioners.solvers.latency.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Flow, LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
+from fxpasses.partitioners.solvers.latency.many_nodes import ManyNodes
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
-from fxpasses.partitioners.solvers.latency.shrinking import is_large, listed, shortest_path, shrunk, widened
+from fxpasses.partitioners.solvers.latency.shrinking import is_large, shrunk, simple_starts, widened
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
@@ -44,8 +44,10 @@ say: convex sets ask for pipelines with less of it, and must get the same."""
 CHUNKED = 6
 """Linear orders that are cut into equal parts."""
 MAX_STEPS = 300e6
-FAR = 1.15
-"""How many times the bound the schedule of groups may take before nodes are scheduled one by one."""
+NEAR = 1.001
+"""How many times the bound a list schedule may take and be good enough."""
+FAR = 1.5
+"""How many times the best list schedule the first schedule of groups may take for a search of groups."""
 
 
 def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -> Solved:
@@ -59,51 +61,64 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and none was proven not to exist.
     """
-    is_pipeline = problem.contiguity == "pipeline"
     model = work_of(units, tables)
-    flow = Flow.of(units, model.devices) if is_pipeline else None
+    flow = Flow.of(units, model.devices) if problem.contiguity == "pipeline" else None
     level = Level(tables, model, units.unit_of, flow)
-    large = is_large(tables)
-    few = units.size <= MOST_UNITS if problem.has_little_effort else not is_long(units)
-    starts, error = _starts(problem, tables, units, every=is_pipeline and not large and few)
-    if is_pipeline and isinstance(error, InfeasibleError):
-        raise error
-    if is_pipeline and not large:
-        starts += in_chunks(level, linear_orders(units, CHUNKED, problem.seed))
-    elif not starts and not large:
-        starts += _free(problem, tables, units)
-    if large:
-        answer, bound = _in_groups(problem, level, units, starts)
-    else:
-        answer, bound = _node_by_node(problem, level, units, starts)
-    if math.isinf(answer.value):
-        raise (error if is_pipeline and error is not None else refuse(problem, tables, units, model))
+    answer, bound = (_of_many if is_large(tables) else _node_by_node)(problem, level, units)
     return solved(answer, units, bound, flow)
 
 
-def _node_by_node(
-    problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
-) -> tuple[LatencyAnswer, float]:
+def _node_by_node(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyAnswer, float]:
     """Search all nodes, prove what is small."""
+    is_pipeline = level.flow is not None
+    few = units.size <= MOST_UNITS if problem.has_little_effort else not is_long(units)
+    starts, error = _starts(problem, level.tables, units, every=is_pipeline and few)
+    if is_pipeline:
+        starts += in_chunks(level, linear_orders(units, CHUNKED, problem.seed))
+    elif not starts:
+        starts += _free(problem, level.tables, units)
     program, bound = bounded(problem, level, units)
     search = LatencySearch(level, bound, problem.time_budget, problem.seed)
     order = None if level.flow is None else functools.partial(add_order, flow=level.flow.pairs)
-    return proven(problem, level, program, search.run(starts), bound, order)
+    answer, bound = proven(problem, level, program, search.run(starts), bound, order)
+    if math.isinf(answer.value):
+        raise _why_none(problem, level, units, error)
+    return answer, bound
+
+
+def _of_many(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyAnswer, float]:
+    """List schedules of all nodes; search groups of nodes where those are far from the bound, or break a budget."""
+    nodes = ManyNodes(level)
+    bound = max(load_bound(units, level.tables.memory, "throughput"), nodes.longest_path)
+    answers = nodes.listed() if level.flow is None else []
+    best = min((answer.value for answer in answers), default=math.inf)
+    starts: list[Ints] = []
+    error = None
+    if math.isinf(best):
+        starts, error = _starts(problem, level.tables, units, every=False)
+    if best > NEAR * bound:
+        answers.append(_in_groups(problem, nodes, bound, starts, FAR * best))
+    answer = min(answers, key=lambda each: each.value)
+    if math.isinf(answer.value):
+        raise _why_none(problem, level, units, error)
+    return answer, min(bound, answer.value)
 
 
 def _in_groups(
-    problem: PlacementProblem, level: Level, units: Units, starts: list[Ints]
-) -> tuple[LatencyAnswer, float]:
-    """Search groups of nodes, then schedule the nodes."""
-    tables = level.tables
-    topological = np.array(order_of_groups(np.arange(len(tables.nodes)), tables), dtype=np.int64)
-    bound = max(load_bound(units, tables.memory, "throughput"), shortest_path(tables, topological))
-    groups, joined = shrunk(level, topological, starts)
+    problem: PlacementProblem, nodes: ManyNodes, bound: float, starts: list[Ints], most: float
+) -> LatencyAnswer:
+    """Search groups of nodes, unless their starts take longer than is worth it, then schedule the nodes."""
+    groups, joined = shrunk(nodes.level, nodes.topological, starts)
     search = LatencySearch(groups, bound, problem.time_budget, problem.seed)
-    answer = widened(level, joined, topological, search.run([joined.homes(start) for start in starts]))
-    if answer.value > FAR * bound and level.flow is None:  # groups wait for all that any of their nodes needs
-        answer = min(answer, listed(level, topological), key=lambda each: each.value)
-    return answer, min(bound, answer.value)
+    starting = [*(joined.homes(start) for start in starts), *simple_starts(groups)]
+    return widened(nodes, joined, search.run_from(starting, most))
+
+
+def _why_none(problem: PlacementProblem, level: Level, units: Units, error: PlacementError | None) -> PlacementError:
+    """Why there is no answer: what pipelines lack, if one was asked for."""
+    if level.flow is not None and error is not None:
+        return error
+    return refuse(problem, level.tables, units, level.model)
 
 
 def solved(answer: LatencyAnswer, units: Units, bound: float, flow: Flow | None = None) -> Solved:
@@ -141,6 +156,8 @@ def _starts(
             device_of, _order, _bound = solve_pipeline(similar, tables, reduced, seconds)
             found.append(units.homes(device_of))
         except PlacementError as failure:
+            if problem.contiguity == "pipeline" and isinstance(failure, InfeasibleError):
+                raise
             error = failure
             if not found:
                 break  # what fits is asked in the same way, whatever counts
