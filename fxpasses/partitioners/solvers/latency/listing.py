@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
 from fxpasses.partitioners.solvers.compiling import cached, inlined
-from fxpasses.partitioners.solvers.flat_lists import flat_lists
+from fxpasses.partitioners.solvers.flat_lists import flat_floats, flat_lists
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -65,11 +65,11 @@ def costs_of(tables: CostTables) -> Costs:
     before, after = tables.edges[tables.edges[:, 0] != tables.edges[:, 1]].T
     count = len(tables.fixed)
     return Costs(
-        np.where(np.isfinite(tables.seconds), tables.seconds, 0.0),
-        tables.fixed,
-        tables.output,
-        tables.latency,
-        tables.per_byte,
+        flat_floats(np.where(np.isfinite(tables.seconds), tables.seconds, 0.0)),
+        flat_floats(tables.fixed),
+        flat_floats(tables.output),
+        flat_floats(tables.latency),
+        flat_floats(tables.per_byte),
         *flat_lists(after, before, count),
         *flat_lists(before, after, count),
     )
@@ -77,10 +77,14 @@ def costs_of(tables: CostTables) -> Costs:
 
 def spaces_of(model: LoadModel, unit_of: Ints) -> Spaces:
     """Take what units need."""
-    holder, block = model.held
-    hold = flat_lists(holder, block, model.size)
     return Spaces(
-        unit_of, np.ascontiguousarray(model.banned), model.kept, model.live, *hold, model.shared, model.memory
+        np.ascontiguousarray(unit_of, dtype=np.int64),
+        np.ascontiguousarray(model.banned),
+        flat_floats(model.kept),
+        flat_floats(model.live),
+        *flat_lists(*model.held, model.size),
+        flat_floats(model.shared),
+        flat_floats(model.memory),
     )
 
 
@@ -103,12 +107,12 @@ def run_of(costs: Costs, spaces: Spaces, home: Ints) -> Run:
 @inlined
 def _sent(costs: Costs, node: int, source: int, target: int) -> float:
     """Seconds that a value takes between two devices."""
-    size = costs.output[node]
-    if source == target:
-        return 0.0
-    if size == 0.0:
-        return costs.fixed[node]
-    return costs.fixed[node] + (costs.latency[source, target] + size * costs.per_byte[source, target])
+    seconds, size = 0.0, costs.output[node]
+    if source != target:
+        seconds += costs.fixed[node]
+        if size > 0.0:
+            seconds += costs.latency[source, target] + size * costs.per_byte[source, target]
+    return seconds
 
 
 @inlined
@@ -132,7 +136,7 @@ def _come(costs: Costs, state: Run, node: int) -> None:
 @inlined
 def _bytes(spaces: Spaces, state: Run, unit: int, device: int) -> float:
     """What a device needs when a unit is there, too."""
-    need = state.need[device] + spaces.kept[unit] + max(state.live[device], spaces.live[unit])
+    need: float = state.need[device] + spaces.kept[unit] + max(state.live[device], spaces.live[unit])
     for place in range(spaces.hold_start[unit], spaces.hold_start[unit + 1]):
         if not state.holds[spaces.hold[place], device]:
             need += spaces.shared[spaces.hold[place]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import cached_property
 
@@ -27,6 +26,10 @@ __all__ = ["ManyNodes"]
 
 SPARES = (math.inf, 0.02)
 """How much fuller a device may get than the share of all bytes that is placed, in shares of its memory."""
+
+
+LONGER = 1.2
+"""How many times the shortest schedule those on fewer devices may take for still fewer to be tried."""
 
 
 @attrs.frozen(eq=False)
@@ -62,16 +65,24 @@ class ManyNodes:
     def listed(self) -> list[LatencyAnswer]:
         """Some list schedules, those on the most devices first; ``inf`` where one does not keep the budgets.
 
-        On the fastest device, the two fastest, the four fastest, ...; with transfers that count in ranks, and without;
-        where bytes matter, also with devices that get full at one pace, so that none is full while much is to come.
-        Time O((nodes + edges) · devices · log devices).
+        On all devices, on half of them, the fastest, and so on until that takes far longer; with transfers that count
+        in ranks, and without; where bytes matter, also with devices that get full at one pace, so that none is full
+        while much is to come. Time O((nodes + edges) · devices) each.
         """
         fastest = np.argsort(self.level.model.weight.sum(axis=0), kind="stable")
         counts = sorted({min(2**power, len(fastest)) for power in range(8)}, reverse=True)
         spares = SPARES if np.isfinite(self.level.model.memory).any() else SPARES[:1]
         orders = [self._by_rank(share) for share in (1.0, 0.0)]
-        each = itertools.product(counts, spares, orders)
-        return [self._listed(order, fastest[:count], spare) for count, spare, order in each]
+        found: list[LatencyAnswer] = []
+        best = math.inf
+        for count in counts:
+            some = [self._listed(order, fastest[:count], spare) for spare in spares for order in orders]
+            found += some
+            value = min(answer.value for answer in some)
+            if value > LONGER * best:
+                break
+            best = min(best, value)
+        return found
 
     def scheduled(self, home: Ints, order: Ints) -> LatencyAnswer:
         """What an assignment of units costs in an order of the nodes."""
@@ -88,7 +99,8 @@ class ManyNodes:
         home = np.full(self.level.model.size, -1, dtype=np.int64)
         state = run_of(self.costs, self.spaces, home)
         put_first(self.costs, self.spaces, state, order, beside, much, spare)
-        value = float(state.end.max(initial=0.0)) if self.level.legal(home[None])[0] else math.inf
+        fits = bool((state.need + state.live <= self.spaces.memory).all())
+        value = float(state.end.max(initial=0.0)) if fits else math.inf
         return LatencyAnswer(home, order, state.start, value)
 
     def _by_rank(self, share: float) -> Ints:

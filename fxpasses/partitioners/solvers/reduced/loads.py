@@ -6,6 +6,8 @@ in assignment ``p``.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +66,7 @@ class LoadModel:
         apart = ~np.eye(self.devices, dtype=bool)
         return bool((self.send[:, apart] == self.send[:, 0, 1, None]).all())
 
-    @property
+    @cached_property
     def held(self) -> tuple[Ints, Ints]:
         """Each unit that needs a shared block, and the block, ``(h,)`` and ``(h,)``; units in order."""
         unit = np.repeat(np.arange(self.size), [len(blocks) for blocks in self.holds])

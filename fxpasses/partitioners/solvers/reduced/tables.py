@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -151,6 +153,8 @@ def _seconds(problem: PlacementProblem, position: Mapping[Node, int]) -> Floats:
     given = [facts.get("seconds", 0.0) for _node, facts in problem.graph.nodes(data=True)]
     if (alike := _plain(given)) is not None:
         seconds[:] = alike[:, None]
+    elif (each := _plain_by_name(given, index)) is not None:
+        seconds[:] = each
     else:
         for row, (node, own) in enumerate(zip(position, given, strict=True)):
             seconds[row] = (
@@ -161,6 +165,17 @@ def _seconds(problem: PlacementProblem, position: Mapping[Node, int]) -> Floats:
     for node, home in problem.pinned.items():
         seconds[position[node], np.arange(len(index)) != index[home]] = np.inf
     return seconds
+
+
+def _plain_by_name(given: Sequence[Any], index: Mapping[str, int]) -> Floats | None:
+    """Numbers for each device, looked at together; None where each needs a look."""
+    if len(index) < 2 or not all(type(own) is dict and len(own) == len(index) for own in given):
+        return None
+    try:
+        found = _plain(list(itertools.chain.from_iterable(map(operator.itemgetter(*index), given))))
+    except KeyError:
+        return None
+    return None if found is None else found.reshape(-1, len(index))
 
 
 def _seconds_by_name(node: Node, given: Mapping[str, Any], index: Mapping[str, int]) -> list[float]:
