@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import networkx as nx
 import numba
 import numpy as np
 import pytest
 from test_timelines import Begun
 
-from fxpasses import fake_devices
+from fxpasses import Device, fake_devices
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.latency import joining
+from fxpasses.partitioners.solvers.latency import joining, listing, solving
 from fxpasses.partitioners.solvers.latency.certifying import work_of
 from fxpasses.partitioners.solvers.latency.joining import join_until, order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import Level
@@ -68,6 +69,76 @@ def test_grids_of_many_nodes_are_near_what_devices_can_do() -> None:
     )
 
     assert solution.objective_value < 2 * solution.bound
+
+
+def test_lists_that_are_near_the_bound_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide layers of more nodes than are searched one by one: within a thousandth, without groups or pipelines."""
+    monkeypatch.setattr(solving, "_in_groups", None)
+    monkeypatch.setattr(solving, "_starts", None)
+
+    solution = solve_placement(layers(500, 10, 2))
+
+    assert solution.objective_value <= 1.001 * solution.bound
+
+
+def test_fast_devices_are_not_full_while_much_is_to_come() -> None:
+    """Half of the devices have half the speed and memory, all just enough: they get full at one pace."""
+    problem = layers(250, 20, 2)
+    names = [device.name for device in problem.devices]
+    for _node, facts in problem.graph.nodes(data=True):
+        facts["seconds"] = {name: facts["seconds"] * (1 + index % 2) for index, name in enumerate(names)}
+    devices = [Device(name, (1100, 550)[index % 2]) for index, name in enumerate(names)]
+    nodes = ManyNodes(level_of(attrs.evolve(problem, devices=devices)))
+
+    best = min(answer.value for answer in nodes.listed())
+
+    assert best < 1.01 * nodes.level.tables.seconds[:, 0].sum() / 6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lists_keep_budgets_that_are_tight(seed: int) -> None:
+    """What is alive and what is shared counts: what is said to fit does, and something that fits is found."""
+    draw = np.random.default_rng(seed)
+    problem = layers(30, 10, 3)
+    for _node, facts in problem.graph.nodes(data=True):
+        facts["live_bytes"] = int(draw.choice([0, 0, 1, 8]))
+        facts["shared_bytes"] = {f"block{draw.integers(12)}": 2} if draw.random() < 0.3 else {}
+    sizes = {f"block{index}": 2 for index in range(12)}
+    problem = attrs.evolve(problem, devices=[Device(f"d{index}", 40 + 8 + 2 * len(sizes)) for index in range(8)])
+    level = level_of(problem)
+
+    answers = ManyNodes(level).listed()
+
+    assert any(math.isfinite(answer.value) for answer in answers)
+    for answer in answers:
+        assert math.isfinite(answer.value) == bool(level.legal(answer.home[None])[0])
+
+
+def test_lists_of_nodes_and_of_groups_are_compiled_once() -> None:
+    """Arrays have one layout, wherever they come from."""
+    level = level_of(layers(30, 10, 3))
+    joined = join_until(level.tables, level.model, level.unit_of, ManyNodes(level).topological, 50, np.zeros(300, int))
+
+    for each in (level, level.joined(joined)):
+        ManyNodes(each).listed()
+
+    assert len(listing.put_first.signatures) == 1
+
+
+@pytest.mark.parametrize(("elsewhere", "last"), [([], 32.5), ([35], 132.5), ([39], 31.5)])
+def test_the_last_to_end_is_found_among_more_ends_than_devices(elsewhere: list[int], last: float) -> None:
+    """Of 40 nodes that nothing needs, some of which take no time, the last is one of those, or the last on a device."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from((node, {"seconds": float(node % 5 > 0), "output_seconds": 0.0}) for node in range(40))
+    graph.add_nodes_from([40, 41], seconds=0.25, output_seconds=100.0)
+    graph.add_edges_from([(40, 35), (41, 35)])
+    level = level_of(PlacementProblem(graph, fake_devices(2), objective="latency", contiguity="free"))
+    home = np.zeros(level.model.size, dtype=np.int64)
+    home[level.unit_of[elsewhere]] = 1
+
+    begun = Begun.of(level, home, np.arange(42.0))
+
+    assert begun.makespan == last
 
 
 def test_few_groups_are_left_where_neighbours_run_in_different_places(monkeypatch: pytest.MonkeyPatch) -> None:
