@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.latency.joining import order_of_groups
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
-from fxpasses.partitioners.solvers.latency.listing import (
-    Costs,
-    Spaces,
-    costs_of,
-    put_first,
-    ranks,
-    run_in_order,
-    run_of,
-    spaces_of,
-)
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+
+if TYPE_CHECKING:
+    from fxpasses.partitioners.solvers.latency.listing import Costs, Spaces
 
 __all__ = ["ManyNodes"]
 
@@ -45,11 +39,15 @@ class ManyNodes:
     @cached_property
     def costs(self) -> Costs:
         """What nodes cost."""
+        from fxpasses.partitioners.solvers.latency.listing import costs_of  # numba is heavy
+
         return costs_of(self.level.tables)
 
     @cached_property
     def spaces(self) -> Spaces:
         """What units need."""
+        from fxpasses.partitioners.solvers.latency.listing import spaces_of  # numba is heavy
+
         return spaces_of(self.level.model, self.level.unit_of)
 
     @cached_property
@@ -86,6 +84,8 @@ class ManyNodes:
 
     def scheduled(self, home: Ints, order: Ints) -> LatencyAnswer:
         """What an assignment of units costs in an order of the nodes."""
+        from fxpasses.partitioners.solvers.latency.listing import run_in_order, run_of  # numba is heavy
+
         state = run_of(self.costs, self.spaces, home)
         run_in_order(self.costs, state, order)
         value = float(state.end.max(initial=0.0)) if self.level.legal(home[None])[0] else math.inf
@@ -93,6 +93,8 @@ class ManyNodes:
 
     def _listed(self, order: Ints, devices: Ints, spare: float) -> LatencyAnswer:
         """Each node in turn where it ends first and fits, among some devices where it can."""
+        from fxpasses.partitioners.solvers.latency.listing import put_first, run_of  # numba is heavy
+
         much = 1e9 * (1.0 + float(self.costs.seconds.max(axis=1).sum()))
         beside = np.full(self.level.model.devices, much)
         beside[devices] = 0.0
@@ -113,6 +115,8 @@ class ManyNodes:
         return np.lexsort((place, -rank))
 
     def _ranks(self, own: Floats) -> Floats:
+        from fxpasses.partitioners.solvers.latency.listing import ranks  # numba is heavy
+
         rank = np.zeros(len(own))
         ranks(self.costs, np.ascontiguousarray(own), self.topological, rank)
         return rank
