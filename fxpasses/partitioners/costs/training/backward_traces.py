@@ -26,7 +26,7 @@ from fxpasses.partitioners.costs.kernels.followed_storages import (
 )
 from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
 from fxpasses.partitioners.costs.training.backward_formulas import formula_bytes
-from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay
+from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay, with_passing_joined
 from fxpasses.partitioners.costs.training.forward_traces import (
     ForwardTrace,
     example_bytes,
@@ -89,7 +89,8 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         except CANNOT_RUN:
             return _of_each_value(forward, cut_off)
         forward.forget_those_without_gradient()
-        return _needs(forward, cut_off, backward.stays, backward.beside(), backward.trained())
+        beside, trained = backward.beside(), backward.trained()
+        return _needs(forward, cut_off, with_passing_joined(backward.stays), beside, trained)
 
 
 def _input(node: Node, needs_gradients: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from allocations import AllocatedBytes, allocated_peak
@@ -21,6 +22,8 @@ from fxpasses.editing.attributes import find_attribute
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import Training, predict_training_memory
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory
+from fxpasses.partitioners.costs.node_costs import STEP_WORKSPACE, StepWorkspace
+from fxpasses.partitioners.costs.training import backward_traces
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 
@@ -578,6 +581,43 @@ def test_a_gradient_that_is_sent_has_as_many_bytes_as_its_value(model: type[nn.M
 
     gradient, layer = 500 * 64 * 4, (8 * 64 + 64) * 4
     assert gradient + x.nbytes + 2 * layer <= memory.peak <= 1.1 * (gradient + x.nbytes + 2 * layer)
+
+
+JOINED = {
+    **{name: MODELS[name] for name in ("tied", "attention", "resnet", "hungry backward", "recurrent")},
+    "reflections": calling(lambda x: torch.linalg.householder_product(x[0], x[0, 0])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # what recurrent layers assign while they are exported
+@pytest.mark.parametrize("name", list(JOINED))
+def test_what_an_operator_makes_and_frees_in_its_backward_counts_as_one_to_the_byte(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever operators are, on devices whose kernels are known and on others, and where some were measured."""
+    module = captured(*JOINED[name]())
+    joined = trace_backward(module)
+    monkeypatch.setattr(backward_traces, "with_passing_joined", list)
+    single = trace_backward(module)
+    nodes, draw = [node for node in module.graph.nodes if node.op == "call_function"], np.random.default_rng(0)
+    devices = [Device("known"), Device("fake", is_fake=True), Device("measured", is_fake=True)]
+    for node in nodes[::3]:
+        STEP_WORKSPACE.write(node, {"measured": StepWorkspace(inside=64, kept=640, backward=6400)})
+
+    for parts in (1, 3, 6, len(nodes)):
+        chunk = np.sort(draw.integers(parts, size=len(nodes))).tolist()
+        assignment = Assignment.of(module, {node: f"p{at}" for node, at in zip(nodes, chunk, strict=True)})
+        device_of = {str(part): devices[draw.integers(3)] for part in assignment.order}
+        told = [
+            predict_training_memory(module, assignment, device_of, Training(), needs=needs)
+            for needs in (single, joined)
+        ]
+        assert told[0] == told[1]
+
+    own = [stay.made_by for stay in joined.stays if stay.is_own]
+    assert len(own) == len(set(own))
+    if name == "reflections":
+        assert len(joined.stays) < len(single.stays) / 10
 
 
 class Loop(nn.Module):
