@@ -7,7 +7,6 @@ gradients.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -19,10 +18,11 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 
-__all__ = ["needs_in_order"]
+__all__ = ["Orders", "needs_in_order"]
 
 Value = TypeVar("Value")
-Orders = dict[tuple[Node, ...], BackwardNeeds]
+Orders = dict[tuple[tuple[Node, ...], ...], BackwardNeeds]
+"""What a backward does by the turns of the users of each value that has several."""
 
 
 def needs_in_order(
@@ -35,26 +35,26 @@ def needs_in_order(
         assignment: Which node is in which part.
         needs: What the backward does where the graph runs in its own order. It is taken also where markers switch
             regions of torch's state, which parts enter by themselves.
-        known: Orders that were looked at before; this one is added.
+        known: Orders that were looked at before; this one is added. It is the same one where the users of each value
+            come in the same turns.
     """
     schedule = [node for part in assignment.order for node in assignment.partitions[part]]
-    if _keeps_users_in_order(schedule, needs):
+    turns = _turns_of_users(schedule, needs)
+    placed = assignment.partition_of  # gradients of parameters are summed at the end
+    if all(list(turn) == sorted(turn) for value, turn in turns.items() if value in placed):
         return needs
-    known = {} if known is None else known
-    trained = tuple(node for node in schedule if node in needs.differentiable)
-    if trained not in known:
+    known, key = {} if known is None else known, tuple(turns.values())
+    if key not in known:
         is_marked = any(map(switches_regions, graph_module.graph.nodes))
-        known[trained] = needs if is_marked else _traced(graph_module, schedule)
-    return known[trained]
+        known[key] = needs if is_marked else _traced(graph_module, schedule)
+    return known[key]
 
 
-def _keeps_users_in_order(schedule: Sequence[Node], needs: BackwardNeeds) -> bool:
-    """Whether no two gradients of a value come in another order; those of parameters are summed at the end."""
+def _turns_of_users(schedule: Sequence[Node], needs: BackwardNeeds) -> dict[Node, tuple[Node, ...]]:
+    """The users of each value that has several gradients, in the order in which they run."""
     place = {node: index for index, node in enumerate(schedule) if node in needs.differentiable}
-    if all(first < second for first, second in itertools.pairwise(place)):
-        return True
-    turns = ([place[user] for user in sorted(node.users) if user in place] for node in place)
-    return all(turn == sorted(turn) for turn in turns)
+    users = {value: [user for user in value.users if user in place] for value in needs.differentiable}
+    return {value: tuple(sorted(each, key=place.__getitem__)) for value, each in users.items() if len(each) > 1}
 
 
 def _traced(graph_module: GraphModule, schedule: Sequence[Node]) -> BackwardNeeds:

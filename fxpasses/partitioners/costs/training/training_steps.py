@@ -13,7 +13,7 @@ from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, valu
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds
-from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
+from fxpasses.partitioners.costs.training.backward_orders import Orders, needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.training_course import Training, TrainingCourse
 from fxpasses.partitioners.costs.training.training_memory import follow_training
@@ -27,7 +27,7 @@ class TrainingStep:
 
     training: Training
     needs: BackwardNeeds
-    _in_order: dict[tuple[Node, ...], BackwardNeeds] = attrs.field(factory=dict, repr=False)
+    _in_order: Orders = attrs.field(factory=dict, repr=False)
 
     @classmethod
     def of(cls, graph_module: GraphModule, training: Training) -> TrainingStep:
