@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -23,6 +23,7 @@ from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.every_placement import best_of_all
+from fxpasses.partitioners.placing.searches.least_values import LeastValues
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -94,7 +95,7 @@ class _Trial:
 
 @attrs.frozen
 class _Seen:
-    """What was found out about a placement: the bytes over, None if its memory was not followed, and what it takes."""
+    """What was found out about a placement: the bytes over, None if memory was not followed; what it takes at least."""
 
     over: int | None
     value: float
@@ -108,13 +109,17 @@ class _Seen:
 
 @attrs.frozen(eq=False)
 class _Nearby:
-    """The units of a graph, on which devices each may be, and which others use its values or make those it uses."""
+    """The units of a graph, on which devices each may be, and which others use its values or make those it uses.
+
+    With what tells which value no parts of a placement are below.
+    """
 
     figures: GraphFigures
     request: Request
     names: tuple[str, ...]
     units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
     joined: tuple[tuple[int, ...], ...]
+    least: Callable[[Mapping[Node, str]], float]
     _seen: dict[tuple[str, ...], _Seen] = attrs.field(factory=dict, init=False)
 
     @classmethod
@@ -126,7 +131,8 @@ class _Nearby:
             may = tuple(name for name, fine in zip(names, allowed.tolist(), strict=True) if fine)
             if nodes:
                 found.append((nodes, may))
-        return cls(figures, request, names, tuple(found), _joined([nodes for nodes, _ in found]))
+        least = LeastValues.of(figures, request.topology).asked(request.objective)
+        return cls(figures, request, names, tuple(found), _joined([nodes for nodes, _ in found]), least)
 
     def best(self, start: Runs, trials: float, bound: float) -> _Trial:
         """Take the first change that helps, and go on from there, until none does; then leap from the best, and so on.
@@ -218,7 +224,7 @@ class _Nearby:
     ) -> tuple[_Trial | None, float]:
         """A placement if it is better than another one, and how many trials it took to find out.
 
-        The memory of what takes longer is not followed.
+        What takes longer in any case is not cut into parts; the memory of what takes longer as parts is not followed.
         """
         key = tuple(home[nodes[0]] for nodes, _ in self.units)
         seen, traced = self._seen.get(key), self._traced
@@ -228,11 +234,17 @@ class _Nearby:
             found = self._tried(home, turns)
             self._seen[key] = _Seen(found.over, found.value)
             return found if found.rank < best.rank else None, self._took(traced)
+        if (least := self.least(home)) >= best.value:
+            self._seen[key] = _Seen(None, least)
+            return None, self._took(traced)
         runs = self._runs(home, turns)
         value = self._value(runs)
-        over = self._over(runs) if value < best.value else None
+        if value >= best.value:
+            self._seen[key] = _Seen(None, value)
+            return None, self._took(traced) if seen is None else AGAIN  # it was counted when it was not cut
+        over = self._over(runs)
         self._seen[key] = _Seen(over, value)
-        return None if over is None or over else _Trial(home, runs, 0, value), self._took(traced)
+        return None if over else _Trial(home, runs, 0, value), self._took(traced)
 
     @property
     def _traced(self) -> int:
