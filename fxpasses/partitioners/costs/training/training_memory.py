@@ -8,6 +8,7 @@ lives on the device of the node whose backward makes it, and as a copy on each o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -84,15 +85,15 @@ def follow_training(
     gradients = CrossingGradients.of(assignment, home, needs.differentiable)
     known = frozenset(device.name for device in device_of.values() if device.has_known_kernels)
     step = _Step(forward, needs, home, gradients, facts.effects, known, facts.tangents)
-    stepped = {name: step.trained(name, at_home=True) for name in forward.held}
+    stepped = step.trained(at_home=True)
     return TrainingCourse(
         (*forward.schedule, *reversed(forward.schedule)),
         {name: held + training.kept_bytes(stepped[name].values()) for name, held in forward.held.items()},
-        {name: tuple(step.lives(name, training.step_bytes(stepped[name].values()))) for name in forward.held},
+        step.lives({name: training.step_bytes(sizes.values()) for name, sizes in stepped.items()}),
         forward.state,
         forward.storages,
         training=training,
-        trained={name: step.trained(name) for name in forward.held},
+        trained=step.trained(),
         stepped=stepped,
         saved=needs.saved,
         home=home,
@@ -127,41 +128,54 @@ class _Step:
     def backward(self, node: Node) -> int:
         return self.gradients.backward(node)
 
-    def lives(self, device: str, step_bytes: int) -> Iterator[StepLife]:
-        """Everything that comes and goes on a device."""
-        yield from self._values(device)
-        yield from self._workspaces(device)
-        yield from self._stays(device)
-        yield from self._second_gradients(device)
-        yield from self._sums(device)
-        if step_bytes:
-            yield self._life(self.end, self.end, step_bytes, self.course.schedule[0], "optimizer")
+    def lives(self, step_bytes: Mapping[str, int]) -> dict[str, tuple[StepLife, ...]]:
+        """Everything that comes and goes on each device, with what the optimizer makes there; all is looked at once."""
+        found = dict[str, list[StepLife]]({name: [] for name in self.course.held})
+        for device, life in itertools.chain(
+            self._values(), self._workspaces(), self._stays(), self._second_gradients(), self._sums()
+        ):
+            found[device].append(life)
+        for device, size in step_bytes.items():
+            if size:
+                found[device].append(self._life(self.end, self.end, size, self.course.schedule[0], "optimizer"))
+        return {name: tuple(lives) for name, lives in found.items()}
 
     def _life(self, start: int, stop: int, size: int, value: Node, kind: Kind, copied: bool = False) -> StepLife:
         return StepLife(start, min(stop, self.end), size, copied, value, kind=kind)
 
-    def _values(self, device: str) -> Iterator[StepLife]:
+    def _values(self) -> Iterator[tuple[str, StepLife]]:
         """What the forward makes or receives, kept as long as somebody on the device has saved it."""
-        until: dict[Place, int] = {}
+        kept = self._kept_until()
+        for device, lives in self.course.lives.items():
+            until = kept[device]
+            for life in lives:
+                if life.inside:  # what a forward needs that keeps something is known better
+                    continue
+                saved = 0 if life.place is None else until.get(life.place, 0)
+                kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
+                stop = max(self._forward_stop(life), saved)
+                yield device, self._life(life.start, stop, life.size, life.value, kind, life.copied)
+
+    def _kept_until(self) -> dict[str, dict[Place, int]]:
+        """Until when somebody on each device keeps what is saved there."""
+        found = dict[str, dict[Place, int]]({name: {} for name in self.course.held})
+
+        def keep(device: str, places: Iterable[Place], stop: int) -> None:
+            until = found[device]
+            for place in places:
+                until[place] = max(until.get(place, 0), stop)
+
         for node, owners in self.needs.saved.items():
-            if self.home.get(node) == device:
-                for place in self._places(node, owners, device):
-                    until[place] = max(until.get(place, 0), self._saved_until(node))
+            if device := self.home.get(node):
+                keep(device, self._places(node, owners, device), self._saved_until(node))
         for node, cut in self.needs.cut_off.items():
-            if self.home.get(node) == device:
-                for place in self._places(node, cut.saved, device):
-                    until[place] = max(until.get(place, 0), self._cut_off_until[node])
+            if device := self.home.get(node):
+                keep(device, self._places(node, cut.saved, device), self._cut_off_until[node])
         for node, owners in self.needs.saved_tangents.items():
-            if self.home.get(node) == device:
-                for tangent in (each for owner in owners for found in self.tangents[owner].values() for each in found):
-                    until[tangent] = max(until.get(tangent, 0), self.backward(node))
-        for life in self.course.lives[device]:
-            if life.inside:  # what a forward needs that keeps something is known better
-                continue
-            saved = 0 if life.place is None else until.get(life.place, 0)
-            kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
-            stop = max(self._forward_stop(life), saved)
-            yield self._life(life.start, stop, life.size, life.value, kind, life.copied)
+            if device := self.home.get(node):
+                tangents = (each for owner in owners for tangent in self.tangents[owner].values() for each in tangent)
+                keep(device, tangents, self.backward(node))
+        return found
 
     def _saved_until(self, node: Node) -> int:
         """Its backward; what branches are given stays as long as what comes of them, whose function holds it."""
@@ -204,26 +218,30 @@ class _Step:
         forward = len(self.course.schedule)
         return self.end if life.stop >= forward else life.stop
 
-    def _workspaces(self, device: str) -> Iterator[StepLife]:
-        is_known, needs = device in self.known, self.needs
-        measured = {node: step for node, step in self.measured.items() if self.home[node] == device}
-        inside = {**(needs.inside_on_cpu if is_known else needs.inside)}
-        beside = {**(needs.beside_on_cpu if is_known else needs.beside)}
-        for node, step in measured.items():
-            inside[node], beside[node] = step.inside, self._beside_measured(node, step)
-            if step.kept:
-                yield self._life(self.position[node], self.backward(node), step.kept, node, "saved")
-        for node, size in inside.items():
-            if size and self.home.get(node) == device:
-                yield self._life(self.position[node], self.position[node], size, node, "activations")
-        freed: dict[Node | None, int] = {node: step.kept for node, step in measured.items()}
+    def _workspaces(self) -> Iterator[tuple[str, StepLife]]:
+        """What operators need for themselves, each where it is; on some devices with what their kernels need."""
+        needs, measured = self.needs, self.measured
+        inside = {False: needs.inside, True: needs.inside_on_cpu}
+        beside = {False: needs.beside, True: needs.beside_on_cpu}
+        freed = self._freed()
+        for node, device in self.home.items():
+            is_known, step = device in self.known, measured.get(node)
+            at, back = self.position[node], self.backward(node)
+            if step is not None and step.kept:
+                yield device, self._life(at, back, step.kept, node, "saved")
+            if size := inside[is_known].get(node, 0) if step is None else step.inside:
+                yield device, self._life(at, at, size, node, "activations")
+            if size := beside[is_known].get(node, 0) if step is None else self._beside_measured(node, step):
+                size = max(size, -freed.get(node, 0))  # what is freed early elsewhere leaves no room here
+                yield device, self._life(back, back, size, node, "activations")
+
+    def _freed(self) -> Mapping[Node, int]:
+        """Bytes that go with the backward of each node where it is."""
+        found = {node: step.kept for node, step in self.measured.items()}
         for stay, places in self.places.items():
-            if stay.last in places and not self._is_measured(stay):
-                freed[stay.last] = freed.get(stay.last, 0) + stay.size
-        for node, size in beside.items():
-            if size and self.home.get(node) == device:  # what is freed early elsewhere leaves no room here
-                size = max(size, -freed.get(node, 0))
-                yield self._life(self.backward(node), self.backward(node), size, node, "activations")
+            if stay.last is not None and stay.last in places and not self._is_measured(stay):
+                found[stay.last] = found.get(stay.last, 0) + stay.size
+        return found
 
     @cached_property
     def measured(self) -> Mapping[Node, StepWorkspace]:
@@ -255,17 +273,17 @@ class _Step:
                 found[stay.made_by] = found.get(stay.made_by, 0) + stay.size
         return found
 
-    def _stays(self, device: str) -> Iterator[StepLife]:
+    def _stays(self) -> Iterator[tuple[str, StepLife]]:
         """What is kept besides, and what the backward makes: on the device where it is made, and where it is sent."""
         for stay, places in self.places.items():
             if self._is_measured(stay):
                 continue
             for place in dict.fromkeys(places.values()):
-                if place.device == device and place.start <= place.stop:
+                if place.device is not None and place.start <= place.stop:
                     life = self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
                     if place is places[stay.made_by] and not stay.passed:  # else it is the gradient of values, too
                         life.gradient_of, life.is_sum = stay.gradient_of, stay.is_sum
-                    yield life
+                    yield place.device, life
 
     def _span(self, stay: Stay) -> tuple[int, int]:
         """From when to when it is there: to the end what nobody frees."""
@@ -275,38 +293,43 @@ class _Step:
             return start, self._cut_off_until[stay.last]
         return start, self.end if stay.last is None else self.backward(stay.last)
 
-    def _second_gradients(self, device: str) -> Iterator[StepLife]:
+    def _second_gradients(self) -> Iterator[tuple[str, StepLife]]:
         """Of a parameter that several devices use: each has a gradient of its own."""
         for node, made_by in self.needs.trained.items():
-            used = [self.position[user] for user in node.users if self.home.get(user) == device]
-            if used and self.gradients.made_on(made_by) != device:
-                life = self._life(self.end - max(used), self.end, value_bytes(node), node, "gradients")
+            last: dict[str, int] = {}
+            for user in node.users:
+                if device := self.home.get(user):
+                    last[device] = max(last.get(device, 0), self.position[user])
+            last.pop(self.gradients.made_on(made_by) or "", None)
+            for device, used in last.items():
+                life = self._life(self.end - used, self.end, value_bytes(node), node, "gradients")
                 life.gradient_of, life.is_sum = (node,), True
-                yield life
+                yield device, life
 
-    def _sums(self, device: str) -> Iterator[StepLife]:
+    def _sums(self) -> Iterator[tuple[str, StepLife]]:
         """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
         for value, home in self.home.items():
             users = self.gradients.users(value)
-            if len(users) < 2 or (device not in users and device != home):
-                continue
-            own = [self.backward(user) for user in users.get(device, ())]
-            come = [self.gradients.sent(value, name) for name in users if name != device == home]
-            stop = self.backward(value) if device == home else self.gradients.sent(value, device)
-            for start, until in _held_while_added(own, come, stop):
-                yield self._life(start, until, value_bytes(value), value, "activations")
+            for device in dict.fromkeys((*users, home)) if len(users) > 1 else ():
+                own = [self.backward(user) for user in users.get(device, ())]
+                come = [self.gradients.sent(value, name) for name in users if name != device == home]
+                stop = self.backward(value) if device == home else self.gradients.sent(value, device)
+                for start, until in _held_while_added(own, come, stop):
+                    yield device, self._life(start, until, value_bytes(value), value, "activations")
 
-    def trained(self, device: str, *, at_home: bool = False) -> dict[tuple[int, ...], int]:
-        """The bytes of each parameter with a gradient that the device uses, or holds; tied ones once.
+    def trained(self, *, at_home: bool = False) -> dict[str, dict[tuple[int, ...], int]]:
+        """The bytes of each parameter with a gradient that each device uses, or holds; tied ones once.
 
         The device that uses one first holds it, and the optimizer's state for it; the others have copies.
         """
-        found: dict[tuple[int, ...], int] = {}
+        found = dict[str, dict[tuple[int, ...], int]]({name: {} for name in self.course.held})
         for node in self.needs.differentiable:
-            if node.op == "get_attr" and any(self.home.get(user) == device for user in node.users):
-                storages = self.effects.storages(node)
+            if node.op != "get_attr":
+                continue
+            storages = self.effects.storages(node)
+            for device in dict.fromkeys(self.home[user] for user in node.users if user in self.home):
                 if not at_home or self._holder[storages] == device:
-                    found[storages] = value_bytes(node)
+                    found[device][storages] = value_bytes(node)
         return found
 
     @cached_property
