@@ -18,7 +18,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, CutOff, Stay
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 
-__all__ = ["Orders", "needs_in_order"]
+__all__ = ["Orders", "keeps_order", "needs_in_order"]
 
 Value = TypeVar("Value")
 Orders = dict[tuple[tuple[Node, ...], ...], BackwardNeeds]
@@ -38,23 +38,36 @@ def needs_in_order(
         known: Orders that were looked at before; this one is added. It is the same one where the users of each value
             come in the same turns.
     """
-    schedule = [node for part in assignment.order for node in assignment.partitions[part]]
-    turns = _turns_of_users(schedule, needs)
-    placed = assignment.partition_of  # gradients of parameters are summed at the end
-    if all(list(turn) == sorted(turn) for value, turn in turns.items() if value in placed):
+    turns = _turns_of_users(assignment, needs)
+    if _are_own(turns, assignment):
         return needs
     known, key = {} if known is None else known, tuple(turns.values())
     if key not in known:
         is_marked = any(map(switches_regions, graph_module.graph.nodes))
-        known[key] = needs if is_marked else _traced(graph_module, schedule)
+        known[key] = needs if is_marked else _traced(graph_module, _schedule(assignment))
     return known[key]
 
 
-def _turns_of_users(schedule: Sequence[Node], needs: BackwardNeeds) -> dict[Node, tuple[Node, ...]]:
+def keeps_order(assignment: Assignment, needs: BackwardNeeds) -> bool:
+    """Whether the backward of a placed graph does what it does where the graph runs in its own order; O(edges)."""
+    return _are_own(_turns_of_users(assignment, needs), assignment)
+
+
+def _schedule(assignment: Assignment) -> list[Node]:
+    return [node for part in assignment.order for node in assignment.partitions[part]]
+
+
+def _turns_of_users(assignment: Assignment, needs: BackwardNeeds) -> dict[Node, tuple[Node, ...]]:
     """The users of each value that has several gradients, in the order in which they run."""
-    place = {node: index for index, node in enumerate(schedule) if node in needs.differentiable}
+    place = {node: index for index, node in enumerate(_schedule(assignment)) if node in needs.differentiable}
     users = {value: [user for user in value.users if user in place] for value in needs.differentiable}
     return {value: tuple(sorted(each, key=place.__getitem__)) for value, each in users.items() if len(each) > 1}
+
+
+def _are_own(turns: Mapping[Node, Sequence[Node]], assignment: Assignment) -> bool:
+    """Whether users of each value come in the graph's own order; gradients of parameters are summed at the end."""
+    placed = assignment.partition_of
+    return all(list(turn) == sorted(turn) for value, turn in turns.items() if value in placed)
 
 
 def _traced(graph_module: GraphModule, schedule: Sequence[Node]) -> BackwardNeeds:

@@ -13,7 +13,7 @@ from fxpasses.partitioners.costs.graph_figures import FORWARD_AND_BACKWARD, valu
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds
-from fxpasses.partitioners.costs.training.backward_orders import Orders, needs_in_order
+from fxpasses.partitioners.costs.training.backward_orders import Orders, keeps_order, needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.training_course import Training, TrainingCourse
 from fxpasses.partitioners.costs.training.training_memory import follow_training
@@ -52,6 +52,10 @@ class TrainingStep:
     def orders_traced(self) -> int:
         """In how many other orders of the graph its backward was looked at."""
         return len(self._in_order)
+
+    def keeps_order(self, assignment: Assignment) -> bool:
+        """Whether parts run the backward so that it does what it does in the graph's own order."""
+        return keeps_order(assignment, self.needs)
 
     def seconds(self, node: Node, device: Device) -> float:
         """Seconds of the forward and the backward of a node."""

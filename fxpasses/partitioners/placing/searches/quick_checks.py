@@ -17,6 +17,8 @@ def check_in_order(figures: GraphFigures, request: Request, runs: Runs, *, alway
 
 def check_until_over(figures: GraphFigures, request: Request, runs: Runs, *, always: bool = False) -> Seen:
     """What :func:`.check_budgets` sees; in training at first with the backward in the graph's own order."""
-    if request.training is not None and (seen := check_in_order(figures, request, runs, always=always)).over:
-        return seen
+    if request.training is not None:
+        seen = check_in_order(figures, request, runs, always=always)
+        if seen.over or request.training.keeps_order(runs.assignment):
+            return seen
     return check_budgets(figures, request.topology, runs, request.training, always=always)
