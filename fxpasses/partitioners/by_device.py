@@ -130,7 +130,7 @@ def place_measured(measured: MeasuredGraph, request: Request) -> DevicePlacement
     else:
         found = best_of_one(figures, request, contiguity)
     again = add_device_replicas(figures, request, found, request.replicate)
-    return described(figures, request, found) if again is None else described_with_replicas(request, again)
+    return described(figures, request, found) if again is None else described_with_replicas(figures, request, again)
 
 
 def _nothing(figures: GraphFigures, request: Request, contiguity: Contiguity) -> DevicePlacement:

@@ -71,10 +71,15 @@ class DevicePlacement:
 
 def described(figures: GraphFigures, request: Request, found: Found) -> DevicePlacement:
     """What was found, with times, loads and reasons."""
+    return _described(figures, request, found, _whole_bytes(figures, request))
+
+
+def _described(figures: GraphFigures, request: Request, found: Found, whole: int) -> DevicePlacement:
+    """The same where it is known how many bytes one device would need for everything."""
     assignment, topology, value = found.runs.assignment, request.topology, found.value
     device_of = found.runs.devices(topology)
     seconds, load = times_of(figures, assignment, device_of, topology)
-    reasons = reasons_of(assignment, device_of, _whole_bytes(figures, request), request.objective, found.is_best)
+    reasons = reasons_of(assignment, device_of, whole, request.objective, found.is_best)
     return DevicePlacement(
         assignment,
         device_of,
@@ -97,10 +102,13 @@ def described_alone(figures: GraphFigures, request: Request, alone: Found) -> De
     return attrs.evolve(placement, reasons={part: alone_reason(device, others, placement.bound, placement.is_optimal)})
 
 
-def described_with_replicas(request: Request, again: Replicated) -> DevicePlacement:
-    """The figures are those of the graph with the replicas written into it; the assignment is of the graph itself."""
-    runs = attrs.evolve(again.found.runs, assignment=again.assignment)
-    written = described(again.figures, request, attrs.evolve(again.found, runs=runs))
+def described_with_replicas(figures: GraphFigures, request: Request, again: Replicated) -> DevicePlacement:
+    """The figures are those of the graph with the replicas written into it; the assignment is of the graph itself.
+
+    One device alone would compute nothing again, so what it needs for everything is that of the graph itself, too.
+    """
+    found = attrs.evolve(again.found, runs=attrs.evolve(again.found.runs, assignment=again.assignment))
+    written = _described(again.figures, request, found, _whole_bytes(figures, request))
     assignment, reasons = again.found.runs.assignment, dict(written.reasons)
     for part, nodes in assignment.replicas.items():
         reasons[str(part)] += f"; {replica_reason(nodes, again.saved.get(str(part), 0))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from typing import Any
 
 import pipeline_models
@@ -250,19 +251,25 @@ def test_pins_and_forbidden_devices_hold_for_replicas() -> None:
 
 def test_training_counts_what_is_computed_again() -> None:
     graph = graph_of(Masked(), torch.randn(16, 64))
-
-    placement = place_by_device(
-        graph,
-        two(160 * KiB),
-        SLOW,
-        training=Training(step_slots=0),
-        replicate="cheaper",
-        pinned=ENDS,
-        objective="throughput",
-        time_budget=0.0,
+    again, once = (
+        place_by_device(
+            graph,
+            two(160 * KiB),
+            SLOW,
+            training=Training(step_slots=0),
+            replicate=replicate,
+            pinned=ENDS,
+            objective="throughput",
+            time_budget=0.0,
+        )
+        for replicate in ("cheaper", "never")
     )
+    whole = [re.match(r"the whole model \([\d.]+ KiB\)", placement.reasons["left"]) for placement in (again, once)]
 
-    assert placement.assignment.replicas
+    assert again.assignment.replicas
+    assert whole[0] is not None  # one device alone would compute nothing again
+    assert whole[1] is not None
+    assert whole[0].group() == whole[1].group()
 
 
 def test_a_plan_keeps_what_is_computed_again() -> None:
