@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.kernels.processor_blocks import may_use_tiles, round_up, vector_size
+from fxpasses.partitioners.costs.kernels.processor_blocks import has_tiles, may_use_tiles, round_up, vector_size
 from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes
 
 __all__ = ["lstm_backward_scratch_bytes", "lstm_scratch_bytes", "lstm_workspace_bytes"]
@@ -18,6 +18,8 @@ _FLOAT, _GATES = torch.float32.itemsize, 4
 _OF_ALL, _OF_THREAD = 704, 160
 """Bytes of tables, and of those of each thread."""
 _FLOATS, _MOST_FLOATS = 2560, 1_150_000
+_TILE_ROW, _TILE_COLUMN = 256, 5
+"""What a thread with tiles has for each row that is multiplied at once, and for each column of the longest rows."""
 
 
 def lstm_workspace_bytes(given: Tensor, *, hidden: int) -> int:
@@ -52,7 +54,7 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     given, weight, hidden = args[0], args[1], args[10]
     if torch.is_grad_enabled():  # as large as what is kept for the backward, and counted there
         return 0
-    _, batch, width = map(concrete_size, given.shape)
+    steps, batch, width = map(concrete_size, given.shape)
     element = given.element_size()
     gates = _pages(_steps_at_once(given) * batch * _row(_GATES * hidden, _FLOAT)) + _pages(
         batch * _row(hidden, element)
@@ -60,6 +62,9 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     tables = _PAGE + _OF_ALL + torch.get_num_threads() * _OF_THREAD
     if given.dtype is torch.float16:  # each thread has some weights as floats
         tables += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
+    elif has_tiles(given.dtype):
+        rows = steps if batch == 1 else batch
+        tables += torch.get_num_threads() * (_TILE_ROW * rows + _TILE_COLUMN * max(width, hidden))
     weights = _in_blocks(width, hidden, weight) + _in_blocks(hidden, hidden, weight)
     biases = _GATES * hidden * element
     dense = 0 if given.is_contiguous() else tensor_bytes(given)

@@ -683,7 +683,7 @@ def test_three_vectors_at_once_fill_the_weight_up(shape: tuple[int, ...], times:
     assert_near(aten.convolution.default, args, tables=9_000, short=512)
 
 
-SPREAD = {
+SPREAD_EVENLY = {
     "twice as wide": ((2, 128, 16, 16), (128, 64, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
     "few places": ((2, 256, 7, 7), (256, 128, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
     "volume": ((1, 32, 4, 8, 8), (32, 16, 4, 4, 4), {"stride": 2, "padding": 1, "transposed": True}),
@@ -693,10 +693,10 @@ SPREAD = {
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no tiles on this processor")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-@pytest.mark.parametrize("name", list(SPREAD))
+@pytest.mark.parametrize("name", list(SPREAD_EVENLY))
 def test_what_is_spread_to_even_steps_is_made_with_its_bias(name: str, last: bool) -> None:
     """It was counted once more as floats, and a table for each place of the kernel."""
-    assert_near(aten.convolution.default, in_bfloat16(SPREAD[name], last), more=1.05, tables=90_000, short=0)
+    assert_near(aten.convolution.default, in_bfloat16(SPREAD_EVENLY[name], last), more=1.05, tables=90_000, short=0)
 
 
 TRANSPOSED = {
