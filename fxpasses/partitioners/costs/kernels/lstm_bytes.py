@@ -59,12 +59,13 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
     gates = _pages(_steps_at_once(given) * batch * _row(_GATES * hidden, _FLOAT)) + _pages(
         batch * _row(hidden, element)
     )
-    tables = _PAGE + _OF_ALL + torch.get_num_threads() * _OF_THREAD
+    of_thread = _OF_THREAD
     if given.dtype is torch.float16:  # each thread has some weights as floats
-        tables += torch.get_num_threads() * min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
+        of_thread += min(_MOST_FLOATS, _FLOATS * max(width, hidden) + _PAGE)
     elif has_tiles(given.dtype):
         rows = steps if batch == 1 else batch
-        tables += torch.get_num_threads() * (_TILE_ROW * rows + _TILE_COLUMN * max(width, hidden))
+        of_thread += _TILE_ROW * rows + _TILE_COLUMN * max(width, hidden)
+    tables = _PAGE + _OF_ALL + torch.get_num_threads() * of_thread
     weights = _in_blocks(width, hidden, weight) + _in_blocks(hidden, hidden, weight)
     biases = _GATES * hidden * element
     dense = 0 if given.is_contiguous() else tensor_bytes(given)

@@ -20,8 +20,6 @@ __all__ = ["ManyNodes"]
 
 SPARES = (math.inf, 0.02)
 """How much fuller a device may get than the share of all bytes that is placed, in shares of its memory."""
-
-
 LONGER = 1.2
 """How many times the shortest schedule those on fewer devices may take for still fewer to be tried."""
 

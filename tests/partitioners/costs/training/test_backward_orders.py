@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from forked_values import Fork
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -16,18 +17,6 @@ from fxpasses.partitioners.costs.training.backward_orders import Orders, needs_i
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.training_memory import follow_training
 from fxpasses.passes import OpenRegions
-
-
-class Fork(nn.Module):
-    """A value with two users that need nothing from each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.first(x)
-        return y.sin(), y.cos()
 
 
 def graph_of(model: nn.Module) -> tuple[GraphModule, dict[str, Node]]:

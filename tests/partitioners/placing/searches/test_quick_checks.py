@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from forked_values import Fork
 from torch.fx import Node
 
 from fxpasses import Assignment, Device, Topology, Training
@@ -16,18 +16,6 @@ from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
-
-
-class Fork(nn.Module):
-    """A value with two users that need nothing from each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.first(x)
-        return y.sin(), y.cos()
 
 
 @pytest.mark.parametrize(
