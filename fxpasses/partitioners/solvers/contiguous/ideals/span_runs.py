@@ -9,49 +9,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
-from fxpasses.partitioners.solvers.compiling import cached
+from fxpasses.partitioners.solvers.compiling import cached, inlined
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["charged"]
 
-UNKNOWN, NESTED, APART = 0, 1, 2
+Bits = NDArray[np.uint64]
 
 
 @cached(compiling)
 def charged(
     load: Floats,
     saved: Floats,
+    way: Ints,
     ends: tuple[Floats, Floats],
     weight: tuple[Floats, Floats],
     numbers: tuple[Ints, Ints],
-    words: tuple[NDArray[np.uint64], NDArray[np.uint64]],
-    known: NDArray[np.uint8],
+    words: tuple[Bits, Bits],
     below: float,
 ) -> None:
-    """Write the load of each pair, ``inf`` where it is not under a threshold or the ideals are not nested.
+    """Write the load of each pair for each class, ``inf`` where it is not under a threshold or they are not nested.
 
     Args:
-        load: Where to, ``(n, k)``.
-        saved: What is not charged of the values open at either ideal, ``(n, k)``.
-        ends: What all values open at an ideal cost one that starts there, ``(n,)``, and one that ends there, ``(k,)``.
-        weight: The seconds of the first ideals, ``(n,)``, and of the second ones, ``(k,)``.
+        load: Where to, ``(classes, n, m)``.
+        saved: What is not charged of the values open at either ideal, ``(ways, n, m)``.
+        way: In which of these ways each class is charged, ``(classes,)``.
+        ends: What all values open at an ideal cost a class that starts there, ``(classes, n)``, and one that ends
+            there, ``(classes, m)``.
+        weight: The seconds of the first ideals, ``(classes, n)``, and of the second ones, ``(classes, m)``.
         numbers: The numbers of the ideals: none holds one that comes later.
-        words: Their units as bits, ``(n, w)`` and ``(k, w)``; without any where ideals hold those before them.
-        known: Which pairs are nested, as far as that was asked, ``(n, k)``; what is found is added.
+        words: Their units as bits, ``(n, w)`` and ``(m, w)``; without any where ideals hold those before them.
         below: The threshold.
     """
     (start, end), (before, after), (first, second), (held, holder) = ends, weight, numbers, words
-    for row in range(load.shape[0]):
-        for column in range(load.shape[1]):
-            value = max(start[row] + end[column] - saved[row, column] + (after[column] - before[row]), 0.0)
-            load[row, column] = np.inf
-            if not value < below:
+    for row in range(load.shape[1]):
+        for kind in range(load.shape[0]):
+            own, less = load[kind, row], saved[way[kind], row]
+            begins, weighs, until, whole = start[kind, row], before[kind, row], end[kind], after[kind]
+            for column in range(load.shape[2]):
+                value = max(begins + until[column] - less[column] + (whole[column] - weighs), 0.0)
+                own[column] = value if value < below else float("inf")
+        for column in range(load.shape[2]):
+            if first[row] < second[column] and _holds(holder[column], held[row]):
                 continue
-            if known[row, column] == UNKNOWN:
-                is_nested, word = first[row] < second[column], 0
-                while is_nested and word < held.shape[1]:
-                    is_nested = held[row, word] & ~holder[column, word] == 0
-                    word += 1
-                known[row, column] = NESTED if is_nested else APART
-            if known[row, column] == NESTED:
-                load[row, column] = value
+            for kind in range(load.shape[0]):
+                load[kind, row, column] = float("inf")
+
+
+@inlined
+def _holds(words: Bits, others: Bits) -> bool:
+    """Whether an ideal holds another one."""
+    word = 0
+    while word < len(others) and not others[word] & ~words[word]:
+        word += 1
+    return word == len(others)

@@ -8,7 +8,6 @@ Values are charged where they leave and where they enter
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cached_property
 
 import attrs
@@ -42,7 +41,7 @@ class Spans:
         credit: For each class what is taken off its bytes, if these are the load; None where seconds are.
         transfers: What values cost.
         bytes: What devices need.
-        weight: For each class the seconds of each ideal, ``(f,)``.
+        weight: For each class the seconds of each ideal, ``(classes, f)``.
         banned: For each class how many units of each ideal it cannot run; None: it can run all.
     """
 
@@ -51,7 +50,7 @@ class Spans:
     credit: tuple[float, ...] | None
     transfers: Transfers
     bytes: Sizes
-    weight: tuple[Floats, ...]
+    weight: Floats
     banned: tuple[Floats | None, ...]
 
     @classmethod
@@ -70,7 +69,7 @@ class Spans:
             credit,
             Transfers.of(units, family, classes),
             Sizes.of(units, family),
-            tuple(weighed(np.stack([group.weight for group in classes]), inside)),
+            weighed(np.stack([group.weight for group in classes]), inside),
             tuple(weighed(own, inside) if own.any() else None for own in banned),
         )
 
@@ -86,10 +85,10 @@ class Spans:
         larger &= held[units].astype(np.float32).T @ missing.astype(np.float32) == 0
         return larger
 
-    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
         """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal.
 
-        Compiled code says the same to the last bit, where it is loaded.
+        ``(classes, rows, columns)``. Compiled code says the same to the last bit, where it is loaded.
         """
         if self.credit is not None:
             return self._by_bytes(rows, columns, self.nested(rows, columns), self.credit, below)
@@ -107,31 +106,32 @@ class Spans:
                 load.ravel()[pairs.cells[size > group.memory]] = np.inf
         return found
 
-    def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+    def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
         """The loads of nested pairs under a threshold."""
-        nested, found = self.nested(rows, columns), []
-        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
+        nested = self.nested(rows, columns)
+        found = np.empty((len(self.classes), *nested.shape))
+        ways, way = self._ways
+        saved = [self.transfers.saved(kind, rows, columns) for kind in ways]
+        for kind in range(len(self.classes)):
             start, end = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
-            load = start[:, None] + end[None, :] - saved
+            load = start[:, None] + end[None, :] - saved[way[kind]]
             load += self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None]
             np.maximum(load, 0.0, out=load)
-            found.append(np.where((load < below) & nested, load, np.inf))
+            found[kind] = np.where((load < below) & nested, load, np.inf)
         return found
 
-    def _compiled(self, rows: slice | Ints, columns: slice | Ints, below: float) -> list[Floats]:
+    def _compiled(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
         """The same."""
         from fxpasses.partitioners.solvers.contiguous.ideals.span_runs import charged  # numba is heavy
 
         numbers, words = (self._numbers(rows), self._numbers(columns)), self.family.words
         bits = words[:, :0] if self.family.is_nested else words
-        shape = (len(numbers[0]), len(numbers[1]))
-        known, found = np.zeros(shape, dtype=np.uint8), []
-        for kind, saved in enumerate(self._of_classes(self.transfers.saved, rows, columns)):
-            ends = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
-            weight = self.weight[kind][rows], self.weight[kind][columns]
-            load = np.empty(shape)
-            charged(load, saved, ends, weight, numbers, (bits[rows], bits[columns]), known, below)
-            found.append(load)
+        ways, way = self._ways
+        saved = np.stack([self.transfers.saved(kind, rows, columns) for kind in ways])
+        found = np.empty((len(self.classes), len(numbers[0]), len(numbers[1])))
+        ends = self.transfers.starts[:, rows], self.transfers.ends[:, columns]
+        weight = self.weight[:, rows], self.weight[:, columns]
+        charged(found, saved, way, ends, weight, numbers, (bits[rows], bits[columns]), below)
         return found
 
     def may_weigh(self, ideals: Ints, last: int, below: float) -> Bools:
@@ -149,9 +149,10 @@ class Spans:
             return [np.isfinite(load) for load in self.loads(rows, columns, below)]
         nested, found = self.nested(rows, columns), []
         passing = self.transfers.passing(rows, columns)
-        crossing = self._of_classes(self.transfers.crossing, rows, columns)
+        ways, way = self._ways
+        crossing = [self.transfers.crossing(kind, rows, columns) for kind in ways]
         for kind, group in enumerate(self.classes):
-            fine = crossing[kind] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
+            fine = crossing[way[kind]] + self.weight[kind][columns][None, :] < below + self.weight[kind][rows][:, None]
             fine &= self._meant(group, nested, passing)
             if (banned := self.banned[kind]) is not None:
                 fine &= banned[columns][None, :] == banned[rows][:, None]
@@ -163,15 +164,12 @@ class Spans:
                 fine.ravel()[pairs.cells[size > group.memory]] = False
         return found
 
-    def _of_classes(
-        self, find: Callable[[int, slice | Ints, slice | Ints], Floats], rows: slice | Ints, columns: slice | Ints
-    ) -> list[Floats]:
-        """Something about transfers for each class, found once for those that are charged alike."""
-        known: dict[tuple[bytes, ...], Floats] = {}
-        for kind, group in enumerate(self.classes):
-            if group.charges not in known:
-                known[group.charges] = find(kind, rows, columns)
-        return [known[group.charges] for group in self.classes]
+    @cached_property
+    def _ways(self) -> tuple[list[int], Ints]:
+        """Of classes that are charged alike for values the first; for each class, which of these it is charged like."""
+        ways: dict[tuple[bytes, ...], int] = {}
+        way = [ways.setdefault(group.charges, len(ways)) for group in self.classes]
+        return [way.index(number) for number in range(len(ways))], np.array(way)
 
     @cached_property
     def is_tight(self) -> bool:
@@ -180,7 +178,7 @@ class Spans:
 
     def _by_bytes(
         self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
-    ) -> list[Floats]:
+    ) -> Floats:
         pairs = Pairs.where(nested)
         size = np.zeros(nested.shape)
         ends = self._numbers(rows), self._numbers(columns)
@@ -192,7 +190,7 @@ class Spans:
             if (banned := self.banned[kind]) is not None:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
-        return found
+        return np.stack(found)
 
     def _numbers(self, chosen: slice | Ints) -> Ints:
         """The numbers of some ideals."""

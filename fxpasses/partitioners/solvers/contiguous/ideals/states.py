@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -64,6 +65,13 @@ class States:
         moves = tuple(((kind_of[device], step + 1),) for step, device in enumerate(order))
         in_order = tuple(tuple(device for device in order if kind_of[device] == kind) for kind in range(len(classes)))
         return cls(used, (*moves, ()), in_order, (*range(1, len(order) + 1), -1))
+
+    @cached_property
+    def flat(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """As compiled code takes it: ``skips``; where the moves of each state begin; their classes, and where to."""
+        begins = np.cumsum([0, *map(len, self.moves)])
+        kinds, targets = np.array([move for own in self.moves for move in own], dtype=np.int64).reshape(-1, 2).T
+        return np.array(self.skips), begins, np.ascontiguousarray(kinds), np.ascontiguousarray(targets)
 
     def device(self, state: int, kind: int) -> int:
         """The device of a class that is used on the way into a state."""

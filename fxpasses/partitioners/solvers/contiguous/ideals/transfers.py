@@ -47,7 +47,7 @@ class Transfers:
         back: Whether it is made outside and used inside.
         forced: Which of them the next part must use; None where it does not matter which part comes next.
         stretches: When nothing happens to values, where each ideal holds the one before.
-        ends: For each class, what all values open at an ideal cost a device that ends there, ``(f,)``.
+        ends: For each class, what all values open at an ideal cost a device that ends there, ``(classes, f)``.
         starts: What they cost one that starts there.
     """
 
@@ -57,8 +57,8 @@ class Transfers:
     back: Bools
     forced: Forced | None
     stretches: Stretches | None
-    ends: tuple[Floats, ...]
-    starts: tuple[Floats, ...]
+    ends: Floats
+    starts: Floats
 
     @classmethod
     def of(cls, units: Units, family: CutFamily, classes: tuple[DeviceClass, ...]) -> Transfers:
@@ -185,7 +185,7 @@ def _product(left: list[Floats], right: list[Bools]) -> Floats:
 
 def _charges(
     classes: tuple[DeviceClass, ...], opened: Bools, back: Bools, forced: Forced | None
-) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+) -> tuple[Floats, Floats]:
     """For each class, what all values that are open at an ideal cost a device that ends there, or starts there."""
     known: dict[tuple[bytes, ...], tuple[Floats, Floats]] = {}
     found = []
@@ -201,4 +201,4 @@ def _charges(
                 start = start + weighed(group.from_last, forced.behind)
             known[key] = end, start
         found.append(known[key])
-    return tuple(end for end, _start in found), tuple(start for _end, start in found)
+    return np.stack([end for end, _start in found]), np.stack([start for _end, start in found])

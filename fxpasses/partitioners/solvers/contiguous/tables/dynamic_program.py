@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -26,20 +25,17 @@ from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import FilledTable, Pipeline, Table
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import Floats
 
 __all__ = ["MAX_BLOCK", "Measure", "Outcome", "PipelineSearch"]
 
 SLACK = 1e-9
 MAX_BLOCK, CELLS, FEW_CLASSES = 256, 1_000_000, 8
 """Ideals that are gone on from at once, and pairs of ideals, of so many classes of devices; fewer pairs of more."""
-CALL, CELL = 1000, 0.3
-"""Steps that one call costs, and each cell that it looks at."""
+CALL, CELL = 1000.0, 0.3
+"""Steps that a move between states costs for some ideals, and each pair of ideals that it looks at."""
 MANY_PAIRS = 30e6
 """Pairs of ideals, with their states, from which on it is worth to load compiled code."""
-
-Lower = Callable[[Floats, Ints, Floats, int, Floats, bool], None]
-"""From loads, the rows of some ideals with their values, and the column of the first of the best values."""
 
 
 @attrs.frozen(eq=False)
@@ -131,9 +127,8 @@ class PipelineSearch:
             return None
         spans = Spans.of(self.units, family, self.classes, self.credit)
         table = self._table(spans, low, high)
-        lower = self._lowering(table)
         for first, last in self._blocks(family):
-            self._extend(spans, table, first, last, below, lower)
+            self._extend(spans, table, first, last, below)
             if table.steps > steps:
                 break
         return FilledTable(spans, self.states, table, below, self.fewest, self.in_turn)
@@ -147,13 +142,13 @@ class PipelineSearch:
         start, stop = np.searchsorted(position, low), np.searchsorted(position, high, side="right")
         memory = np.array([group.memory for group in self.classes])
         size = Measure(self.units.kept.astype(np.float64), memory).window(self.states, float(kept[-1]))
-        best = []
-        for first, last, least, most in zip(start.tolist(), stop.tolist(), *size, strict=True):
+        table = Table.of(start, stop)
+        for best, first, last, least, most in zip(table.best, start, stop, *size, strict=True):
             own = kept[first:last]
-            best.append(np.where((own >= least) & (own <= most), np.inf, np.nan))
-        if len(best[0]) and start[0] == 0:
-            best[0][0] = 0.0
-        return Table(start, stop, best)
+            best[(own < least) | (own > most)] = np.nan
+        if len(table.best[0]) and start[0] == 0:
+            table.best[0][0] = 0.0
+        return table
 
     def _blocks(self, family: CutFamily) -> list[tuple[int, int]]:
         """Ranges of ideals, each with the columns that its members reach."""
@@ -171,77 +166,65 @@ class PipelineSearch:
     def _reach(self, total: float) -> float:
         return float(self.measure.room.max()) + SLACK * total
 
-    def _lowering(self, table: Table) -> Lower:
-        """How best values are lowered: compiled, unless that would be loaded for little; the numbers are the same."""
-        if "numba" not in sys.modules and self._pairs(table) < MANY_PAIRS:
-            return _lower
-        from fxpasses.partitioners.solvers.contiguous.tables.table_runs import lower  # numba is heavy
-
-        return lower
-
     def _pairs(self, table: Table) -> float:
         """How many pairs of ideals are looked at, each move between states for itself, at most."""
         size, moves = (table.stop - table.start).astype(np.float64), self.states.moves
         return float(sum(size[state] * size[there] / 2 for state, after in enumerate(moves) for _kind, there in after))
 
-    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float, lower: Lower) -> None:
+    def _extend(self, spans: Spans, table: Table, first: int, last: int, below: float) -> None:
         """Let one more device run from each ideal of a block to each ideal that it can reach."""
-        states = [
-            state
-            for state in np.flatnonzero((table.start < last) & (table.stop > first)).tolist()
-            if self.states.moves[state]
-        ]
         position = spans.family.position
         end = int(np.searchsorted(position, position[last - 1] + self._reach(float(position[-1])), side="right"))
-        if not states or end <= first + 1:
+        if end <= first + 1 or not self._is_alive(table, first, last):
             return
-        loads: list[Floats] | None = None
-        for state in states:
-            own_first, own_last = max(first, int(table.start[state])), min(last, int(table.stop[state]))
-            skip = self.states.skips[state]
-            if skip >= 0:
-                self._leave_out(table, state, skip, own_first, own_last)
-            value = table.best[state][own_first - table.start[state] : own_last - table.start[state]]
+        block = slice(first, last), slice(first + 1, end)
+        loads = spans.loads(*block, below)
+        each = 6.0 * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
+        table.steps += (last - first) * (end - first) * each
+        (self._compiled if self._is_worth_compiling(table) else self._in_numpy)(table, loads, first)
+
+    def _is_alive(self, table: Table, first: int, last: int) -> bool:
+        """Whether some state has run an ideal of a block, and goes on from it."""
+        states = np.flatnonzero((table.start < last) & (table.stop > first)).tolist()
+        return any(
+            self.states.moves[state] and (table.between(state, first, last)[1] < np.inf).any() for state in states
+        )
+
+    def _is_worth_compiling(self, table: Table) -> bool:
+        """Whether compiled code is loaded, or so much is to do that it should be; the numbers are the same."""
+        return "numba" in sys.modules or self._pairs(table) >= MANY_PAIRS
+
+    def _compiled(self, table: Table, loads: Floats, first: int) -> None:
+        from fxpasses.partitioners.solvers.contiguous.tables.table_runs import extend  # numba is heavy
+
+        kinds, rows, _columns = loads.shape
+        scratch = np.empty((kinds, rows, 2), dtype=np.int64), np.empty(rows, dtype=np.int64), np.empty(rows)
+        costs = (CALL, CELL, table.steps)
+        table.steps = extend(loads, first, table.flat, self.states.flat, scratch, self.in_turn, costs)
+
+    def _in_numpy(self, table: Table, loads: Floats, first: int) -> None:
+        """The same."""
+        for state, moves in enumerate(self.states.moves):
+            low, value = table.between(state, first, first + loads.shape[1])
+            if not moves or not len(value):
+                continue
+            if self.states.skips[state] >= 0:
+                self._leave_out(table, self.states.skips[state], low, value)
             alive = np.flatnonzero(value < np.inf)
             if not alive.size:
                 continue
-            if loads is None:
-                block = slice(first, last), slice(first + 1, end)
-                loads = spans.loads(*block, below)
-                each = 6.0 * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
-                table.steps += (last - first) * (end - first) * each
-            rows = alive + own_first - first
-            self._relax(table, loads, state, rows, value[alive], (first + 1, end), lower)
+            rows = alive + low - first
+            for kind, there in moves:
+                begin, best = table.between(there, first + 1 + int(rows[0]), first + 1 + loads.shape[2])
+                if len(best):
+                    own = loads[kind][rows, begin - first - 1 : begin - first - 1 + len(best)]
+                    found = (np.add if self.in_turn else np.maximum)(own, value[alive, None]).min(axis=0)
+                    np.copyto(best, found, where=found < best)
+                    table.steps += CELL * len(rows) * len(best) + CALL
 
-    def _leave_out(self, table: Table, state: int, skip: int, first: int, last: int) -> None:
-        first, last = max(first, int(table.start[skip])), min(last, int(table.stop[skip]))
-        if first < last:
-            own = table.best[state][first - table.start[state] : last - table.start[state]]
-            other = table.best[skip][first - table.start[skip] : last - table.start[skip]]
-            np.copyto(other, own, where=own < other)
-
-    def _relax(
-        self,
-        table: Table,
-        loads: list[Floats],
-        state: int,
-        rows: Ints,
-        value: Floats,
-        columns: tuple[int, int],
-        lower: Lower,
-    ) -> None:
-        for kind, there in self.states.moves[state]:
-            first = max(columns[0] + int(rows[0]), int(table.start[there]))
-            last = min(columns[1], int(table.stop[there]))
-            if first < last:
-                best = table.best[there][first - table.start[there] : last - table.start[there]]
-                lower(loads[kind], rows, value, first - columns[0], best, self.in_turn)
-                table.steps += CELL * len(rows) * len(best) + CALL
-
-
-def _lower(load: Floats, rows: Ints, value: Floats, first: int, best: Floats, in_turn: bool) -> None:
-    """Lower the best values to those by way of some rows; ``nan`` stays."""
-    own = load[:, first : first + len(best)]
-    own = own[rows[0] : rows[-1] + 1] if len(rows) == rows[-1] - rows[0] + 1 else own[rows]
-    found = (np.add if in_turn else np.maximum)(own, value[:, None]).min(axis=0)
-    np.copyto(best, found, where=found < best)
+    @staticmethod
+    def _leave_out(table: Table, skip: int, low: int, value: Floats) -> None:
+        """What a state has run from an ideal on, the one that leaves its next device out has run, too."""
+        first, other = table.between(skip, low, low + len(value))
+        own = value[first - low : first - low + len(other)]
+        np.copyto(other, own, where=own < other)

@@ -34,12 +34,45 @@ class Pipeline:
 
 @attrs.define(eq=False)
 class Table:
-    """For each state the ideals from ``start`` on that it may have run, and the best value of each."""
+    """For each state the ideals from ``start`` on that it may have run, and the best value of each.
+
+    Args:
+        start: The first ideal of each state, ``(s,)``.
+        stop: The one behind its last, ``(s,)``.
+        offset: Where its values begin among all of them, ``(s,)``.
+        values: The best values of all states.
+        steps: What it took so far.
+    """
 
     start: Ints
     stop: Ints
-    best: list[Floats]
+    offset: Ints
+    values: Floats
     steps: float = 0.0
+
+    @classmethod
+    def of(cls, start: Ints, stop: Ints) -> Table:
+        """A table that knows of no way to any ideal."""
+        ends = np.concatenate([[0], np.cumsum(np.maximum(stop - start, 0))])
+        return cls(start, stop, ends[:-1], np.full(int(ends[-1]), np.inf))
+
+    @cached_property
+    def best(self) -> list[Floats]:
+        """The values of each state."""
+        sizes = np.maximum(self.stop - self.start, 0)
+        return [self.values[first : first + size] for first, size in zip(self.offset, sizes, strict=True)]
+
+    @property
+    def flat(self) -> tuple[Floats, Ints, Ints, Ints]:
+        """As compiled code takes it."""
+        return self.values, self.offset, self.start, self.stop
+
+    def between(self, state: int, first: int, last: int) -> tuple[int, Floats]:
+        """The values of a state from an ideal to before another one, and the number of the first of them."""
+        begin = max(first, int(self.start[state]))
+        end = min(last, int(self.stop[state]))
+        own = begin - int(self.start[state])
+        return begin, self.best[state][own : own + max(0, end - begin)]
 
     def value(self, state: int, ideal: int) -> float:
         """The best value of an ideal, ``inf`` where the state cannot have run it."""
