@@ -45,14 +45,14 @@ FEWEST, MOST = 12, 100
 """How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
-FIRST, THROUGH_ORDERS = 0.5, 0.8
+FIRST, THROUGH_ORDERS = 0.3, 0.8
 """Seconds of one core for the annealings that begin beside something else; and where they go through orders of devices,
 for which a later stage is left out."""
 OTHERS, CHANGED = 4, 3
 """From how many other answers they start, too: ones that end with other devices, ones whose devices change places."""
 SLOW = 0.05 * STEPS_A_SECOND
 """Steps from which on that is worth it: what is proven by then needs none."""
-LITTLE, LONG = 0.5, 0.6 * STEPS_A_SECOND
+LITTLE, LONG = 0.5, 0.2 * STEPS_A_SECOND
 """Seconds of a round in which no more annealings begin once it took so many steps to put together what was found."""
 MUCH = 4
 """Rounds from whose time on what they found is put together at the end."""
@@ -77,14 +77,14 @@ class _Stage:
 
 STAGES = (
     _Stage(0.4, (0.1, 0.03, 0.012, 0.006), 1, orders=0.85),
-    *(_Stage(0.2, (0.005,), 4),) * 3,
+    *(_Stage(0.2, (0.005,), 4),) * 2,
 )
-KEPT = 16
+KEPT = 40
 """Answers whose cuts are looked at, the best ones."""
-BESIDE = 8
+BESIDE = 16
 """With how many cuts of about as much weight each cut is put together."""
-NEAR = 100
-"""Ideals that are looked at around each cut of the best answer."""
+NEAR, NEAREST = 100, 800
+"""Ideals that are looked at around each cut of the best answer, before other annealings and at the end of a round."""
 
 
 @attrs.define(eq=False)
@@ -192,7 +192,7 @@ class Recombining:
         if own.stages:
             self._begin_next(own, length)
         before = self._search.account.spent
-        best = _put_together(self._search, own.found)
+        best = _put_together(self._search, own.found, NEAR if own.stages else NEAREST)
         if length < LITTLE and self._search.account.spent - before > LONG:
             own.stages.clear()
         return best
@@ -227,21 +227,21 @@ def _given(answers: Sequence[Answer]) -> list[Callable[[], Answer]]:
     return [lambda answer=answer: answer for answer in answers]  # type: ignore[misc]  # mypy cannot infer defaults
 
 
-def _put_together(search: Search, found: dict[tuple[float, float], Answer]) -> Answer:
+def _put_together(search: Search, found: dict[tuple[float, float], Answer], near: int) -> Answer:
     """The best pipeline along the cuts of the best answers; it joins them."""
     best = sorted(found.values(), key=Answer.by_rank)[:KEPT]
-    pipeline = search.run(_together(search, best), best[0].goal(search) * BETTER).pipeline
+    pipeline = search.run(_together(search, best, near), best[0].goal(search) * BETTER).pipeline
     if pipeline is None:
         return best[0]
     together = Answer.of(search, pipeline)
     return found.setdefault(together.rank, together)
 
 
-def _together(search: Search, answers: list[Answer]) -> Words:
+def _together(search: Search, answers: list[Answer], near: int) -> Words:
     """The cuts of answers, what cuts of about the same weight share and hold together, and what lies near the first."""
     cuts = np.unique(np.concatenate([_cuts(search, answer) for answer in answers]), axis=0)
     cuts = cuts[by_weight(cuts, search.prices.weight)]
-    found = [cuts, ideals_near(search.units, search.cuts(answers[0].pipeline), NEAR)]
+    found = [cuts, ideals_near(search.units, search.cuts(answers[0].pipeline), near)]
     for apart in range(1, min(BESIDE + 1, len(cuts))):
         found += [cuts[apart:] & cuts[:-apart], cuts[apart:] | cuts[:-apart]]
     return np.unique(np.concatenate(found), axis=0)

@@ -60,7 +60,7 @@ PREFIXES = 10_000
 FEWEST = 6
 LEAST_AT_ONCE = STEPS_A_SECOND / 2
 """The steps that are left at least for the question whether anything fits along all orders."""
-FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 2, 0.75 * STEPS_A_SECOND
+FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 6, STEPS_A_SECOND / 4
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
-from fxpasses.partitioners.solvers.compiling import cached, inlined
+from fxpasses.partitioners.solvers.compiling import cached
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["charged"]
@@ -27,6 +27,7 @@ def charged(
     numbers: tuple[Ints, Ints],
     words: tuple[Bits, Bits],
     below: float,
+    apart: Floats,
 ) -> None:
     """Write the load of each pair for each class, ``inf`` where it is not under a threshold or they are not nested.
 
@@ -40,26 +41,18 @@ def charged(
         numbers: The numbers of the ideals: none holds one that comes later.
         words: Their units as bits, ``(n, w)`` and ``(m, w)``; without any where ideals hold those before them.
         below: The threshold.
+        apart: Room for what keeps each second ideal apart from a first one, ``(m,)``: ``inf``, or nothing.
     """
     (start, end), (before, after), (first, second), (held, holder) = ends, weight, numbers, words
     for row in range(load.shape[1]):
+        for column in range(load.shape[2]):
+            missing = np.uint64(0)  # looked at whole: a processor cannot guess which pairs are nested
+            for word in range(held.shape[1]):
+                missing |= held[row, word] & ~holder[column, word]
+            apart[column] = float("inf") if missing or first[row] >= second[column] else 0.0
         for kind in range(load.shape[0]):
             own, less = load[kind, row], saved[way[kind], row]
             begins, weighs, until, whole = start[kind, row], before[kind, row], end[kind], after[kind]
             for column in range(load.shape[2]):
-                value = max(begins + until[column] - less[column] + (whole[column] - weighs), 0.0)
+                value = max(begins + until[column] - less[column] + (whole[column] - weighs), 0.0) + apart[column]
                 own[column] = value if value < below else float("inf")
-        for column in range(load.shape[2]):
-            if first[row] < second[column] and _holds(holder[column], held[row]):
-                continue
-            for kind in range(load.shape[0]):
-                load[kind, row, column] = float("inf")
-
-
-@inlined
-def _holds(words: Bits, others: Bits) -> bool:
-    """Whether an ideal holds another one."""
-    word = 0
-    while word < len(others) and not others[word] & ~words[word]:
-        word += 1
-    return word == len(others)

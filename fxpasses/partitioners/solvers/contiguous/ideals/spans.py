@@ -131,7 +131,7 @@ class Spans:
         found = np.empty((len(self.classes), len(numbers[0]), len(numbers[1])))
         ends = self.transfers.starts[:, rows], self.transfers.ends[:, columns]
         weight = self.weight[:, rows], self.weight[:, columns]
-        charged(found, saved, way, ends, weight, numbers, (bits[rows], bits[columns]), below)
+        charged(found, saved, way, ends, weight, numbers, (bits[rows], bits[columns]), below, np.empty(len(numbers[1])))
         return found
 
     def may_weigh(self, ideals: Ints, last: int, below: float) -> Bools:

@@ -30,9 +30,9 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats
 __all__ = ["MAX_BLOCK", "Measure", "Outcome", "PipelineSearch"]
 
 SLACK = 1e-9
-MAX_BLOCK, CELLS, FEW_CLASSES = 256, 1_000_000, 8
+MAX_BLOCK, CELLS, FEW_CLASSES = 256, 300_000, 8
 """Ideals that are gone on from at once, and pairs of ideals, of so many classes of devices; fewer pairs of more."""
-CALL, CELL = 1000.0, 0.3
+CALL, CELL, PAIR = 300.0, 0.1, 2.0
 """Steps that a move between states costs for some ideals, and each pair of ideals that it looks at."""
 MANY_PAIRS = 30e6
 """Pairs of ideals, with their states, from which on it is worth to load compiled code."""
@@ -179,7 +179,7 @@ class PipelineSearch:
             return
         block = slice(first, last), slice(first + 1, end)
         loads = spans.loads(*block, below)
-        each = 6.0 * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
+        each = PAIR * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
         table.steps += (last - first) * (end - first) * each
         (self._compiled if self._is_worth_compiling(table) else self._in_numpy)(table, loads, first)
 
