@@ -85,9 +85,12 @@ def _needed_to_step(figures: GraphFigures, step: TrainingStep) -> Iterator[int]:
 
 
 def lacking_in_training(
-    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep
+    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep, which: str
 ) -> tuple[int, str, Node | None]:
-    """What a placement lacks in a training step: bytes, a clause, and the operator at which it lacks most."""
+    """What a placement lacks in a training step: bytes, a clause, and the operator at which it lacks most.
+
+    ``which`` placement it is says the clause.
+    """
     device_of = runs.devices(topology)
     course = step.course(figures.graph_module, runs.assignment, device_of, figures.memory)
     over = {name: course.memory(name).peak - topology[name].memory for name in course.held}
@@ -102,10 +105,7 @@ def lacking_in_training(
         home = runs.assignment.partition_of
         node = _with_largest_parameters(figures, (each for each in home if device_of[str(home[each])].name == worst))
         at = f", and the largest parameters there are those of {node.name} ({node.target})"
-    clause = (
-        f"; the most even cut of the graph's own order lacks {format_bytes(over[worst])} on {worst}, "
-        f"{course.moment(position)}{at}"
-    )
+    clause = f"; {which} lacks {format_bytes(over[worst])} on {worst}, {course.moment(position)}{at}"
     return int(over[worst]), clause, node
 
 

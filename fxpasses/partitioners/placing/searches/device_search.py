@@ -31,9 +31,11 @@ from fxpasses.partitioners.placing.searches.asked_again import (
 from fxpasses.partitioners.placing.searches.checked_answers import Checked, Solver, answer_if_any, answer_to
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
+from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import none_found, refuse_if_proven, refused, told_more
 from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
+from fxpasses.partitioners.placing.searches.smaller_peaks import with_smaller_peaks
 from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
 from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
@@ -86,14 +88,14 @@ def search(
         PlacementError: none was found that does.
     """
     cuts = cuts or KnownCuts(figures, request)
-    answers, bound = list[Found](), 0.0
+    answers, bound, nearest = list[Found](), 0.0, Nearest()
     asked, leaps = iter([request]), 0.0
     if (request.objective, contiguity) == ("latency", "free"):
         has_room = _has_room(cuts, request, solve)
         asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
     sends_otherwise = False
     for each in asked:
-        answers += (several := _searched(cuts, each, contiguity, solve, below)).answers
+        answers += (several := _searched(cuts, each, contiguity, solve, nearest, below)).answers
         bound, sends_otherwise = max(bound, several.bound), sends_otherwise or several.sends_otherwise
         if any(found.is_best for found in answers):
             break
@@ -108,7 +110,7 @@ def search(
         spare = spare or _by_another(figures, request, contiguity, bound)
         answers += [] if spare is None else [spare]
     if not answers:
-        raise none_found(figures, request, contiguity)
+        raise none_found(figures, request, contiguity, nearest)
     return min(answers, key=lambda each: each.value).as_kind(contiguity, bound)
 
 
@@ -134,7 +136,7 @@ class _Several:
 
 
 def _searched(
-    cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver, below: float = math.inf
+    cuts: KnownCuts, request: Request, contiguity: Contiguity, solve: Solver, nearest: Nearest, below: float
 ) -> _Several:
     """What one search finds, unless it is proven that nothing is below a value."""
     figures = cuts.figures
@@ -144,6 +146,8 @@ def _searched(
         raise told_more(figures, request, contiguity, error) from None
     bound = 0.0 if solution is None else solution.bound
     answers, solved = list[Found](), list[_Finished]()
+    if checked is not None and not checked.fits:
+        nearest.look_at(checked.runs, checked.seen)
     if checked is not None and checked.fits and request.objective != "memory":
         solved.append(_Finished.of(figures, checked, contiguity, bound))
         answers.append(solved[0].found)
@@ -179,7 +183,7 @@ def _searched(
     if contiguity == "free":
         answers.sort(key=lambda each: each.value)
         starts = [each.runs for each in answers] or ([] if checked is None else [checked.runs])
-        answers += near_placements(figures, request, first, starts, bound)
+        answers += near_placements(figures, request, first, starts, bound, nearest)
     return _Several(answers, bound, any(each.sends_otherwise for each in solved))
 
 
@@ -252,7 +256,14 @@ def _answers(
         answers = [again]
         if again is None or contiguity == "free":
             answers.append(solved_again(figures, checked, with_smaller_budgets(figures, contiguity, solve)))
-    return [_Finished.of(figures, each, contiguity, bound) for each in answers if each is not None]
+    found = [_Finished.of(figures, each, contiguity, bound) for each in answers if each is not None]
+    if checked is not None and (cuts.request.objective, contiguity) == ("memory", "free"):
+        known = [*(each.found for each in found), *([] if along is None else [along])]
+        if known:
+            best = min(known, key=lambda each: each.value).runs
+            smaller = with_smaller_peaks(figures, checked, contiguity, solve, best)
+            found += [_Finished.of(figures, each, contiguity, bound) for each in smaller]
+    return found
 
 
 @attrs.frozen(eq=False)

@@ -24,6 +24,7 @@ from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.every_placement import best_of_all
 from fxpasses.partitioners.placing.searches.least_values import LeastValues
+from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -44,7 +45,12 @@ LEAP, AFTERWARDS = 3, 200
 
 
 def near_placements(
-    figures: GraphFigures, request: Request, problem: PlacementProblem, starts: Sequence[Runs], bound: float
+    figures: GraphFigures,
+    request: Request,
+    problem: PlacementProblem,
+    starts: Sequence[Runs],
+    bound: float,
+    nearest: Nearest | None = None,
 ) -> list[Found]:
     """Free placements that changes of some lead to, where they keep the budgets; none for larger graphs.
 
@@ -54,6 +60,7 @@ def near_placements(
         problem: What it is as a problem of free placements.
         starts: Placements, the most promising first; as many as there is time for are changed as long as that helps.
         bound: No free placement is below it.
+        nearest: What is told of those that pass budgets.
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / _seconds_of_trial(figures, request))
     if trials < len(starts):
@@ -71,6 +78,8 @@ def near_placements(
         best = nearby.best(start, trials // len(starts), bound)
         if not best.over:
             found.append(Found.of(figures, request, "free", best.runs, bound))
+        elif nearest is not None:
+            nearest.look_at(best.runs, check_until_over(figures, request, best.runs))
     return found
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 from torch.fx import Node
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
-from fxpasses.partitioners.placing.device_runs import runs_of
+from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.least_memory import least_missing
+from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.own_order import OwnOrder
 from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.units import format_bytes
+
+NEAREST, EVEN = "the nearest one that was looked at", "the most even cut of the graph's own order"
 
 __all__ = ["none_found", "refuse_if_proven", "refused", "told_more"]
 
@@ -49,9 +54,11 @@ def told_more(
     return InfeasibleError(message, node=node, missing_bytes=missing)
 
 
-def none_found(figures: GraphFigures, request: Request, contiguity: Contiguity) -> PlacementError:
+def none_found(figures: GraphFigures, request: Request, contiguity: Contiguity, nearest: Nearest) -> PlacementError:
     """That nothing was found, with what the nearest placement lacks; nothing is proven."""
-    _missing, where, node = _nearest(figures, request, contiguity)
+    missing, where, node = _nearest(figures, request, contiguity)
+    if nearest.runs is not None and nearest.lacking < missing:
+        where, node = _lacking(figures, request, nearest.runs)
     return PlacementError(
         f"No placement was found that keeps every budget{where}. It is not proven that none exists: give a device more "
         "memory, or raise time_budget.",
@@ -60,18 +67,38 @@ def none_found(figures: GraphFigures, request: Request, contiguity: Contiguity) 
     )
 
 
+def _lacking(figures: GraphFigures, request: Request, runs: Runs) -> tuple[str, Node | None]:
+    """What a placement lacks on the device that lacks most, as a clause; the first operator there that does not fit."""
+    if request.training is not None:
+        return lacking_in_training(figures, request.topology, runs, request.training, NEAREST)[1:]
+    device_of = runs.devices(request.topology)
+    course = follow_placed(figures.memory, runs.assignment, device_of)
+    over = {name: course.memory(name).peak - request.topology[name].memory for name in course.held}
+    worst = max(over, key=over.__getitem__)
+    curve = course.curve(worst)
+    crowded = np.flatnonzero(curve > curve.max() - over[worst])  # the rest of the peak is there all the time
+    first = course.schedule[min(int(crowded[0]), len(course.schedule) - 1)]
+    return _clause(NEAREST, int(over[worst]), worst, first), first
+
+
+def _clause(which: str, lacking: int, device: str, first: Node) -> str:
+    there = f"{first.name} ({first.target}) is the first operator that does not fit"
+    return f"; {which} lacks {format_bytes(lacking)} on {device}, where {there}"
+
+
 def _nearest(figures: GraphFigures, request: Request, contiguity: Contiguity) -> tuple[int, str, Node | None]:
     """What the nearest cut of the graph's own order lacks: bytes, a clause, the first operator that does not fit."""
     order = next(OwnOrder.several(figures, request.problem(figures, contiguity, figures.needs)))
     if request.training is not None:
         cut = order.roomiest()
         runs = None if cut is None else runs_of(figures.graph_module, cut.home, figures.dependencies)
-        return (0, "", None) if runs is None else lacking_in_training(figures, request.topology, runs, request.training)
+        return (
+            (0, "", None)
+            if runs is None
+            else lacking_in_training(figures, request.topology, runs, request.training, EVEN)
+        )
     cut = order.nearest()
     if cut is None or cut.first_over is None or cut.value < 1:
         return 0, "", None
-    clause = (
-        f"; the nearest one along the graph's own order lacks {format_bytes(int(cut.value))} on {cut.over_on}, where "
-        f"{cut.first_over.name} ({cut.first_over.target}) is the first operator that does not fit"
-    )
+    clause = _clause("the nearest one along the graph's own order", int(cut.value), cut.over_on, cut.first_over)
     return int(cut.value), clause, cut.first_over

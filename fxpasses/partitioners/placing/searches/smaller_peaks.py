@@ -1,0 +1,46 @@
+"""Placements of a smaller peak: budgets below that of the best one, as long as something keeps them.
+
+The solvers count what operators need in any case, so where all devices have room they see little of what makes a peak
+small. Where budgets are passed they learn what was alive beside each operator.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.partitioners.placing.requests import Contiguity, Request
+from fxpasses.partitioners.placing.searches.asked_again import solved_again, with_what_is_alive
+from fxpasses.partitioners.placing.searches.checked_answers import Checked, Solver
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
+
+__all__ = ["with_smaller_peaks"]
+
+LESS = (0.9, 0.95)
+"""How many times the peak of the best placement budgets are, until nothing keeps them."""
+
+
+def with_smaller_peaks(
+    figures: GraphFigures, checked: Checked, contiguity: Contiguity, solve: Solver, best: Runs
+) -> list[Checked]:
+    """What keeps budgets below the peak of the best placement, each better than the one before."""
+    request, found = checked.request, list[Checked]()
+    for less in LESS:
+        answer: Checked | None = checked
+        while answer is not None:
+            peak = check_until_over(figures, request, best, always=True).fullest
+            narrow = _with_budgets(request, int(less * peak))
+            over = attrs.evolve(checked, request=narrow, runs=best, seen=check_until_over(figures, narrow, best))
+            answer = solved_again(figures, over, with_what_is_alive(figures, contiguity, solve))
+            if answer is not None:
+                found.append(attrs.evolve(answer, request=request))
+                best = answer.runs
+    return found
+
+
+def _with_budgets(request: Request, most: int) -> Request:
+    """The same on devices that have so many bytes at most."""
+    topology = request.topology
+    devices = [attrs.evolve(device, available_mem_bytes=int(min(device.memory, most))) for device in topology.devices]
+    return attrs.evolve(request, topology=attrs.evolve(topology, devices=devices))
