@@ -530,6 +530,7 @@ def test_a_file_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> 
         ({"repeats": 0}, "repeats is a number of runs from 1 on, not 0."),
         ({"warmup": -1}, "warmup is a number of runs from 0 on, not -1."),
         ({"devices": []}, "There is no device to measure on; give at least one, such as Device('cpu')."),
+        ({"devices": [CPU, CPU]}, "Two devices are called 'cpu'; give each its own name."),
         ({"devices": ["cpu"]}, "Devices are fxpasses.Device objects, not str ('cpu')."),
         ({"training": 1}, "training is True or False, not 1."),
         ({"file": 3}, "file is the path of a JSON file, not 3."),

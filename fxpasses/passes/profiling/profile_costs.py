@@ -8,7 +8,7 @@ What kernels on the CPU need for themselves is known; of other devices the alloc
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, is_here
+from fxpasses.devices import Device, Topology, is_here
 from fxpasses.errors import InputError, PlacementError
 from fxpasses.instruments.events import remark, statistic
 from fxpasses.partitioners.costs.node_costs import (
@@ -80,12 +80,10 @@ def _as_devices(devices: Iterable[Device] | Device) -> tuple[Device, ...]:
     return (devices,) if isinstance(devices, Device) else tuple(devices)
 
 
-def _only_devices(_pass: object, _field: object, devices: Sequence[object]) -> None:
+def _only_devices(_pass: object, _field: object, devices: tuple[Any, ...]) -> None:
     if not devices:
         raise InputError("There is no device to measure on; give at least one, such as Device('cpu').")
-    for device in devices:
-        if not isinstance(device, Device):
-            raise InputError(f"Devices are fxpasses.Device objects, not {type(device).__name__} ({device!r}).")
+    Topology(devices)  # refuses what is no device, and two of one name: seconds are written by name
 
 
 def _as_path(file: str | os.PathLike[str] | None) -> str | None:
