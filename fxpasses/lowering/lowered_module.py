@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from io import BytesIO
 from typing import Any, TypeVar, cast
@@ -12,6 +13,7 @@ import attrs
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 from fxpasses.devices import same_torch_device
 from fxpasses.errors import PlacementError
@@ -179,7 +181,7 @@ class LoweredModule(GraphModule):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoweredModule:
         """Convert all tensors where they are, or to ``meta``; torch asks for this in ``to``, ``cuda`` and ``half``."""
         for here in {tensor.device for tensor in (*self.parameters(), *self.buffers()) if not tensor.is_meta}:
-            there = fn(torch.empty(0, device=here)).device
+            there = _moved_to(fn, here)
             if there.type != "meta" and not same_torch_device(here, there):
                 raise PlacementError(
                     f"A lowered model cannot be moved from {here} to {there}: its plan says where each part runs, and "
@@ -311,6 +313,32 @@ class LoweredModule(GraphModule):
         state_dict.update(found)
         self._loading = names, args[-1]
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _moved_to(fn: Callable[[torch.Tensor], torch.Tensor], here: torch.device) -> torch.device:
+    """Where a conversion puts what is on a device, also if that is a device that this torch cannot use."""
+    try:
+        return fn(torch.empty(0, device=here)).device
+    except (AssertionError, RuntimeError):  # torch compiled without it, or no driver
+        asked = _AskedDevice()
+        with suppress(Exception), asked:
+            fn(torch.empty(0, device=here))
+        if asked.device is None or asked.device.type == here.type:
+            raise
+        return asked.device
+
+
+class _AskedDevice(TorchFunctionMode):
+    """Which device a conversion asks for, seen before torch looks for it."""
+
+    device: torch.device | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args, *(kwargs or {}).values())
+        if func is torch.Tensor.cuda:
+            given = (torch.device("cuda"), *given)
+        self.device = next((each for each in given if isinstance(each, torch.device)), self.device)
+        return func(*args, **(kwargs or {}))
 
 
 def _behind(prefix: str, named: Iterable[tuple[str, _Tensor]]) -> Iterator[tuple[str, _Tensor]]:

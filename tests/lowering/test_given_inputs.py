@@ -95,6 +95,21 @@ def test_a_lowered_model_is_not_moved_to_another_device() -> None:
     assert {torch.float64} == {parameter.dtype for parameter in lowered.double().parameters()}
 
 
+def test_a_lowered_model_is_not_moved_to_a_device_that_is_not_here() -> None:
+    """On a torch without CUDA, where torch only says that it has none; what else goes wrong is left as it is."""
+    lowered = lower(Mlp(4, 64), (torch.randn(2, 64),), devices=pair())
+
+    for move in (lowered.cuda, lambda: lowered.to("cuda"), lambda: nn.Sequential(lowered).to("cuda")):
+        with pytest.raises(PlacementError, match=r"^A lowered model cannot be moved from cpu to cuda(:0)?: its plan"):
+            move()
+    with pytest.raises(RuntimeError, match="no such conversion"):
+        lowered._apply(_fails)
+
+
+def _fails(tensor: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no such conversion")
+
+
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
