@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["counted", "did_you_mean", "listed"]
+__all__ = ["a_or_an", "counted", "did_you_mean", "listed"]
+
+
+def a_or_an(word: str) -> str:
+    """A word behind its article.
+
+    >>> a_or_an("int"), a_or_an("Tensor"), a_or_an("_Model")
+    ('an int', 'a Tensor', 'a _Model')
+    """
+    return f"{'an' if word.lower().startswith(tuple('aeiou')) else 'a'} {word}"
 
 
 def counted(count: int, what: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.errors import FxPassesError, InputError
 from fxpasses.programs.capturing import load_program, own_line
+from fxpasses.wording import a_or_an
 
 __all__ = ["ModelSource", "find_model"]
 
@@ -51,7 +52,7 @@ def find_model(text: str | None) -> ModelSource:
     if function is None:
         raise InputError(f"{where} has no function {name!r}.")
     if not callable(function):
-        raise InputError(f"{text} is a {type(function).__name__}, not a function that returns (model, args).")
+        raise InputError(f"{text} is {a_or_an(type(function).__name__)}, not a function that returns (model, args).")
     with _told_in_a_sentence(text):
         return _unpacked(function(), text)
 
@@ -115,4 +116,4 @@ def _are_args(value: Any) -> TypeGuard[Sequence[Any]]:
 def _returned(value: Any, has_model: bool) -> str:
     if has_model:
         return f"({', '.join(['a model', *(type(each).__name__ for each in value[1:])])})"
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else a_or_an(type(value).__name__)

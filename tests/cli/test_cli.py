@@ -143,8 +143,8 @@ def test_a_pipeline_is_text(source: str) -> None:
             "error: There is no module 'no_such_module' (asked for 'no_such_module:model')",
         ),
         (["SOURCE:nothing", *TWO], "has no function 'nothing'."),
-        (["SOURCE:number", *TWO], "is a int, not a function that returns (model, args)."),
-        (["SOURCE:wrong", *TWO], "returned a int; it has to return (model, args) or (model, args, kwargs)."),
+        (["SOURCE:number", *TWO], "is an int, not a function that returns (model, args)."),
+        (["SOURCE:wrong", *TWO], "returned an int; it has to return (model, args) or (model, args, kwargs)."),
         (
             ["SOURCE:bare", *TWO],
             "returned (a model, Tensor); it has to return (model, args) or (model, args, kwargs), where args is a "
