@@ -11,6 +11,7 @@ import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.solvers.contiguous.fewest import solve_fewest
+from fxpasses.partitioners.solvers.contiguous.searching import BETTER
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import first_over
 from fxpasses.partitioners.solvers.convex.latency import solve_convex_latency
@@ -30,7 +31,7 @@ from fxpasses.partitioners.solvers.solved import Solved
 from fxpasses.partitioners.solvers.whole_parts.annealing import anneal_parts
 from fxpasses.wording import listed
 
-__all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts"]
+__all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts", "told_bound"]
 
 MOST_ANNEALED = 4_000
 """Units up to which pipelines of whole parts are annealed."""
@@ -287,13 +288,20 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         {node: names[device] for node, device in zip(tables.nodes, solved.device_of.tolist(), strict=True)},
         tuple(names[device] for device in solved.order),
         value,
-        float(min(solved.bound, value)),
+        told_bound(min(solved.bound, value), value, problem.objective),
         dict(zip(names, figures.load.tolist(), strict=True)),
         dict(zip(names, figures.compute.tolist(), strict=True)),
         dict(zip(names, figures.kept.tolist(), strict=True)),
         replicas={} if copies is None else _replicas(tables, copies, names),
         schedule=start,
     )
+
+
+def told_bound(bound: float, value: float, objective: str) -> float:
+    """A bound as it is told. Bytes are whole, so one below the answer is, too, without what rounding added to it."""
+    if objective != "memory":
+        return float(bound)
+    return float(value if bound >= value * BETTER else round(bound * BETTER))
 
 
 def _check_answer(names: list[str], tables: CostTables, figures: Figures) -> None:
