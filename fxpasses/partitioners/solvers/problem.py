@@ -81,7 +81,8 @@ class PlacementProblem:
     * ``shared_bytes``: a mapping of keys to bytes: what a device keeps once, however many of its nodes name the key
       (tied weights, for example);
     * ``live_bytes``: what is alive while the node runs; a device needs the largest of its nodes;
-    * ``output_bytes`` (which go over the links) or ``output_seconds`` (the same over each link): its output;
+    * ``output_bytes`` (which go over the links) or ``output_seconds`` (the same over each link): its output; a node
+      with both takes the sum of these times;
     * ``backward_of``: the forward node that this node is the backward of. They share a device, and the condition on the
       order of devices holds for the forward nodes; values between backward nodes flow the other way and count as well;
     * ``replicable``: True lets the node be computed again on devices that use its output, instead of sending it there;

@@ -7,7 +7,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from fxpasses import Device
+from fxpasses import Device, Link
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 
@@ -65,6 +65,28 @@ def test_costs_on_edges_are_refused() -> None:
         "The edge from 'a' to 'b' has 'output_bytes', and only nodes have costs: what goes over it is output_bytes or "
         "output_seconds of the node that makes it."
     ) == refusal(graph)
+
+
+def test_a_device_in_the_place_of_its_name_is_told_shortly() -> None:
+    assert "Node 'a' has seconds for the device 'x' as a Device, write its name; there are x, y." == refusal(
+        chain(seconds={Device("x"): 1.0})
+    )
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_whether_a_node_may_be_computed_again_is_a_bool(value: Any) -> None:
+    assert f"Node 'a' has replicable={value!r}; give True or False." == refusal(chain(seconds=1, replicable=value))
+
+
+def test_bytes_and_seconds_of_an_output_add_up() -> None:
+    problem = PlacementProblem(
+        chain(seconds=1.0, output_bytes=16, output_seconds=0.5),
+        [Device("x"), Device("y")],
+        [Link("x", "y", 64.0, 0.25)],
+        pinned={"a": "x", "b": "y"},
+    )
+
+    assert 1.0 + 0.5 + 0.25 + 16 / 64.0 == solve_placement(problem).load["x"]
 
 
 def test_a_graph_without_any_cost_is_refused() -> None:

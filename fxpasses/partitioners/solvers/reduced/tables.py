@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fxpasses.devices import Device, Link
+from fxpasses.devices import Device, Link, as_given
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.problem import Node, PlacementProblem
 from fxpasses.partitioners.solvers.reduced.attributes import check_attributes
@@ -111,7 +111,7 @@ def tables_of(problem: PlacementProblem) -> CostTables:
         np.array([_budget(device) for device in problem.devices], dtype=np.float64),
         edges,
         _forward(problem, position, edges),
-        np.array([bool(facts.get("replicable", False)) for _node, facts in problem.graph.nodes(data=True)], dtype=bool),
+        _replicable(problem),
     )
     _check_sums(tables)
     return tables
@@ -184,7 +184,8 @@ def _seconds_by_name(node: Node, given: Mapping[str, Any], index: Mapping[str, i
         return found  # what nearly all are, looked at together; a sum with nan is not at least 0
     for name in given:
         if name not in index:
-            raise PlacementError(f"Node {node!r} has seconds for the device {name!r}; there are {', '.join(index)}.")
+            there = ", ".join(index)
+            raise PlacementError(f"Node {node!r} has seconds for the device {as_given(name)}; there are {there}.")
     return [math.inf if given.get(name) is None else _checked(node, "seconds", given[name]) for name in index]
 
 
@@ -266,6 +267,14 @@ def _shared(problem: PlacementProblem) -> tuple[Ints, Ints]:
     keys = tuple(number)
     whole = _whole(np.array(sizes, dtype=np.float64), lambda key: f"the shared key {keys[key]!r} has a size")
     return whole, np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _replicable(problem: PlacementProblem) -> NDArray[np.bool_]:
+    given = [facts.get("replicable", False) for _node, facts in problem.graph.nodes(data=True)]
+    for node, value in zip(problem.graph, given, strict=True):
+        if not isinstance(value, (bool, np.bool_)):
+            raise PlacementError(f"Node {node!r} has replicable={value!r}; give True or False.")
+    return np.array(given, dtype=bool)
 
 
 def _forward(problem: PlacementProblem, position: Mapping[Node, int], edges: Ints) -> Ints:
