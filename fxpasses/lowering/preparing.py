@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from fxpasses.effects import analyze_effects
-from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError
+from fxpasses.errors import InputError, PipelineError, PipelineSyntaxError, PlanError, also_as
 from fxpasses.lowering.captured_again import with_own_names
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.model_placement import graph_paths, module_paths
@@ -165,15 +165,16 @@ def pipeline_of(plan: Plan | None) -> str:
     """The passes that a plan names; the usual ones where it names none.
 
     Raises:
-        PipelineSyntaxError: what it names does not parse, or is not there.
+        PipelineSyntaxError: what it names does not parse, or is not there; a PlanError, too.
     """
     if plan is None or plan.pipeline is None:
         return DEFAULT_PIPELINE
     try:
         parse_pipeline(plan.pipeline)
     except PipelineSyntaxError as error:
-        raise PipelineSyntaxError(
-            f"In this plan pipeline: {error}", text=error.text, column=error.column, reason=error.reason
+        read = "" if plan.file is None else f"\nIt was read from {plan.file!r}."
+        raise also_as(PipelineSyntaxError, PlanError())(
+            f"In this plan pipeline: {error}{read}", text=error.text, column=error.column, reason=error.reason
         ) from error
     return plan.pipeline
 

@@ -73,6 +73,7 @@ class Plan:
         training: For which training the budgets are kept; None for running the model only.
         contents: How many operators of each kind the lines for whole modules stood for; a line that is not there
             stands for whatever the module has.
+        file: Where it was read from, for messages.
     """
 
     model: str
@@ -86,6 +87,7 @@ class Plan:
     contiguity: str | None = attrs.field(default=None, kw_only=True)
     training: Training | None = attrs.field(default=None, kw_only=True)
     contents: Contents = attrs.field(factory=dict, kw_only=True)
+    file: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @classmethod
     def of(
@@ -305,7 +307,7 @@ class Plan:
         """
         data = read_json(path_of(path, "a plan", error=PlanError), "plan file", error=PlanError)
         try:
-            return cls.from_json(data)
+            return attrs.evolve(cls.from_json(data), file=os.fspath(path))
         except PlanError as error:
             error.message += f" It was read from {os.fspath(path)!r}."
             raise

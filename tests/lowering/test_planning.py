@@ -138,6 +138,20 @@ def test_a_program_that_was_exported_again_goes_through_the_passes_of_its_plan()
         lower_with_plan(program, attrs.evolve(plan, pipeline="fold-it-all"))
 
 
+def test_an_unknown_pass_of_a_plan_is_told_with_the_file(tmp_path: Path) -> None:
+    """A PlanError as of any other slip in a plan; passes may be registered after a plan is read."""
+    file = tmp_path / "plan.json"
+    placed = place(Mlp(), ARGS, devices=[Device("only")])
+    attrs.evolve(placed.plan, pipeline="fold-it-all").save(file)
+    plan = Plan.load(file)
+
+    with pytest.raises(PlanError, match=r"^In this plan pipeline: unknown pass 'fold-it-all'") as caught:
+        place(placed.program, plan=plan)
+
+    assert isinstance(caught.value, PipelineSyntaxError)
+    assert str(caught.value).endswith(f"\nIt was read from {str(file)!r}.")
+
+
 def test_the_report_splits_memory_at_its_fullest() -> None:
     args = (torch.randn(1, 1, 64), torch.tensor([0]))
 
