@@ -33,6 +33,8 @@ from fxpasses.wording import listed
 
 __all__ = ["bound_in_turn", "solve_in_turn", "solve_placement", "solve_whole_parts", "told_bound"]
 
+ALMOST = 1e-3
+"""What a bound on whole bytes may lack of the next one."""
 MOST_ANNEALED = 4_000
 """Units up to which pipelines of whole parts are annealed."""
 MOST_TOLD = 4
@@ -301,7 +303,7 @@ def told_bound(bound: float, value: float, objective: str) -> float:
     """A bound as it is told. Bytes are whole, so one below the answer is, too, without what rounding added to it."""
     if objective != "memory":
         return float(bound)
-    return float(value if bound >= value * BETTER else round(bound * BETTER))
+    return float(value if bound >= value * BETTER else math.floor(bound * BETTER + ALMOST))
 
 
 def _check_answer(names: list[str], tables: CostTables, figures: Figures) -> None:

@@ -95,7 +95,9 @@ def test_a_search_divides_its_seconds_among_its_questions(
     asked: list[PlacementProblem] = []
     changed: list[tuple[float, int]] = []
 
-    def none_nearby(_figures: GraphFigures, request: Request, _first: object, starts: list[Runs], *_told: object) -> Any:
+    def none_nearby(
+        _figures: GraphFigures, request: Request, _first: object, starts: list[Runs], *_told: object
+    ) -> Any:
         changed.append((request.time_budget, len(starts)))
         return []
 
