@@ -33,7 +33,8 @@ SLACK = 1e-9
 MAX_BLOCK, CELLS, FEW_CLASSES = 256, 300_000, 8
 """Ideals that are gone on from at once, and pairs of ideals, of so many classes of devices; fewer pairs of more."""
 CALL, CELL, PAIR = 300.0, 0.1, 2.0
-"""Steps that a move between states costs for some ideals, and each pair of ideals that it looks at."""
+"""Steps that a move between states costs for some ideals, and each pair of ideals that it looks at; and those that the
+loads of a pair cost for each class of devices."""
 MANY_PAIRS = 30e6
 """Pairs of ideals, with their states, from which on it is worth to load compiled code."""
 
