@@ -182,7 +182,7 @@ def test_an_operator_that_no_device_can_hold_while_its_parameters_step() -> None
     [
         (2, 2, 165, "lacks 14.0 KiB on right, while the optimizer steps, and the largest parameters there are those "
                     "of linear_2 (aten.linear.default)."),
-        (4096, 0, 4200, "lacks 1.95 MiB on right, in the backward of linear_3 (aten.linear.default)."),
+        (4096, 0, 4200, "lacks 985 KiB on right, in the backward of linear_3 (aten.linear.default)."),
     ],
 )  # fmt: skip
 def test_where_none_was_found_the_error_says_what_lacks_where(rows: int, slots: int, budget: int, lacking: str) -> None:
