@@ -321,7 +321,7 @@ def _moved_to(fn: Callable[[torch.Tensor], torch.Tensor], here: torch.device) ->
         return fn(torch.empty(0, device=here)).device
     except (AssertionError, RuntimeError):  # torch compiled without it, or no driver
         asked = _AskedDevice()
-        with suppress(Exception), asked:
+        with suppress(AssertionError, RuntimeError), asked:  # the same again
             fn(torch.empty(0, device=here))
         if asked.device is None or asked.device.type == here.type:
             raise

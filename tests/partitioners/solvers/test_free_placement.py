@@ -62,9 +62,9 @@ def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> No
     assert solution.is_optimal
 
 
-@pytest.mark.parametrize("memory", [1.02, 1.3])
+@pytest.mark.parametrize(("layers", "memory"), [(24, 1.02), (30, 1.3)])
 def test_the_first_pipeline_takes_the_steps_that_the_budget_allows(
-    memory: float, monkeypatch: pytest.MonkeyPatch
+    layers: int, memory: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is looked at around it, round after round, and where no cut of a few orders keeps the budgets."""
     spent, told = list[float](), contiguous.smallest
@@ -75,17 +75,17 @@ def test_the_first_pipeline_takes_the_steps_that_the_budget_allows(
 
     monkeypatch.setattr(contiguous, "smallest", smallest)
     speeds = (1, 0.95, 0.85, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4)
-    problem = mixed(transformer(20), speeds, memory=memory, contiguity="free", time_budget=0.1)
+    problem = mixed(transformer(layers), speeds, memory=memory, contiguity="free", time_budget=0.1)
 
     def taken(problem: PlacementProblem) -> float:
         spent.clear()
         assert is_legal(problem, solve_placement(problem).device_of)
         return spent[0] / STEPS_A_SECOND
 
-    little, more = taken(problem), taken(attrs.evolve(problem, time_budget=0.15))
+    little, more = taken(problem), taken(attrs.evolve(problem, time_budget=0.2))
 
     assert 0.1 * FIRST < little < 0.1 * FIRST * 1.25  # a question that has begun is asked to its end
-    assert 0.9 * 0.15 * FIRST < more < 0.15 * FIRST * 1.25  # the last one asks for less than is left
+    assert 0.2 * FIRST < more < 0.2 * FIRST * 1.25
     assert taken(attrs.evolve(problem, contiguity="pipeline")) > more
 
 

@@ -257,12 +257,10 @@ def _answers(
         if again is None or contiguity == "free":
             answers.append(solved_again(figures, checked, with_smaller_budgets(figures, contiguity, solve)))
     found = [_Finished.of(figures, each, contiguity, bound) for each in answers if each is not None]
-    if checked is not None and (cuts.request.objective, contiguity) == ("memory", "free"):
-        known = [*(each.found for each in found), *([] if along is None else [along])]
-        if known:
-            best = min(known, key=lambda each: each.value).runs
-            smaller = with_smaller_peaks(figures, checked, contiguity, solve, best)
-            found += [_Finished.of(figures, each, contiguity, bound) for each in smaller]
+    known = [*(each.found for each in found), *([] if along is None else [along])]
+    if checked is not None and known and (cuts.request.objective, contiguity) == ("memory", "free"):
+        smaller = with_smaller_peaks(figures, checked, contiguity, solve, min(known, key=lambda each: each.value))
+        found += [_Finished.of(figures, each, contiguity, bound) for each in smaller]
     return found
 
 

@@ -17,9 +17,10 @@ from fxpasses.partitioners.placing.searches.own_order import OwnOrder
 from fxpasses.partitioners.placing.training_budgets import lacking_in_training
 from fxpasses.units import format_bytes
 
-NEAREST, EVEN = "the nearest one that was looked at", "the most even cut of the graph's own order"
-
 __all__ = ["none_found", "refuse_if_proven", "refused", "told_more"]
+
+NEAREST, EVEN = "the nearest one that was looked at", "the most even cut of the graph's own order"
+"""Which placement it is that lacks some bytes."""
 
 
 def refuse_if_proven(figures: GraphFigures, request: Request, contiguity: Contiguity) -> None:
@@ -92,11 +93,9 @@ def _nearest(figures: GraphFigures, request: Request, contiguity: Contiguity) ->
     if request.training is not None:
         cut = order.roomiest()
         runs = None if cut is None else runs_of(figures.graph_module, cut.home, figures.dependencies)
-        return (
-            (0, "", None)
-            if runs is None
-            else lacking_in_training(figures, request.topology, runs, request.training, EVEN)
-        )
+        if runs is None:
+            return 0, "", None
+        return lacking_in_training(figures, request.topology, runs, request.training, EVEN)
     cut = order.nearest()
     if cut is None or cut.first_over is None or cut.value < 1:
         return 0, "", None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.placing.device_runs import Runs
+from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.asked_again import solved_again, with_what_is_alive
 from fxpasses.partitioners.placing.searches.checked_answers import Checked, Solver
@@ -22,20 +22,19 @@ LESS = (0.9, 0.95)
 
 
 def with_smaller_peaks(
-    figures: GraphFigures, checked: Checked, contiguity: Contiguity, solve: Solver, best: Runs
+    figures: GraphFigures, checked: Checked, contiguity: Contiguity, solve: Solver, best: Found
 ) -> list[Checked]:
     """What keeps budgets below the peak of the best placement, each better than the one before."""
-    request, found = checked.request, list[Checked]()
+    request, found, runs, peak = checked.request, list[Checked](), best.runs, best.value
     for less in LESS:
-        answer: Checked | None = checked
-        while answer is not None:
-            peak = check_until_over(figures, request, best, always=True).fullest
+        while True:
             narrow = _with_budgets(request, int(less * peak))
-            over = attrs.evolve(checked, request=narrow, runs=best, seen=check_until_over(figures, narrow, best))
+            over = attrs.evolve(checked, request=narrow, runs=runs, seen=check_until_over(figures, narrow, runs))
             answer = solved_again(figures, over, with_what_is_alive(figures, contiguity, solve))
-            if answer is not None:
-                found.append(attrs.evolve(answer, request=request))
-                best = answer.runs
+            if answer is None:
+                break
+            found.append(attrs.evolve(answer, request=request))
+            runs, peak = answer.runs, answer.seen.fullest
     return found
 
 
